@@ -6,6 +6,7 @@ served with an ETag and checked by the browser on each load, so an upgrade shows
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from importlib.metadata import version
 from importlib.resources import as_file, files
@@ -16,17 +17,26 @@ from flask import Blueprint, Flask, Response, abort, redirect, render_template, 
 from dashboard.harms import HARMS, make_harms
 from dashboard.login import make_blueprint
 from dashboard.reports import make_reports
+from dashboard.shared_use import SHARED_USE, make_shared_use
 from dashboard.views import VIEWS, PageView
 from sla_server.api.app import create_app as create_api_app
 from sla_server.api.context import AppContext
 from sla_server.api.security import PAGE
 
 REPORTS: Final = "reports"
+ABOUT_ALL: Final = (REPORTS, HARMS, SHARED_USE)
+"""Blueprints whose pages are about all agreements and volumes."""
 FREE: Final = ("page.static", "page.plotly_script")
 """What the form to sign in needs, too."""
 page = Blueprint(
     "page", __name__, template_folder="templates", static_folder="static", static_url_path="/static"
 )
+
+
+def server_zone() -> str:
+    """What this machine calls its time zone; a browser that does not know the name shows UTC."""
+    linked = os.path.realpath("/etc/localtime").partition("zoneinfo/")[2]
+    return os.environ.get("TZ", "").lstrip(":") or linked or "UTC"
 
 
 def _shell_of(view: PageView) -> Callable[..., str]:
@@ -40,6 +50,7 @@ def _shell_of(view: PageView) -> Callable[..., str]:
             views=listed,
             name=name,
             version=version("storage-sla-server"),
+            server_zone=server_zone(),
         )
 
     return shell
@@ -60,15 +71,15 @@ def plotly_script() -> Response:
 def guard_page(context: AppContext) -> Callable[[], Any]:
     """Where reading needs a login, pages send those without one to the form.
 
-    Reports, and the graph of who hurt whom, are all or nothing.
+    Reports, and the graphs of who hurt or slowed whom, are all or nothing.
     """
 
     def check() -> Any:
-        if request.blueprint not in (page.name, REPORTS, HARMS) or request.endpoint in FREE:
+        if request.blueprint not in (page.name, *ABOUT_ALL) or request.endpoint in FREE:
             return None
         if not context.guard.may_read(request):
             return redirect("/login", 303)
-        is_about_all = request.blueprint in (REPORTS, HARMS)
+        is_about_all = request.blueprint in ABOUT_ALL
         if is_about_all and context.scopes.of(context.guard.admit(request, PAGE)) is not None:
             abort(403, "This account sees its own agreements alone, and this is about all of them.")
         return None
@@ -84,4 +95,5 @@ def create_app(context: AppContext) -> Flask:
     app.register_blueprint(make_blueprint(context))
     app.register_blueprint(make_reports(context))
     app.register_blueprint(make_harms(context))
+    app.register_blueprint(make_shared_use(context))
     return app

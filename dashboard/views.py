@@ -30,6 +30,7 @@ VIEWS: Final = (
     PageView("overview", "/", "Overview"),
     PageView("agreements", "/agreements", "Agreements"),
     PageView("agreement", "/agreements/<name>", "Agreement", "agreements"),
+    PageView("apply", "/apply", "Apply an agreement", "agreements"),
     PageView("volumes", "/volumes", "Volumes"),
     PageView("volume", "/volumes/<name>", "Volume", "volumes"),
     PageView("backends", "/backends", "Backends"),

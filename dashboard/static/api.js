@@ -1,10 +1,12 @@
-// Calls of the REST API. A refusal becomes an Error whose message says what happened and what to do.
+// Calls of the REST API. A refusal becomes an Error whose message says what happened and what to do. A body that is a
+// text is YAML.
 
 export async function call(method, path, body) {
   const options = {method, headers: {Accept: "application/json"}};
   if (body !== undefined) {
-    options.headers["Content-Type"] = "application/json";
-    options.body = JSON.stringify(body);
+    const isText = typeof body === "string";
+    options.headers["Content-Type"] = isText ? "application/yaml" : "application/json";
+    options.body = isText ? body : JSON.stringify(body);
   }
   let response;
   try {
@@ -15,7 +17,7 @@ export async function call(method, path, body) {
   const answer = response.status === 204 ? null : await response.json().catch(() => ({}));
   if (response.ok) return {status: response.status, body: answer};
   const text = [answer.detail || response.statusText, answer.fix].filter(Boolean).join(". ");
-  throw Object.assign(new Error(text), {status: response.status});
+  throw Object.assign(new Error(text), {status: response.status, errors: answer.errors || []});
 }
 
 // Reading that may fail quietly: the banner already says that the server is away.

@@ -9,6 +9,7 @@ import {element, setText} from "./dom.js";
 import {clock, duration, plural, sentence} from "./format.js";
 import {startFeed} from "./feed.js";
 import {startWhy} from "./why.js";
+import {startZone} from "./zone.js";
 
 const $ = (id) => document.getElementById(id);
 const STALE_MS = 5000;
@@ -165,6 +166,7 @@ $("mode-dialog").addEventListener("close", () => {
 });
 
 startWhy();
+startZone($("zone"));
 setInterval(showFeed, 1000);
 await Promise.all([loadAge(), view.start(shell)]);
 await loadSession();

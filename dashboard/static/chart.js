@@ -4,6 +4,7 @@
 // stepMs, how far apart its points are. A silence is one point of nulls: no line is drawn over it.
 
 import {measuredUs} from "./format.js";
+import {wallTime} from "./zone.js";
 import {axes, colour, layout, loadPlotly} from "./plot.js";
 
 const KEEP = 900;
@@ -91,7 +92,7 @@ export function drawSpark(svg, key, points = 120) {
 export async function drawChart(node, key) {
   const Plotly = await loadPlotly();
   const trend = trendOf(key);
-  const at = trend.at.map((ms) => new Date(ms));
+  const at = trend.at.map(wallTime);
   const ms = (values) => values.map((value) => (value === null ? null : value / 1000));
   const axis = {...axes(), fixedrange: true};
   const [start, newest] = spanMs(key);
@@ -106,7 +107,7 @@ export async function drawChart(node, key) {
     shapes: runs(trend.throttled).map(([a, b]) => ({type: "rect", xref: "x", yref: "paper", y0: 0, y1: 1,
       x0: at[a], x1: at[Math.min(b + 1, at.length - 1)], fillcolor: colour("shade"), line: {width: 0}, layer: "below"})),
     ...layout(),
-    xaxis: {...axis, type: "date", range: [new Date(start), new Date(end)], tickformat: "%H:%M:%S", nticks: Math.max(3, Math.floor(node.clientWidth / 130)), tickangle: 0, showgrid: false},
+    xaxis: {...axis, type: "date", range: [wallTime(start), wallTime(end)], tickformat: "%H:%M:%S", nticks: Math.max(3, Math.floor(node.clientWidth / 130)), tickangle: 0, showgrid: false},
     yaxis: {...axis, range: [0, high], nticks: 5, ticksuffix: " ms"},
   }, {displayModeBar: false, responsive: true});
 }

@@ -1,5 +1,7 @@
 // Numbers, times and states in words. Null and undefined are shown as a dash, never as 0.
 
+import {dayKey, words} from "./zone.js";
+
 export const DASH = "–";
 const number = new Intl.NumberFormat("en", {maximumFractionDigits: 0});
 const missing = (value) => value === null || value === undefined;
@@ -91,10 +93,9 @@ export const minutes = (value) => (missing(value) ? DASH : duration(value * 60))
 // Time of day; with the date in front when it was not today.
 export function clock(us) {
   if (!us) return DASH;
-  const at = new Date(us / 1000);
-  const time = at.toLocaleTimeString("en-GB");
-  const today = at.toDateString() === new Date().toDateString();
-  return today ? time : `${at.toLocaleDateString("en-GB", {day: "numeric", month: "short"})} ${time}`;
+  const ms = us / 1000;
+  const time = words(ms, {timeStyle: "medium"});
+  return dayKey(ms) === dayKey(Date.now()) ? time : `${words(ms, {day: "numeric", month: "short"})} ${time}`;
 }
 
 // An error's text as a sentence.
@@ -119,11 +120,11 @@ export const weekHour = (hour) => `${DAYS[Math.floor(hour / 24)]} ${String(hour 
 export const weekDay = (day) => DAYS[day];
 
 // Day and time, always with the date.
-export const moment = (us) => (us ? new Date(us / 1000).toLocaleString("en-GB", {day: "numeric", month: "short", year: "numeric",
+export const moment = (us) => (us ? words(us / 1000, {day: "numeric", month: "short", year: "numeric",
   hour: "2-digit", minute: "2-digit"}) : DASH);
 
-export const day = (us) => (us ? new Date(us / 1000).toLocaleDateString("en-GB", {day: "numeric", month: "short", year: "numeric"}) : DASH);
-export const clockOf = (us) => new Date(us / 1000).toLocaleTimeString("en-GB", {hour: "2-digit", minute: "2-digit"});
+export const day = (us) => (us ? words(us / 1000, {day: "numeric", month: "short", year: "numeric"}) : DASH);
+export const clockOf = (us) => words(us / 1000, {hour: "2-digit", minute: "2-digit"});
 
 export const SLICES = {good: "good", bad: "bad", no_data: "no data", not_applicable: "does not apply", excluded: "excluded"};
 

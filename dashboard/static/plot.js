@@ -1,6 +1,7 @@
 // Charts by plotly, which is loaded when the first one is drawn. Colours are those of the page's scheme.
 
 import {element} from "./dom.js";
+import {wallTime} from "./zone.js";
 
 // Plotly fills style elements of its own, which the content security policy refuses, unless elements of these ids
 // are there already: page.css has the rules that our charts need. The second one is that of maps, which we do not draw.
@@ -30,16 +31,16 @@ const LINES = ["accent", "warn", "bad", "ok"];
 // from, to: of the axis, ms; bands: [{from, to, text}] behind the lines. Dragging zooms, a double click shows all.
 export async function drawLines(node, lines, {from, to, suffix = "", most, least = 0, bands = [], legend = lines.length > 1}) {
   const Plotly = await loadPlotly();
-  const traces = lines.map((line, index) => ({x: line.at.map((ms) => new Date(ms)), y: line.values, name: line.name,
+  const traces = lines.map((line, index) => ({x: line.at.map(wallTime), y: line.values, name: line.name,
     mode: "lines", connectgaps: false, hovertemplate: `%{x|%d %b %H:%M}  %{y:.4~g}${suffix}<extra>${line.name}</extra>`,
     line: {color: colour(line.colour || LINES[index % LINES.length]), width: line.dash ? 1.5 : 2, dash: line.dash ? "dash" : "solid",
       shape: line.steps ? "hv" : "linear"}}));
   const top = most ?? Math.max(1e-9, ...lines.flatMap((line) => line.values.map((value) => value ?? 0))) * 1.1;
   await Plotly.react(node, traces, {...layout(), showlegend: legend, hovermode: "x",
     legend: {orientation: "h", y: 1.02, yanchor: "bottom", x: 0}, margin: {l: 60, r: 8, t: legend ? 30 : 8, b: 42},
-    shapes: bands.map((band) => ({type: "rect", xref: "x", yref: "paper", y0: 0, y1: 1, x0: new Date(band.from), x1: new Date(band.to),
+    shapes: bands.map((band) => ({type: "rect", xref: "x", yref: "paper", y0: 0, y1: 1, x0: wallTime(band.from), x1: wallTime(band.to),
       fillcolor: colour("shade"), line: {width: 0}, layer: "below"})),
-    xaxis: {...axes(), type: "date", range: [new Date(from), new Date(to)], nticks: Math.max(3, Math.floor(node.clientWidth / 130)),
+    xaxis: {...axes(), type: "date", range: [wallTime(from), wallTime(to)], nticks: Math.max(3, Math.floor(node.clientWidth / 130)),
       tickangle: 0, showgrid: false},
     yaxis: {...axes(), range: [least, top], nticks: 5, ticksuffix: suffix, fixedrange: true},
   }, {displayModeBar: false, responsive: true});

@@ -1,40 +1,41 @@
-// The dialog that throttles a volume by hand.
+// The dialog that throttles a volume by hand, and says what that means for the volume while it is filled in.
 
-import {call} from "./api.js";
+import {call, read} from "./api.js";
 import {setText} from "./dom.js";
+import {startForm} from "./form.js";
+import * as f from "./format.js";
 
 const $ = (id) => document.getElementById(id);
 const UNITS = {iops: 1, bytes_per_s: 1e6, cost_per_s: 1};
+const page = {volume: "", row: null, open: null};
 
 export function openThrottle(volume) {
-  const form = $("throttle-form");
-  form.reset();
-  form.dataset.volume = volume;
+  page.volume = volume;
+  page.row = null;
   setText($("throttle-title"), `Throttle ${volume}`);
-  form.querySelector(".problem").hidden = true;
-  form.querySelector(".force").hidden = true;
-  $("throttle-dialog").showModal();
+  page.open();
+}
+
+// "batch will be held to 300 IOPS until 14:20; it does 412 IOPS now."
+async function consequence({rate, unit, duration}) {
+  page.row ||= await read(`/volumes/${encodeURIComponent(page.volume)}`);
+  const live = page.row?.live || {};
+  const name = {iops: "ops_per_s", bytes_per_s: "bytes_per_s", cost_per_s: "cost_per_s"}[unit];
+  const wanted = Number(rate) * UNITS[unit];
+  const now = {iops: live.iops, bytes_per_s: live.bytes_per_s}[unit];
+  const until = duration ? `until ${f.clock((Date.now() + duration * 1000) * 1000)}` : "until somebody releases it";
+  const does = now === undefined ? "" : ` It does ${f.capWords({[name]: now})} now${wanted < now ? ": its I/Os will wait" : ", so nothing changes yet"}.`;
+  return `${page.volume} will be held to ${f.capWords({[name]: wanted})} ${until}.${does}`;
 }
 
 export function startThrottle(shell) {
-  const form = $("throttle-form");
-  form.addEventListener("submit", async (event) => {
-    event.preventDefault();
-    const given = Object.fromEntries(new FormData(form));
-    const rate = Number(given.rate) * UNITS[given.unit];
-    const {volume} = form.dataset;
-    try {
-      const {body} = await call("POST", "/throttles", {volume, [given.unit]: rate,
-        duration_s: given.duration ? Number(given.duration) : null, reason: given.reason, ...(given.force ? {force: true} : {})});
-      $("throttle-dialog").close();
-      if (body?.holds) shell.notice(`${volume} may do ${body.holds}: the floor that its agreement promises lies above the rate asked for.`);
-    } catch (error) {
-      form.querySelector(".problem").hidden = false;
-      form.querySelector(".force").hidden = error.status !== 409; // it would break the volume's own promise
-      setText(form.querySelector(".problem"), error.message);
-    }
-  });
-  form.querySelector("[value=cancel]").addEventListener("click", () => $("throttle-dialog").close());
+  page.open = startForm($("throttle-dialog"), {
+    consequence,
+    send: (given) => call("POST", "/throttles", {volume: page.volume, [given.unit]: Number(given.rate) * UNITS[given.unit],
+      duration_s: given.duration ? Number(given.duration) : null, reason: given.reason, ...(given.force ? {force: true} : {})}),
+    done: ({body}) => {
+      if (body?.holds) shell.notice(`${page.volume} may do ${body.holds}: the floor that its agreement promises lies above the rate asked for.`);
+    }});
 }
 
 export const release = (shell, volume) => shell.change("DELETE", `/throttles?volume=${encodeURIComponent(volume)}`);

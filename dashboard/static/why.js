@@ -4,7 +4,8 @@
 
 import {call} from "./api.js";
 import {element, setText} from "./dom.js";
-import {plain} from "./format.js";
+import {moment as said, plain} from "./format.js";
+import {fromWall, wallTime, zone} from "./zone.js";
 
 const $ = (id) => document.getElementById(id);
 const REFRESH_MS = 3000;
@@ -33,16 +34,15 @@ function parse(hash) {
 // The time in the field, in milliseconds; null: now. What cannot be asked is refused here, in the page's own words.
 function moment(at) {
   if (!at) return null;
-  const ms = new Date(at).getTime();
-  const said = (time) => new Date(time).toLocaleString();
+  const ms = fromWall(at);
   if (Number.isNaN(ms)) throw new Error(`At: ${at} is no time. Choose another one`);
-  if (ms > Date.now()) throw new Error(`At: ${said(ms)} lies ahead of now, ${said(Date.now())}. Choose a time that has passed`);
-  if (ms < 0) throw new Error(`At: ${said(ms)} lies before 1970-01-01, where times begin. Choose a later one`);
+  if (ms > Date.now()) throw new Error(`At: ${said(ms * 1000)} lies ahead of now, ${said(Date.now() * 1000)}. Choose a time that has passed`);
+  if (ms < 0) throw new Error(`At: ${said(ms * 1000)} lies before 1970-01-01, where times begin. Choose a later one`);
   return ms;
 }
 
 function question({kind, name, objective}, ms = null) {
-  const query = new URLSearchParams({kind, tz: Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC"});
+  const query = new URLSearchParams({kind, tz: zone});
   if (objective) query.set("objective", objective);
   if (ms !== null) query.set("at_us", String(ms * 1000));
   return `/why/${encodeURIComponent(name)}?${query}`;
@@ -98,7 +98,7 @@ function follow() {
     return;
   }
   const ms = Number(shown.atUs) / 1000;
-  $("why-at").value = ms ? localTime(ms) : "";
+  $("why-at").value = ms ? wallTime(ms) : "";
   setText($("why-title"), [shown.name, shown.objective].filter(Boolean).join("/"));
   setText($("why-headline"), "");
   $("why-sections").replaceChildren();
@@ -106,9 +106,6 @@ function follow() {
   if (!$("why-dialog").open) $("why-dialog").showModal();
   refresh();
 }
-
-// As a field of date and time takes it, in this browser's time.
-const localTime = (ms) => new Date(ms - new Date(ms).getTimezoneOffset() * 60000).toISOString().slice(0, 19);
 
 export function startWhy() {
   addEventListener("hashchange", follow);

@@ -154,7 +154,7 @@ ROUTES: Final = (
         "/volumes/{volume}/history",
         "history",
         "One row a rollup slot, or an hour (`length_us`).",
-        (FROM, TO),
+        (FROM, TO, Query("client", "string", "Only I/O of this client of the volume.")),
         items=ANY,
         scope="volume",
     ),

@@ -27,6 +27,7 @@ READY = {
     "overview": "[data-sla='erp-gold/latency'] meter",
     "agreements": "[data-promise='erp-gold/latency'] meter",
     "agreement": "#heat .b2 button",
+    "apply": "#not-here a",
     "volumes": "[data-volume=erp-db] [data-total]",
     "volume": "[data-neighbour=erp-db]",
     "backends": "[data-backend=disk-0]",
@@ -159,11 +160,51 @@ def test_a_list_has_its_state_in_its_address(site: Site, page: Page) -> None:
         assert driver.find_elements(By.CSS_SELECTOR, "th[aria-sort=ascending]")
 
 
+def test_a_fleet_of_64_000_promises_is_paged_found_and_counted(site: Site, page: Page) -> None:
+    """The page holds 50 of them; the feed has rows of 500, and the states of all others."""
+    row, agreement = api.snapshot()["slas"][0], site.source._agreement("erp-gold")
+    names = [f"s{number:05}" for number in range(64_000)]
+    states = {name: "violating" if name.endswith("999") else "ok" for name in names}
+    rows = [{**row, "name": name, "state": states[name]} for name in names[:500]]
+    others = [[name, "latency", states[name], 0.99, 1.0, 0.5] for name in names[500:]]
+    totals = {"slas": {"ok": 63_936, "violating": 64}}
+    site.source.__dict__["agreement_names"] = lambda: dict.fromkeys(names, "gold")
+    site.source.__dict__["agreements_named"] = lambda some: [{**agreement, "name": name} for name in some]
+    site.snapshot = lambda at_us: api.snapshot(at_us, slas=rows, totals=totals)
+    site.server.context.live.put(
+        api.snapshot(time.time_ns() // 1000, slas=rows, others=others, totals=totals)
+    )
+    with page() as driver:
+        driver.get(f"{site.url}agreements")
+        wait_for(driver, "#promises tbody tr:first-child[data-promise='s00999/latency']")
+        assert text(driver, "#promises-pager") == "1 to 50 of 64,000 Next"
+        assert text(driver, "#tally") == "63,936 kept, 64 violated"
+        assert len(driver.find_elements(By.CSS_SELECTOR, "#promises tbody tr")) == 50
+        driver.get(f"{site.url}agreements?offset=63950&sort=name")
+        wait_for(driver, "[data-promise='s63999/latency']")
+        assert text(driver, "#promises-pager") == "Previous 63,951 to 64,000 of 64,000"
+        driver.get(f"{site.url}agreements?match=s63&state=violating")
+        wait_for(driver, "[data-promise='s63999/latency']")
+        assert text(driver, "#promises-pager") == "1 in all"
+        driver.get(site.url)
+        wait_for(driver, "[data-sla]")
+        assert len(driver.find_elements(By.CSS_SELECTOR, "[data-sla]")) < 100, "never a whole table"
+        assert console_errors(driver) == []
+
+
 def test_the_views_of_one_thing_lead_to_each_other(site: Site, page: Page) -> None:
     with page() as driver:
         driver.get(f"{site.url}volumes/batch")
         wait_for(driver, "#ranges [aria-current]")
         wait_for(driver, "#latency-plot .main-svg")
+        wait_for(driver, "#graph svg path")
+        driver.find_element(By.LINK_TEXT, "127.0.0.1").click()
+        until(driver, lambda: asked_client(site) == "127.0.0.1", "the history of one client")
+        assert driver.current_url.endswith("?client=127.0.0.1")
+        driver.execute_script("scrollTo(0, 0)")
+        driver.find_element(By.ID, "all-clients").send_keys(Keys.ENTER)
+        until(driver, lambda: asked_client(site) == "", "all of them again")
+        driver.execute_script("scrollTo(0, 0)")
         driver.find_element(By.LINK_TEXT, "7 days").click()
         until(driver, lambda: driver.current_url.endswith("?range=7d"), "the range is in the address")
         until(driver, lambda: asked_span_us(site) == 7 * 86_400_000_000, "seven days were asked for")
@@ -215,6 +256,12 @@ def asked_span_us(site: Site) -> int:
     """How long the history was that was asked for last."""
     spans = [asked[3] - asked[2] for asked in list(site.source.asked) if asked[0] == "rollup_history"]
     return int(spans[-1])
+
+
+def asked_client(site: Site) -> str:
+    """Of which client the history was that was asked for last; empty: of all."""
+    asked = [each for each in list(site.source.asked) if each[0] == "rollup_history"][-1]
+    return str(asked[4]) if len(asked) > 4 else ""
 
 
 def test_what_is_not_there_is_said(site: Site, page: Page) -> None:

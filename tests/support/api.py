@@ -809,8 +809,10 @@ class FakeSource:
         }
         return [row]
 
-    def rollup_history(self, volume: str, from_us: int, to_us: int) -> list[dict[str, Any]]:
-        self._row("rollup_history", volume, from_us, to_us)
+    def rollup_history(
+        self, volume: str, from_us: int, to_us: int, client: str | None = None
+    ) -> list[dict[str, Any]]:
+        self._row("rollup_history", volume, from_us, to_us, *([client] if client else []))
         length_us = max((to_us - from_us) // 60, 1)
         row = {"length_us": length_us, "iops": 80.0, "cost_milli": 80 * length_us // 1000}
         return [

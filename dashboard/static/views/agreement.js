@@ -6,6 +6,7 @@ import {code, keyOf} from "../cells.js";
 import {element, fillList, fillTable, setBadge, setText} from "../dom.js";
 import * as f from "../format.js";
 import {daysOf, drawHeat} from "../heat.js";
+import {startMaintenance} from "../maintenance.js";
 import {showDecisions, showFigures, showMissing} from "../parts.js";
 import {drawLines} from "../plot.js";
 import {startInline, whyAddress} from "../why.js";
@@ -253,7 +254,10 @@ async function show() {
 }
 
 export async function start(shell) {
+  page.shell = shell;
   page.name = shell.name;
+  $("edit").href = `/apply?name=${encodeURIComponent(shell.name)}`;
+  $("maintenance-open").addEventListener("click", startMaintenance(shell.name, loadOnce));
   page.base = `/slas/${encodeURIComponent(shell.name)}`;
   page.address = startAddress(FIELDS, null, show);
   if (!await loadLive()) return;
@@ -261,4 +265,8 @@ export async function start(shell) {
   setInterval(() => { if (!document.hidden) loadLive(); }, LIVE_MS);
   setInterval(() => { if (!document.hidden) loadSlow(); }, SLOW_MS);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => page.hours && showBudget());
+}
+
+export function onSession() {
+  for (const id of ["maintenance-actions", "document-actions"]) $(id).hidden = !page.shell.signedIn();
 }

@@ -26,8 +26,15 @@ function onAnswer({states}) {
   setText(document.getElementById("tally"), words.join(", "));
 }
 
-export function start() {
+let shell = null;
+
+export function start(around) {
+  shell = around;
   startList({path: "/promises", id: "promises", columns, keyOf, onAnswer,
     fields: {match: "", state: "", sort: "trouble", offset: "0"},
     empty: () => ["No promise to keep yet. Write an agreement in YAML and apply it: ", code("sla apply -f agreement.yaml")]});
+}
+
+export function onSession() {
+  document.getElementById("actions").hidden = !shell.signedIn();
 }

@@ -3,6 +3,7 @@
 import {call, read} from "../api.js";
 import {agreementAddress, volumeAddress} from "../cells.js";
 import {element, fillTable, setBadge, setText} from "../dom.js";
+import {startForm} from "../form.js";
 import * as f from "../format.js";
 import {showDecisions, showFigures, showMissing, showVolumes} from "../parts.js";
 
@@ -13,6 +14,8 @@ const DAYS_US = 7 * 24 * 3600e6;
 const MEMBERS = 25;
 const STEPS = "start,pre-position,decrease,increase,release,unattributed,infeasible,control-oscillation,ahead-off";
 let name = "";
+let shell = null;
+let row = null;
 
 function showCapacity(row) {
   fillTable($("capacity"), [
@@ -36,7 +39,6 @@ function tightest(row) {
 }
 
 async function loadLive() {
-  let row;
   try {
     row = (await call("GET", `/backends/${encodeURIComponent(name)}`)).body;
   } catch (error) {
@@ -82,8 +84,28 @@ async function loadSlow() {
   showUse(decisions.items.find((row) => row.figures?.use?.length));
 }
 
-export async function start(shell) {
+// What the other mode means here and now.
+async function modeWords({mode}) {
+  const wanted = mode === "inherit" ? (await read("/mode"))?.mode : mode;
+  const victims = row?.live?.victims || [];
+  const held = row?.live?.cap_cost_per_s;
+  if (wanted === "observe") {
+    return `Control decides and logs here, and holds nobody back. ${held ? `Volumes that are held to ${f.weighted(held)} together are free at once`
+      : "No volume is held now"}${victims.length ? `; ${victims.join(", ")} may break` : ""}.`;
+  }
+  return `Control holds back volumes of lower priority on ${name} while a promise is at risk: their I/O becomes slower.`
+    + ` ${victims.length ? `It would help ${victims.join(", ")} now.` : "No promise here is at risk now."}`;
+}
+
+export function onSession() {
+  $("actions").hidden = !shell.signedIn();
+}
+
+export async function start(around) {
+  shell = around;
   name = shell.name;
+  $("mode-open").addEventListener("click", startForm($("backend-mode-dialog"), {
+    consequence: modeWords, send: ({mode}) => call("PUT", "/mode", {mode, backend: name}), done: loadLive}));
   $("all-members").href = `/volumes?backend=${encodeURIComponent(name)}`;
   if (!await loadLive()) return;
   await loadSlow();

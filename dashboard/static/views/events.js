@@ -3,10 +3,13 @@
 import {follow, startAddress} from "../address.js";
 import {call, read} from "../api.js";
 import {element, fillList, fillTable, setBadge, setText} from "../dom.js";
+import {startForm} from "../form.js";
 import * as f from "../format.js";
 
 const $ = (id) => document.getElementById(id);
 const PAGE = 25;
+const MOST_COUNTED = 100;
+const HOURS = {"1h": 1, "4h": 4, "1d": 24};
 const REFRESH_MS = 5000;
 const STATES = {ok: ["ok", "✓ ok"], failing: ["bad", "✗ failing"], hanging: ["bad", "✗ hanging"], held: ["warn", "held back"]};
 const SILENCE_STATES = {running: ["warn", "running"], planned: ["", "planned"], unreadable: ["bad", "unreadable"]};
@@ -146,12 +149,22 @@ function onSubmit(form, dialog, send) {
 function silence({duration, reason, severity, kind, agreement}) {
   const match = {};
   if (severity) match.severities = severity.split(",");
-  if (kind.trim()) match.kinds = [kind.trim()];
-  if (agreement.trim()) match.agreements = [agreement.trim()];
+  if (kind) match.kinds = [kind];
+  if (agreement) match.agreements = [agreement];
   const start = new Date(Date.now() - 1000).toISOString().slice(0, 19);
   const name = `silence-${start.replace(/[^0-9]/g, "")}-${Math.random().toString(16).slice(2, 6)}`;
   const spec = {match, start, duration, tz: "UTC", reason};
-  return call("POST", "/slas", {apiVersion: "storage-sla/v1", kind: "Silence", metadata: {name}, spec});
+  return {apiVersion: "storage-sla/v1", kind: "Silence", metadata: {name}, spec};
+}
+
+// What it would hold back, by what goes on now; whether the server would take it.
+async function silenceWords(given) {
+  const wanted = new URLSearchParams({open: "1", limit: MOST_COUNTED, ...(given.severity ? {severity: given.severity} : {}), ...(given.kind ? {kind: given.kind} : {})});
+  const [now] = await Promise.all([read(`/inbox?${wanted}`), call("POST", "/slas?dry_run=1", silence(given))]);
+  const rows = (now?.items || []).filter((row) => !given.agreement || (row.subject || "").split("/")[0] === given.agreement);
+  const like = rows.length === MOST_COUNTED ? `${MOST_COUNTED} or more` : String(rows.length);
+  const until = Date.now() + HOURS[given.duration] * 3600e3;
+  return `Until ${f.clock(until * 1000)} no person is notified of such events; they stay in the list. Now ${like} of them ${rows.length === 1 ? "waits" : "wait"}.`;
 }
 
 export function start(shell) {
@@ -159,12 +172,8 @@ export function start(shell) {
   address = startAddress(FIELDS, $("inbox-filter"), refresh);
   onSubmit($("note-form"), $("note-dialog"), ({note}) =>
     call("POST", `/events/${encodeURIComponent($("note-form").dataset.event)}/acknowledge`, {note}));
-  $("silence-open").addEventListener("click", () => {
-    $("silence-form").reset();
-    $("silence-form").querySelector(".problem").hidden = true;
-    $("silence-dialog").showModal();
-  });
-  onSubmit($("silence-form"), $("silence-dialog"), silence);
+  $("silence-open").addEventListener("click", startForm($("silence-dialog"), {
+    consequence: silenceWords, send: (given) => call("POST", "/slas", silence(given)), done: refresh}));
   setInterval(() => { if (!document.hidden) refresh(); }, REFRESH_MS);
   address.show();
 }

@@ -55,7 +55,12 @@ async function loadLive() {
 
 function showClients(rows) {
   fillTable($("clients"), [
-    {label: "Client", cls: "wrap head", text: (row) => [row.client || "unknown", row.planes ? `plane ${row.planes}` : ""]},
+    {label: "Client", cls: "wrap head", title: "Its latency and load over time", fill: (td, row) => {
+      if (!td.firstChild) td.append(row.client ? element("a") : element("span"), element("small"));
+      if (row.client) follow(page.address, td.firstChild, {client: row.client});
+      setText(td.firstChild, row.client || "unknown");
+      setText(td.lastChild, row.planes ? `plane ${row.planes}` : "");
+    }},
     {label: "Read", cls: "num", text: (row) => [f.count(row.reads), f.size(row.read_bytes || 0)]},
     {label: "Written", cls: "num", text: (row) => [f.count(row.writes), f.size(row.write_bytes || 0)]},
     {label: "Errors", cls: "num", text: (row) => f.count(row.errors)},
@@ -110,29 +115,48 @@ function drawHistory() {
     ({name, colour, ...column(items, (row) => ms(row[`${name}_us`]))})), {...span, suffix: " ms"}).catch(failed($("latency-plot")));
   drawLines($("load-plot"), [{name: "IOPS", colour: "ok", ...column(items, (row) => row.iops)},
     {name: "weighted IOPS", colour: "accent", ...column(items, weighted)},
-    {name: "cap", colour: "bad", dash: true, steps: true, ...capSteps(span.from, span.to)}], span).catch(failed($("load-plot")));
+    ...(page.address.get().client ? [] : [{name: "cap", colour: "bad", dash: true, steps: true, ...capSteps(span.from, span.to)}])], span).catch(failed($("load-plot")));
 }
 
 async function loadSlow() {
   const to = Date.now();
   const from = to - range()[1];
-  const asked = page.address.get().range;
+  const asked = JSON.stringify(page.address.get());
+  const {client} = page.address.get();
   const span = {from_us: from * 1000, to_us: to * 1000};
   const backend = page.row?.live?.backend || page.row?.backend;
   const [history, decisions, shared] = await Promise.all([
-    read(`${page.base}/history?${new URLSearchParams(span)}`),
+    read(`${page.base}/history?${new URLSearchParams({...span, ...(client ? {client} : {})})}`),
     read(`/decisions?${new URLSearchParams({volume: page.name, kind: CAP_KINDS, limit: 500, ...span})}`),
     backend ? read(`/volumes?${new URLSearchParams({backend, sort: "busiest", limit: SHARED})}`) : null]);
-  if (asked !== page.address.get().range) return;
+  if (asked !== JSON.stringify(page.address.get())) return;
   if (decisions) page.decisions = decisions.items;
   if (history) page.history = history;
   drawHistory();
   showDecisions($("decisions"), page.decisions.slice(0, 40), `It was not held back in the last ${range()[0]}.`);
   if (shared) showVolumes($("neighbours"), shared.items, page.name);
   else if (!backend) showVolumes($("neighbours"), []);
+  await loadGraph(span);
+}
+
+// Drawn by the server and put into the page; what its lines say is a list below it, too.
+async function loadGraph(span) {
+  const answer = await fetch(`/volumes/${encodeURIComponent(page.name)}/shared-use.svg?${new URLSearchParams(span)}`).catch(() => null);
+  if (!answer?.ok) return;
+  const text = (await answer.text()).trim();
+  if ($("graph").dataset.shown === text) return;
+  $("graph").dataset.shown = text;
+  const svg = new DOMParser().parseFromString(text, "image/svg+xml").documentElement;
+  const words = [...svg.querySelectorAll("path > title")].map((title) => title.textContent).reverse();
+  if (words.length) $("graph").replaceChildren(document.importNode(svg, true), element("ul", {class: "plain"}, ...words.map((each) => element("li", {}, each))));
+  else $("graph").replaceChildren(element("p", {class: "empty"}, `No promise on its backend was at risk in the last ${range()[0]}.`));
 }
 
 function show() {
+  const {client} = page.address.get();
+  $("client-note").hidden = !client;
+  setText($("client-name"), client);
+  follow(page.address, $("all-clients"), {client: ""});
   $("ranges").replaceChildren(...Object.entries(RANGES).map(([key, [words]]) => {
     const link = follow(page.address, element("a", {}, words), {range: key});
     if (key === page.address.get().range) link.setAttribute("aria-current", "true");
@@ -149,7 +173,7 @@ export async function start(shell) {
   $("throttle").addEventListener("click", () => openThrottle(page.name));
   $("release").addEventListener("click", () => release(shell, page.name));
   $("why-then").href = whyAddress("volume", page.name);
-  page.address = startAddress({range: "1h"}, null, () => page.row && show());
+  page.address = startAddress({range: "1h", client: ""}, null, () => page.row && show());
   if (!await loadLive()) return;
   await Promise.all([show(), startInline("inline", () => ({kind: "volume", name: page.name}))]);
   setInterval(() => { if (!document.hidden) loadLive(); }, LIVE_MS);

@@ -227,11 +227,10 @@ def volume(context: AppContext, _request: Request, volume: str) -> Response:
 
 
 def history(context: AppContext, request: Request, volume: str) -> Response:
-    """Rollups of one volume; long or old ones by the hour."""
+    """Rollups of one volume, or of one client of it; long or old ones by the hour."""
     from_us, to_us = span_of(context, request, HOUR_US)
-    return responses.as_list(
-        context.source.rollup_history(volume, from_us, to_us), from_us=from_us, to_us=to_us
-    )
+    rows = context.source.rollup_history(volume, from_us, to_us, request.args.get("client"))
+    return responses.as_list(rows, from_us=from_us, to_us=to_us)
 
 
 def totals(context: AppContext, _request: Request) -> Response:

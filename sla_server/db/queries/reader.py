@@ -81,8 +81,7 @@ class SqlReader:
         return [dict(zip(keys, row, strict=True)) for row in result.all()]
 
     def _one(self, statement: Executable) -> Row | None:
-        rows = self._rows(statement)
-        return rows[0] if rows else None
+        return next(iter(self._rows(statement)), None)
 
     def meta(self, key: str) -> str | None:
         """A value of table ``meta``."""
@@ -475,10 +474,7 @@ class SqlReader:
         backends: Collection[str] = (),
         limit: int = 100,
     ) -> list[Row]:
-        """Throttles in force at that time, newest first.
-
-        Of these volumes, for these victims, or of the loops of these backends.
-        """
+        """Throttles in force then, newest first: of these volumes, for these victims or of these backends."""
         return self._rows(explanations.throttles_at(volumes, victims, backends, at_us, limit))
 
     def agreements_at(self, at_us: int, name: str | None = None, page: int = 2048) -> Iterator[Row]:
@@ -566,18 +562,17 @@ class SqlReader:
                 sums[key] = (counted + row["counted"], missed + row["missed"])
         return sums
 
-    def rollup_history(self, volume: str, from_us: int, to_us: int) -> list[Row]:
-        """One row a slot, summed over the volume's streams, oldest first.
+    def rollup_history(self, volume: str, from_us: int, to_us: int, client: str | None = None) -> list[Row]:
+        """One row a slot, summed over the volume's streams or those of one client of it, oldest first.
 
         Long ranges, and those whose single rollups have moved to files, come by the hour (``history``). Each
         row has slot_us (its start), length_us, the counters, held_max, inflight_max, iops, bytes_per_s and
         p50_us, p95_us, p99_us (upper bucket edges of reads and writes together; None without I/O).
         """
-        streams = schema.streams
-        statement = select(streams.c.stream_id).where(streams.c.volume == volume)
+        statement = select(schema.streams.c.stream_id).where(schema.streams.c.volume == volume)
+        statement = statement if client is None else statement.where(schema.streams.c.client == client)
         with translated(self._engine), self._engine.connect() as connection:
-            stream_ids = sorted(connection.execute(statement).scalars())
-            return read_history(connection, stream_ids, from_us, to_us)
+            return read_history(connection, sorted(connection.execute(statement).scalars()), from_us, to_us)
 
     def hours(self, from_us: int, to_us: int) -> list[Row]:
         """Hourly rollups with their stream's names; ``hist`` is int64 of shape (50,)."""

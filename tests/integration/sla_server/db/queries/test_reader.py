@@ -161,6 +161,9 @@ def test_history_of_a_volume(filled):
     ios = model.slots[T0, stream(1)]["reads"] + model.slots[T0, stream(1)]["writes"]
     assert first["iops"] == pytest.approx(ios / 60)
     assert filled.reader.rollup_history("no-such", 0, 1 << 62) == []
+    (client,) = {stream["client"] for stream in filled.reader.streams("vol-1")}
+    assert filled.reader.rollup_history("vol-1", T0, T0 + 3 * MINUTE_US, client) == rows
+    assert filled.reader.rollup_history("vol-1", T0, T0 + 3 * MINUTE_US, "another") == []
 
 
 def by_stream(items, hour_us=None):

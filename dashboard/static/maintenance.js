@@ -1,0 +1,35 @@
+// The dialog that announces maintenance of one agreement, in the time zone of the page.
+
+import {call} from "./api.js";
+import {startForm} from "./form.js";
+import * as f from "./format.js";
+import {fromWall, wallTime, zone} from "./zone.js";
+
+const HOUR_MS = 3600e3;
+
+function document_({start, duration, reason}, name, agreement) {
+  const spec = {scope: {agreements: [agreement]}, start, duration, tz: zone, reason};
+  return {apiVersion: "storage-sla/v1", kind: "Maintenance", metadata: {name}, spec};
+}
+
+// Returns what opens it.
+export function startMaintenance(agreement, done) {
+  const dialog = document.getElementById("maintenance-dialog");
+  let name = "";
+  const open = startForm(dialog, {
+    consequence: async (given) => {
+      const {body} = await call("POST", "/slas?dry_run=1", document_(given, name, agreement));
+      const from = fromWall(given.start) * 1000;
+      const to = from + parseInt(given.duration, 10) * HOUR_MS * 1000;
+      return [`From ${f.moment(from)} to ${f.moment(to)} (${zone}) bad slices of ${agreement} do not count, and nobody is slowed down for it.`,
+        ...(body?.warnings || []).map(f.sentence)].join(" ");
+    },
+    send: (given) => call("POST", "/slas", document_(given, name, agreement)),
+    done});
+  return () => {
+    const start = wallTime(Date.now() + HOUR_MS).slice(0, 13);
+    name = `maintenance-${wallTime(Date.now()).replace(/[^0-9]/g, "")}-${Math.random().toString(16).slice(2, 6)}`;
+    open();
+    dialog.querySelector("[name=start]").value = `${start}:00`;
+  };
+}

@@ -1,0 +1,253 @@
+"""Forms of the page in a real browser: each says what would come of it before it is done."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from selenium.webdriver import Chrome
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select
+
+from sla_server.agreements.errors import AgreementsRefused
+from sla_server.agreements.load import load_documents
+from tests.support import api
+from tests.support.axe import violations
+from tests.support.browser import console_errors, until, wait_for
+from tests.support.site import Site
+
+pytestmark = pytest.mark.e2e
+Page = Callable[..., AbstractContextManager[Chrome]]
+FORMS = {
+    "apply": "#editor",
+    "agreements": "#actions",
+    "agreements/erp-gold": "#maintenance-open",
+    "volumes/batch": "#throttle",
+    "backends/disk-0": "#mode-open",
+    "events": "#silence-open",
+}
+"""What opens the form, or is it, by view."""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = Site(api.data_dir(tmp_path))
+    made.mailbox.answer = answer
+    yield made
+    made.close()
+    made.mailbox.close()
+
+
+def answer(header: dict[str, Any]) -> tuple[bool, int, dict[str, Any]]:
+    """Reads documents as ``services`` does, and takes those that are right."""
+    if header["op"] != "apply":
+        return True, 200, {}
+    try:
+        (loaded,) = load_documents(header["body"]["documents"], 60)
+    except AgreementsRefused as exc:
+        return False, 422, {"errors": [problem.as_dict() for problem in exc.problems]}
+    kind, name = loaded.document.kind, loaded.document.name
+    row = {"name": name, "version": 3 if name == "erp-gold" else 1, "changed": True}
+    return True, 200, {"applied": [row if kind == "SLA" else {"kind": kind, **row}], "warnings": []}
+
+
+def text(driver: Chrome, css: str) -> str:
+    return " ".join(driver.find_element(By.CSS_SELECTOR, css).text.split())
+
+
+def sign_in(driver: Chrome, site: Site, view: str) -> None:
+    driver.get(f"{site.url}login?code={site.server.context.logins.issue()}")
+    driver.find_element(By.ID, "sign-in").click()
+    until(driver, lambda: "signed in" in text(driver, "#session"), "signed in")
+    driver.get(f"{site.url}{view}")
+
+
+def source(driver: Chrome) -> str:
+    return str(driver.find_element(By.ID, "text").get_property("value"))
+
+
+def checked(driver: Chrome) -> str:
+    """What the server said of the text as it is now; empty while it has not been asked."""
+    script = "return document.getElementById('apply').disabled"
+    return "" if driver.execute_script(script) else text(driver, "#valid")
+
+
+def fill(driver: Chrome, css: str, **values: str) -> None:
+    for name, value in values.items():
+        field = driver.find_element(By.CSS_SELECTOR, f"{css} [name={name}]")
+        if field.tag_name == "select":
+            Select(field).select_by_value(value)
+        else:
+            field.clear()
+            field.send_keys(value)
+
+
+def says(driver: Chrome, dialog: str, *words: str) -> None:
+    for each in words:
+        until(driver, lambda each=each: each in text(driver, f"{dialog} .consequence"), f"{dialog}: {each}")
+    assert violations(driver) == []
+
+
+def applied(site: Site) -> list[dict[str, Any]]:
+    """Documents that were applied, not only tried."""
+    bodies = [header["body"] for header in list(site.mailbox.posted) if header["op"] == "apply"]
+    return [yaml.safe_load(body["documents"]) for body in bodies if not body.get("dry_run")]
+
+
+def picture(driver: Chrome, name: str) -> None:
+    if folder := os.environ.get("SLA_SCREENSHOTS"):
+        driver.save_screenshot(str(Path(folder) / f"{name}.png"))
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_an_agreement_is_checked_as_it_is_written_and_applied_after_a_question(
+    site: Site, page: Page, width: int
+) -> None:
+    with page(width, 1400, dark=width < 1000) as driver:
+        sign_in(driver, site, "apply")
+        wait_for(driver, "#editor", visible=True)
+        fill(driver, "#fields", name="orders", volumes="batch", customer="acme: inc")
+        until(driver, lambda: text(driver, "#valid") == "not valid", "the server has refused it")
+        assert "Line 5: spec.parties.provider: is required Add the key provider" in text(driver, "#problems")
+        assert driver.find_element(By.ID, "apply").get_property("disabled")
+        fill(driver, "#fields", provider="storage-team", value="7.5")
+        for metric in ("iops", "throughput", "", "latency"):
+            Select(driver.find_element(By.NAME, "metric")).select_by_value(metric)
+            until(
+                driver,
+                lambda metric=metric: f"name: {metric}" in source(driver) or not metric,
+                "the document",
+            )
+            until(driver, lambda: checked(driver) == "valid", f"a promise of {metric} is valid")
+        assert "orders comes into force" in text(driver, "#valid-words")
+        until(
+            driver,
+            lambda: text(driver, "#admit") in ("not known", "can be kept", "cannot be kept"),
+            "admission",
+        )
+        assert "disk-0" in text(driver, "#reasons")
+        picture(driver, f"apply-form-{width}")
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= width
+        assert violations(driver) == []
+        assert applied(site) == [], "nothing but tried"
+        driver.find_element(By.ID, "apply").send_keys(Keys.ENTER)
+        says(driver, "#apply-dialog", "orders comes into force, and is judged from now on.")
+        driver.find_element(By.CSS_SELECTOR, "#apply-dialog [type=submit]").click()
+        until(driver, lambda: driver.current_url.endswith("/agreements/orders"), "its view")
+    (document,) = applied(site)
+    assert document["spec"]["parties"] == {"provider": "storage-team", "customer": "acme: inc"}
+    assert document["spec"]["scope"] == {"volumes": ["batch"]}
+    assert document["spec"]["objectives"][0]["demand_curve"] == [{"up_to_iops": 1000, "value_ms": 7.5}]
+    assert document["spec"]["objectives"][0]["budgeting"]["target"] == 0.995
+
+
+def test_a_document_in_force_is_changed_as_text(site: Site, page: Page) -> None:
+    with page() as driver:
+        sign_in(driver, site, "agreements/erp-gold")
+        wait_for(driver, "#edit", visible=True)
+        driver.find_element(By.ID, "edit").click()
+        wait_for(driver, "#editor", visible=True)
+        until(driver, lambda: text(driver, "#valid") == "valid", "what is in force is valid")
+        assert "version 3 replaces version 2" in text(driver, "#valid-words")
+        assert "kind: SLA" in driver.find_element(By.ID, "text").get_property("value")
+
+
+def test_maintenance_silence_throttle_and_mode_say_what_they_do(site: Site, page: Page) -> None:
+    with page() as driver:
+        sign_in(driver, site, "agreements/erp-gold")
+        wait_for(driver, "#maintenance-open", visible=True)
+        driver.find_element(By.ID, "maintenance-open").click()
+        fill(driver, "#maintenance-form", duration="4h", reason="new disks")
+        says(driver, "#maintenance-dialog", "bad slices of erp-gold do not count")
+        picture(driver, "maintenance-form")
+        driver.find_element(By.CSS_SELECTOR, "#maintenance-form [type=submit]").click()
+        until(driver, lambda: len(applied(site)) == 1, "the maintenance")
+        driver.get(f"{site.url}events")
+        wait_for(driver, "#silence-open", visible=True)
+        driver.find_element(By.ID, "silence-open").click()
+        fill(driver, "#silence-form", duration="4h", kind="gateway-*", reason="move")
+        says(driver, "#silence-dialog", "no person is notified", "of them wait")
+        driver.find_element(By.CSS_SELECTOR, "#silence-form [type=submit]").click()
+        until(driver, lambda: len(applied(site)) == 2, "the silence")
+        driver.get(f"{site.url}volumes/batch")
+        wait_for(driver, "#throttle", visible=True)
+        driver.find_element(By.ID, "throttle").click()
+        fill(driver, "#throttle-form", rate="100", duration="14400", reason="backup")
+        says(
+            driver,
+            "#throttle-dialog",
+            "batch will be held to 100 IOPS until",
+            "It does 291 IOPS now: its I/Os will wait",
+        )
+        picture(driver, "throttle-form")
+        driver.find_element(By.CSS_SELECTOR, "#throttle-form [type=submit]").click()
+        driver.get(f"{site.url}backends/disk-0")
+        wait_for(driver, "#mode-open", visible=True)
+        driver.find_element(By.ID, "mode-open").click()
+        says(
+            driver,
+            "#backend-mode-dialog",
+            "Volumes that are held to 290 weighted IOPS together are free at once",
+        )
+        driver.find_element(By.CSS_SELECTOR, "#backend-mode-dialog [type=submit]").click()
+        until(driver, lambda: not driver.find_elements(By.CSS_SELECTOR, "dialog[open]"), "it is set")
+        assert console_errors(driver) == []
+    maintenance, silence = applied(site)
+    assert (maintenance["kind"], maintenance["spec"]["scope"]) == (
+        "Maintenance",
+        {"agreements": ["erp-gold"]},
+    )
+    assert (silence["kind"], silence["spec"]["match"]["kinds"]) == ("Silence", ["gateway-*"])
+    others = [(header["op"], header["body"]) for header in site.mailbox.posted if header["op"] != "apply"]
+    expected = {"volume": "batch", "iops": 100.0, "duration_s": 14_400.0, "reason": "backup"}
+    assert others == [("throttle_set", expected), ("mode", {"mode": "observe", "backend": "disk-0"})]
+
+
+def test_without_the_right_to_change_there_is_no_form(site: Site, page: Page) -> None:
+    with page() as driver:
+        for view, css in FORMS.items():
+            driver.get(f"{site.url}{view}")
+            until(driver, lambda: "sla login" in text(driver, "#session"), "it is known who looks")
+            assert not driver.find_element(By.CSS_SELECTOR, css).is_displayed(), view
+        driver.get(f"{site.url}apply")
+        wait_for(driver, "#not-here", visible=True)
+
+
+def test_times_are_of_the_zone_that_was_chosen(site: Site, page: Page) -> None:
+    at_us = api.decisions()[0]["at_us"] + site.source.shift_us
+    with page() as driver:
+        driver.get(f"{site.url}volumes/batch")
+        shown = "#decisions time"
+        seen = {}
+        for name in ("UTC", "Asia/Tokyo", "America/New_York"):
+            wait_for(driver, f"#zone option[value='{name}']")
+            Select(driver.find_element(By.ID, "zone")).select_by_value(name)
+            until(driver, lambda name=name: chosen(driver) == name, "the page was loaded again")
+            wait_for(driver, shown)
+            script = """return new Intl.DateTimeFormat("en-GB",
+              {timeStyle: "medium", timeZone: arguments[0]}).format(arguments[1])"""
+            wanted = driver.execute_script(script, name, at_us / 1000)
+            assert text(driver, shown).endswith(wanted)
+            wait_for(driver, "#load-plot .main-svg")
+            seen[name] = driver.execute_script(
+                "return document.getElementById('load-plot').layout.xaxis.range[1]"
+            )
+            there = """return import("/static/zone.js").then((m) => m.fromWall(m.wallTime(arguments[0])))"""
+            whole_ms = at_us // 1_000_000 * 1000
+            assert driver.execute_script(there, whole_ms) == whole_ms
+        assert len({each[:16] for each in seen.values()}) == 3, "charts, too"
+        driver.get(f"{site.url}volumes")
+        until(driver, lambda: chosen(driver) == "America/New_York", "kept in this browser")
+
+
+def chosen(driver: Chrome) -> str:
+    script = (
+        "return document.readyState === 'complete' && document.querySelector('#zone option[selected]')?.value"
+    )
+    return str(driver.execute_script(script))
