@@ -10,7 +10,7 @@ REAL := tests/crash tests/e2e tests/integration
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 unexport PYTHONDONTWRITEBYTECODE # some hundred interpreters start: each would compile everything again
-.PHONY: help demo demo-cluster test test-loaded setup setup-bench crash chaos fuzz bench-mailbox bench-queue bench-poll bench-fleet bench-spark bench-spark_large bench-spark_fleet fmt lint types check unit bench docs clean
+.PHONY: help demo demo-cluster test test-loaded setup setup-bench crash chaos fuzz bench-mailbox bench-queue bench-poll bench-fleet bench-spark bench-spark_large bench-spark_fleet fmt lint types check unit bench docs wheel deb deb-try clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,7 +77,7 @@ chaos: setup ## kill, cut, fill, step clocks for minutes, then prove every cut; 
 fuzz: setup ## random gateways, clients and documents for minutes; ARGS="--for 600 --only wire --seed 1"
 	@$(PY) -m tests.fuzz $(ARGS)
 
-bench: bench-demo bench-sla bench-gateway bench-nbd bench-control bench-mailbox bench-queue bench-ingest bench-query bench-poll bench-tls bench-events ## all benchmarks of this release
+bench: bench-demo bench-sla bench-gateway bench-nbd bench-control bench-mailbox bench-queue bench-ingest bench-query bench-poll bench-tls bench-events bench-idle ## all benchmarks of this release
 
 setup-bench:
 	@deploy/setup.sh bench
@@ -103,7 +103,7 @@ bench-spark_fleet: setup-bench ## the policy job on 86 M hours of 4,000 gateways
 bench-queue: setup-bench ## the disk queue against files, SQLite and persist-queue
 	@$(PY) -m benchmarks.queue $(ARGS)
 
-bench-%: setup ## one benchmark: demo, sla, gateway, nbd, control, ingest, query, tls, events, forecast
+bench-%: setup ## one benchmark: demo, sla, gateway, nbd, control, ingest, query, tls, events, forecast, idle
 	@$(PY) -m benchmarks.$* $(ARGS)
 
 docs: setup ## regenerate the configuration reference, the messages, the schema, manuals and docs/measurements
@@ -115,5 +115,16 @@ docs: setup ## regenerate the configuration reference, the messages, the schema,
 	@$(PY) -m docs.man
 	@$(PY) -m docs.measurements
 
+wheel: setup ## the wheel, in dist
+	@deploy/wheel.sh dist
+
+deb: setup ## Debian packages of server and agent, in dist; EXTRAS=server,reports,policy with the policy job
+	@deploy/debian/build.sh server dist
+	@deploy/debian/build.sh agent dist
+
+deb-try: setup ## install, run, upgrade, remove and purge the server's package in a clean root (as root)
+	@first=$$(deploy/debian/build.sh server dist); newer=$$(VERSION=9.9 deploy/debian/build.sh server dist); \
+	unshare --mount --net deploy/debian/try.sh "$$first" "$$newer" dist/root
+
 clean: ## remove .venv and caches
-	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-data
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-data

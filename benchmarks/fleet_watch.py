@@ -22,6 +22,7 @@ _PARTS: Final = (
     (re.compile(r"sla_server\.process (\w+)"), r"\1"),
     (re.compile(r"pmdaemon pair --index (\d+)"), r"pair-\1"),
     (re.compile(r"pmdaemon run"), "pmdaemon"),
+    (re.compile(r"pmdaemon\.runtime\.template"), "template"),
     (re.compile(r"sla_server start"), "supervisor"),
 )
 
@@ -35,16 +36,18 @@ class Usage:
     pss_bytes: int
 
 
-def _cpu_s(pid: int, *, dead_children: bool) -> float:
+def cpu_s(pid: int, *, dead_children: bool) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     last = 15 if dead_children else 13
     return sum(int(value) for value in fields[11:last]) / os.sysconf("SC_CLK_TCK")
 
 
-def _memory(pid: int) -> tuple[int, int]:
+def memory(pid: int) -> tuple[int, int]:
+    """RSS and PSS in bytes; what was swapped out counts as if it were there."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     sizes = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines[1:]}
-    return sizes.get("Rss", 0), sizes.get("Pss", 0)
+    swapped = sizes.get("SwapPss", 0)
+    return sizes.get("Rss", 0) + swapped, sizes.get("Pss", 0) + swapped
 
 
 def _name_of(process: psutil.Process) -> str | None:
@@ -60,33 +63,38 @@ def part(server_pid: int, name: str) -> psutil.Process:
     return next(child for child in psutil.Process(server_pid).children() if _name_of(child) == name)
 
 
+def family(server_pid: int) -> dict[str, int]:
+    """All processes of a server: name to process id. One that we do not know has its id as its name."""
+    server = psutil.Process(server_pid)
+    return {_name_of(p) or f"process {p.pid}": p.pid for p in (server, *server.children(recursive=True))}
+
+
 def usage(server_pid: int, postgres_pid: int, simulator_pid: int) -> dict[str, Usage]:
     """Every process of the run by name, in the order of a cut's way."""
     found: dict[str, Usage] = {"simulator": _one(simulator_pid)}
-    server = psutil.Process(server_pid)
-    family = {name: p.pid for p in (server, *server.children(recursive=True)) if (name := _name_of(p))}
-    order = ("pmdaemon", *sorted(n for n in family if n.startswith("pair-")), "services", "dbmanager")
+    pids = family(server_pid)
+    order = ("pmdaemon", *sorted(n for n in pids if n.startswith("pair-")), "services", "dbmanager")
     for name in (*order, "appserver", "supervisor"):
-        found[name] = _one(family[name])
+        found[name] = _one(pids[name])
     found["postgresql"] = _all(postgres_pid)
     return found
 
 
 def _one(pid: int) -> Usage:
-    return Usage(_cpu_s(pid, dead_children=False), *_memory(pid))
+    return Usage(cpu_s(pid, dead_children=False), *memory(pid))
 
 
 def _all(pid: int) -> Usage:
     """A process and its children, ended ones too. One may end while we look."""
-    cpu_s, rss, pss = _cpu_s(pid, dead_children=True), *_memory(pid)
+    spent_s, rss, pss = cpu_s(pid, dead_children=True), *memory(pid)
     for child in psutil.Process(pid).children(recursive=True):
         try:
-            memory = _memory(child.pid)
-            cpu_s += _cpu_s(child.pid, dead_children=True)
+            used = memory(child.pid)
+            spent_s += cpu_s(child.pid, dead_children=True)
         except (OSError, ProcessLookupError):
             continue
-        rss, pss = rss + memory[0], pss + memory[1]
-    return Usage(cpu_s, rss, pss)
+        rss, pss = rss + used[0], pss + used[1]
+    return Usage(spent_s, rss, pss)
 
 
 def daemon_figures(path: Path) -> dict[str, float]:

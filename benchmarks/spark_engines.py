@@ -231,7 +231,7 @@ def in_duckdb(place: Path, read: JobInputs) -> Found:
 
 def capped_names(found: Found) -> pa.Array:
     """The volumes with a cap."""
-    return pa.array(sorted({row["volume"] for row in found.capped}), pa.string())
+    return pa.array(found.capped_volumes, pa.string())
 
 
 def in_polars(place: Path, read: JobInputs) -> Found:
@@ -432,7 +432,7 @@ def main() -> None:
             name: float(f"{sum(value for value in found.caps[name].to_pylist() if value is not None):.9g}")
             for name in ("cost_per_s", "demand_p50", "demand_p95")
         },
-        "capped": len(found.capped),
+        "capped": found.caps.num_rows - found.caps["cost_per_s"].null_count,
         "harms": found.harms,
         "bursts": [compared_burst(row) for row in found.bursts],
     }

@@ -1,7 +1,7 @@
 """``make bench-spark_fleet``: the policy job on eight weeks of hours of 4,000 gateways, 86 million rows.
 
-Rows are generated first (``spark_world``, some minutes, 1 GB of temporary disk), then the job runs once, in a
-cold process. What counts is its memory: of the driver, and with Spark's Java process, which is the executor
+Rows are generated first (``spark_world``, some minutes, 0.7 GB of temporary disk), then the job runs once, in
+a cold process. What counts is its memory: of the driver, and with Spark's Java process, which is the executor
 here.
 """
 

@@ -39,6 +39,7 @@ VIEWS: Final = (
     PageView("policies", "/policies", "Policies"),
     PageView("policy", "/policies/<name>", "Policy", "policies"),
     PageView("events", "/events", "Events"),
+    PageView("approvals", "/approvals", "Approvals"),
     PageView("jobs", "/jobs", "Jobs"),
     PageView("reports", "/reports", "Reports", elsewhere=True),
     PageView("audit", "/audit", "Audit"),

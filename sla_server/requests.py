@@ -211,7 +211,8 @@ class GatewayListing(ListedGateway):
     is_listed: bool
 
 
-AccountName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._@+-]{0,63}$")]
+ACCOUNT_NAME: Final = r"^[a-z0-9][a-z0-9._@+-]{0,63}$"
+AccountName = Annotated[str, StringConstraints(pattern=ACCOUNT_NAME)]
 RoleName = Literal["viewer", "operator", "admin"]
 Password = Annotated[str, StringConstraints(min_length=12, max_length=1024)]
 
@@ -234,6 +235,35 @@ class AccessChange(RequestBody):
     subject: Annotated[str, StringConstraints(max_length=200)]
     before: dict[str, Any] | None = None
     after: dict[str, Any] | None = None
+
+
+class ApprovalRequest(RequestBody):
+    """A change that is to wait for a second person."""
+
+    op: Literal["mode", "policy_pin", "policy_rollback"]
+    body: dict[str, Any] = Field(default_factory=dict)
+    """Of that operation."""
+    requested_as: Annotated[str, StringConstraints(max_length=600)]
+    """The person behind who asks: the same for an account and its tokens."""
+    lasts_s: Annotated[float, Field(gt=0, le=366 * 86_400)]
+
+
+class ApprovalDecision(RequestBody):
+    """A second person's word about a change that waits."""
+
+    row: dict[str, Any]
+    """Of ``approvals``, as it is stored."""
+    approves: bool
+    note: Annotated[str, StringConstraints(max_length=200)] = ""
+
+
+class ApprovalAnswer(RequestBody):
+    """The REST body that approves or refuses a change; its id is part of the path."""
+
+    digest: Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
+    """Of the change that was seen; another one is not approved by it."""
+    note: Annotated[str, StringConstraints(strip_whitespace=True, max_length=200)] = ""
+    """Others will read it."""
 
 
 class AuditNote(RequestBody):

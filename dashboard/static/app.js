@@ -132,7 +132,8 @@ function notice(text) {
 async function change(method, path, body, done = "") {
   try {
     const answer = await call(method, path, body);
-    if (answer.status === 202) notice("The change is on its way: the services part has not answered yet.");
+    if (answer.body?.approval) notice(`${answer.body.detail}.`);
+    else if (answer.status === 202) notice("The change is on its way: the services part has not answered yet.");
     else if (done) notice(done);
   } catch (error) {
     notice(error.message);

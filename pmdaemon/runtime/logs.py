@@ -8,6 +8,8 @@ Nothing here raises, and nothing waits for a reader: pipes and terminals are ope
 alone, without blocking, and sockets are sent to without blocking. ``sys.stderr`` becomes the same sink, so
 that prints, warnings and the interpreter's own words take the same way.
 
+Of a service of systemd a line becomes an entry of the journal, with fields to select by (``journal``).
+
 A line that comes with an exception has its text (``error``) and names the file of its traceback
 (``traceback``, see ``failures``): no traceback is written to the log.
 
@@ -17,6 +19,7 @@ State: ``LineSink``; its lock guards all of it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import logging
 import os
@@ -35,6 +38,7 @@ import structlog
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.excerpt import printable
 from pmdaemon.runtime.failures import traceback_file
+from pmdaemon.runtime.journal import APART, JournalEntry, encoded, opened
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 STDERR: Final = 2
@@ -49,13 +53,17 @@ class LineSink:
     Args:
         process: named in the line that reports the lost ones.
         write: as ``os.write`` to one descriptor; returns the bytes taken, raises OSError.
+        encode: a line's bytes; those of text, with the end of line, unless given.
 
     Thread: any; also the one that writes a line just now, from a ``__del__`` or the handler of a signal.
     """
 
-    def __init__(self, process: str, write: Callable[[bytes], int]) -> None:
+    def __init__(
+        self, process: str, write: Callable[[bytes], int], encode: Callable[[str], bytes] | None = None
+    ) -> None:
         self._process = process
         self._write = write
+        self._encode = encode or _text
         self._lock = threading.RLock()
         self._waiting: deque[bytes] = deque()
         self._is_writing = False
@@ -67,7 +75,7 @@ class LineSink:
 
     def line(self, text: str) -> None:
         """Write one line; the end of line is added."""
-        data = (text + "\n").encode(errors="backslashreplace")
+        data = self._encode(text)
         with self._lock:
             if self._is_writing:  # by a call of this very thread, which writes this line after its own
                 if self._nested < MOST_NESTED:  # else each line may cause another one for ever
@@ -102,10 +110,14 @@ class LineSink:
         return taken == len(data)
 
     def _report(self) -> bytes:
-        return (
+        return self._encode(
             f"timestamp={_now()} level=warning process={self._process} event=log-lines-lost "
-            f'lines={self._lost} since={self._since} reason="{self._reason or "no room"}"\n'
-        ).encode()
+            f'lines={self._lost} since={self._since} reason="{self._reason or "no room"}"'
+        )
+
+
+def _text(line: str) -> bytes:
+    return (line + "\n").encode(errors="backslashreplace")
 
 
 class _Stderr(io.TextIOBase):
@@ -157,11 +169,15 @@ def configure(process: str) -> None:
     name = os.environ.get("SLA_LOG_LEVEL", "info").lower()
     if name not in LEVELS:
         raise ConfigError("SLA_LOG_LEVEL", f"{name!r} is not a level", f"Use one of {', '.join(LEVELS)}")
-    sink = LineSink(process, _writer())
+    journal = opened(STDERR)
+    if journal is None:
+        sink = LineSink(process, _writer())
+    else:
+        sink = LineSink(process, journal, functools.partial(encoded, process))
     sys.stderr = _Stderr(sink)
     structlog.configure(
         # Bound for the whole process: contextvars of threads started later begin empty.
-        processors=[_Renderer(process)],
+        processors=[_Renderer(process, for_journal=journal is not None)],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[name]),
         logger_factory=lambda *_: _LineLogger(sink),
         cache_logger_on_first_use=True,
@@ -217,15 +233,24 @@ class _LineLogger:
 class _Renderer:
     """An event to a line, whatever its values do."""
 
-    def __init__(self, process: str) -> None:
+    def __init__(self, process: str, *, for_journal: bool = False) -> None:
         self._process = process
+        self._logfmt = structlog.processors.LogfmtRenderer(
+            key_order=["timestamp", "level", "process", "event"]
+        )
+        self._message = structlog.processors.LogfmtRenderer()
         self._steps: tuple[Callable[..., Any], ...] = (
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             self._tracebacks_to_files,
-            structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "process", "event"]),
+            self._entry if for_journal else self._logfmt,
         )
+
+    def _entry(self, logger: object, method: str, event: structlog.typing.EventDict) -> JournalEntry:
+        """The line for the journal, which has time, level and process in fields of its own."""
+        values = self._message(logger, method, {key: event[key] for key in event if key not in APART})
+        return JournalEntry.of(f"{event.get('event', '')} {values}".strip(), event)
 
     def _tracebacks_to_files(
         self, _logger: object, _method: str, event: structlog.typing.EventDict
@@ -249,7 +274,7 @@ class _Renderer:
             line: Any = event
             for step in self._steps:
                 line = step(logger, method, line)
-            return str(line)
+            return line if isinstance(line, str) else str(line)
         except Exception as exc:  # noqa: BLE001 - a log line must not raise, not even for want of memory
             return (
                 f"timestamp={_now()} level={method} process={self._process} event={name} "

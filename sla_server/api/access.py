@@ -8,7 +8,8 @@ its row: a person who was given the right to come in need not wait for the datab
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import structlog
@@ -16,17 +17,22 @@ import structlog
 from pmdaemon.errors import SlaError
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.excerpt import printable
-from sla_server.api.accounts import ACTIVE, SESSIONS_MAX, Directory, digest_of, role_of
-from sla_server.api.errors import LoginRefused, TooManyLogins
+from sla_server.api.accounts import ACTIVE, DELETED, SESSIONS_MAX, Directory, digest_of, role_of
+from sla_server.api.approvals import Approvals
+from sla_server.api.config import ApiConfig
+from sla_server.api.errors import ApiError, LoginRefused, TooManyLogins
 from sla_server.api.failed_logins import Entry, FailedLogins
+from sla_server.api.identity import ASK, ProviderIdentity
 from sla_server.api.operations import Operation, Operations
-from sla_server.api.passwords import PASSWORD_MAX, LoginLimits, Passwords
+from sla_server.api.passwords import PASSWORD_MAX, LoginLimits, Passwords, network_of
 from sla_server.api.roles import Principal
 from sla_server.requests import AccessChange
 from sla_server.rows import Row
 
 log = structlog.get_logger("api-access")
 NOBODY: Final = "not signed in"
+PROVIDER: Final = "OpenID Connect"
+"""What the audit log calls a sign-in through the provider."""
 HOUR_US: Final = 3_600_000_000
 
 
@@ -39,7 +45,7 @@ class Access:
         operations: Operations,
         clock: Clock,
         *,
-        session_hours: float,
+        config: ApiConfig,
         passwords: Passwords | None = None,
     ) -> None:
         self.directory = directory
@@ -48,7 +54,9 @@ class Access:
         self._failed = FailedLogins(clock)
         self._operations = operations
         self._clock = clock
-        self._session_us = round(session_hours * HOUR_US)
+        self._session_us = round(config.session_hours * HOUR_US)
+        self.approvals = Approvals(directory, operations, config)
+        self._provided = threading.Lock()  # one account of the provider is made or changed at a time
 
     def change(
         self,
@@ -108,6 +116,95 @@ class Access:
         self._limits.succeeded(name, address)
         self._record_failed(self._failed.succeeded(name, address))
         return Principal(name, role_of(account), account["labels"], account=name)
+
+    def by_provider(self, fetch: Callable[[], ProviderIdentity], address: str) -> Principal:
+        """Who signs in through the provider of OpenID Connect; ``fetch`` asks it who it is.
+
+        Raises:
+            TooManyLogins: from this address.
+            LoginRefused: the provider, the mapping or the account refuse it; it says why.
+            Unavailable: the provider does not answer, or accounts cannot be read.
+        """
+        key = f"{PROVIDER} {network_of(address)}"
+        self._limits.take(key, address)
+        name = PROVIDER
+        try:
+            identity = fetch()
+            name = identity.name
+            principal = self._of_identity(identity)
+        except LoginRefused as exc:
+            why = {"by": PROVIDER, "why": exc.detail}
+            entries = self._failed.add(name, address)
+            self._record_failed((of, {**why, **after} if of == name else after) for of, after in entries)
+            raise
+        except ApiError:
+            self._limits.succeeded(key, address)  # no fault of theirs
+            raise
+        self._limits.succeeded(key, address)
+        self._record_failed(self._failed.succeeded(name, address))
+        return principal
+
+    def _of_identity(self, identity: ProviderIdentity) -> Principal:
+        """The account of somebody whom the provider vouches for; made, or changed, as the mapping says."""
+        with self._provided:
+            self._check_one_account(identity)
+            account = self.directory.account(identity.name)
+            if account is not None and account.get("identity", "") != identity.subject:
+                whose = (
+                    "was another person's at the provider" if account.get("identity") else "is a local one"
+                )
+                problem = f"the account {identity.name!r} {whose}, so it is not yours"
+                raise LoginRefused(
+                    problem, f"An administrator ends it first: sla user delete {identity.name}"
+                )
+            if not identity.role:
+                self._end_all(account)
+                raise LoginRefused(
+                    f"{identity.name!r} is known to the provider, but may not come in here", ASK
+                )
+            if account is not None and account["state"] != ACTIVE:
+                problem = f"the account {identity.name!r} is disabled"
+                raise LoginRefused(problem, f"An administrator enables it: sla user enable {identity.name}")
+            row = self._provided_row(identity, account)
+        return Principal(row["name"], role_of(row), row["labels"], account=row["name"])
+
+    def _check_one_account(self, identity: ProviderIdentity) -> None:
+        """One person has one account: somebody with two could approve what they asked for themselves."""
+        for row in self.directory.rows("accounts"):
+            is_theirs = row.get("identity", "") == identity.subject and row["state"] != DELETED
+            if is_theirs and row["name"] != identity.name:
+                former = row["name"]
+                problem = f"the provider calls you {identity.name!r} now; your account is {former!r}"
+                raise LoginRefused(problem, f"An administrator ends that: sla user delete {former}")
+
+    def _provided_row(self, identity: ProviderIdentity, account: Row | None) -> Row:
+        given = {"role": identity.role, "labels": identity.labels}
+        if account is not None:
+            before = {key: account[key] for key in given}
+            if before == given:
+                return account
+            row = {**account, **given, "changed_us": self.directory.changed_us(account)}
+            who, subject = f"{identity.name} ({PROVIDER})", identity.name
+            self.change(who, "user-change", subject, "accounts", row, before=before, after=given)
+            return row
+        former = {row["name"]: row for row in self.directory.rows("accounts")}.get(identity.name)
+        assert former is None or former["state"] == DELETED
+        at_us = self.directory.changed_us(former)
+        row = {"name": identity.name, **given, "password": "", "identity": identity.subject, "state": ACTIVE}
+        row |= dict.fromkeys(("created_us", "changed_us", "sessions_from_us"), at_us)
+        after = {**given, "identity": identity.subject}
+        self.change(f"{identity.name} ({PROVIDER})", "user-add", identity.name, "accounts", row, after=after)
+        return row
+
+    def _end_all(self, account: Row | None) -> None:
+        """Somebody may come in no more: the sessions that are open end, too."""
+        if account is None:
+            return
+        name = account["name"]
+        ended = len(self.directory.open_sessions(lambda row: row["account"] == name))
+        if ended:
+            row, after = self.directory.without_sessions(account), {"sessions": ended}
+            self.change(PROVIDER, "sessions-end", name, "accounts", row, after=after)
 
     def code_refused(self, address: str) -> None:
         """Somebody tried a one-time code that is not good; counted as often as passwords may be tried."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sla_server.api.route import ApiRoute, Query
+from sla_server.api.route import LIMIT, ApiRoute, Query
 
 CHAIN_MAX: Final = 1000
 ACCESS_ROUTES: Final = (
@@ -62,6 +62,30 @@ ACCESS_ROUTES: Final = (
         changes=True,
         role="viewer",
         scope="free",
+    ),
+    ApiRoute(
+        "GET",
+        "/approvals",
+        "approvals",
+        "Changes that wait for a second person, oldest first; or all there were, newest first.",
+        (Query("all", "boolean", "Also those that wait no more."), LIMIT),
+        items="approvals",
+    ),
+    ApiRoute(
+        "POST",
+        "/approvals/{approval_id}/approve",
+        "approve_change",
+        "Carry out what another person asked for, exactly as it was asked.",
+        body="ApprovalAnswer",
+        changes=True,
+    ),
+    ApiRoute(
+        "POST",
+        "/approvals/{approval_id}/refuse",
+        "refuse_change",
+        "End a change that waits; also one's own.",
+        body="ApprovalAnswer",
+        changes=True,
     ),
     ApiRoute(
         "GET",

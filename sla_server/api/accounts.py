@@ -33,7 +33,12 @@ DISABLED: Final = "disabled"
 DELETED: Final = "deleted"
 SESSIONS_MAX: Final = 32
 """Open sessions of one account; the oldest ends when one more begins."""
-KEYS: Final = {"accounts": "name", "api_tokens": "token_id", "sessions": "session_id"}
+KEYS: Final = {
+    "accounts": "name",
+    "api_tokens": "token_id",
+    "sessions": "session_id",
+    "approvals": "approval_id",
+}
 """Tables, and the column of their key."""
 TOKEN_PREFIX: Final = "sla_"  # noqa: S105 - what secret scanners look for
 
@@ -49,6 +54,9 @@ class AccessSource(Protocol):
 
     def sessions(self, now_us: int) -> list[Row]:
         """Sessions whose time is not up."""
+
+    def approvals(self, now_us: int) -> list[Row]:
+        """Changes that wait for a second person, and whose time is not up."""
 
 
 def digest_of(secret: str) -> str:
@@ -97,6 +105,7 @@ class Directory:
                 "accounts": self._source.accounts(),
                 "api_tokens": self._source.tokens(now_us),
                 "sessions": self._source.sessions(now_us),
+                "approvals": self._source.approvals(now_us),
             }
             with self._lock:
                 self._merge(found, now_us)
@@ -137,6 +146,10 @@ class Directory:
             if table == "api_tokens":
                 self._index()
 
+    def now_us(self) -> int:
+        """The server's time."""
+        return self._clock.unix_us()
+
     def take_back(self, table: str, row: Row) -> None:
         """A change that was ``put`` is none: what was so before holds again, unless it changed once more."""
         name = str(row[KEYS[table]])
@@ -173,6 +186,15 @@ class Directory:
                 "the database cannot be read, so accounts, API tokens and sessions are not known",
                 "Use the server's own token (DATA_DIR/api.token), or try again when the database is back",
             )
+
+    def without_sessions(self, account: Row) -> Row:
+        """The account, with all sessions so far ended."""
+        at_us = self.changed_us(account)
+        return {
+            **account,
+            "changed_us": at_us,
+            "sessions_from_us": at_us + 1,
+        }  # those of this microsecond, too
 
     def account(self, name: str) -> Row | None:
         """An account that was not deleted.

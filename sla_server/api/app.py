@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final, cast
-from urllib.parse import urlsplit
 
 import structlog
 from flask import Flask, Response, g, request
@@ -27,6 +26,7 @@ from sla_server.api.context import AppContext
 from sla_server.api.errors import ApiError, Unavailable
 from sla_server.api.handlers import (
     access,
+    approvals,
     documents,
     live,
     notifications,
@@ -63,6 +63,7 @@ def handler_of(route: ApiRoute) -> Handler:
         reports,
         space,
         access,
+        approvals,
     ):
         found = vars(module).get(route.operation)
         if callable(found):
@@ -87,7 +88,7 @@ def create_app(context: AppContext) -> Flask:
     app = Flask("sla_server.api", static_folder=None)
     app.config.update(
         SECRET_KEY=session_key(context.token),
-        SESSION_COOKIE_NAME=f"sla_session_{urlsplit(context.address).port}",  # a host's ports share cookies
+        SESSION_COOKIE_NAME=f"sla_session_{context.cookie_suffix}",
         SESSION_COOKIE_HTTPONLY=True,
         SESSION_COOKIE_SAMESITE="Strict",
         SESSION_COOKIE_SECURE=context.config.is_https,

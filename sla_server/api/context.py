@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from pmdaemon.runtime.clock import Clock
 from sla_server.api.access import Access
@@ -13,6 +15,9 @@ from sla_server.api.operations import Operations
 from sla_server.api.scope import Scopes
 from sla_server.api.security import Guard, Logins
 from sla_server.db.queries.reader import SqlReader
+
+if TYPE_CHECKING:  # its libraries take some MB, for those who use it
+    from sla_server.api.oidc import OidcProvider
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +37,10 @@ class AppContext:
     clock: Clock
     address: str
     """Of the page, as a browser on this machine names it; ends with a slash."""
+    oidc: OidcProvider | None = None
+    """None: nobody signs in through a provider."""
+
+    @property
+    def cookie_suffix(self) -> str:
+        """Makes names of cookies this server's: the ports of a host share cookies."""
+        return str(urlsplit(self.address).port)

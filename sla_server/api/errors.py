@@ -78,14 +78,18 @@ class LoginNeeded(ApiError):
 
 
 class LoginRefused(ApiError):
-    """Name and password do not fit, or the account is disabled; it does not say which."""
+    """Name and password do not fit, or the account is disabled, no word which; or the provider says no."""
 
     status = 403
     slug = "login-refused"
     title = "Signing in was refused"
 
-    def __init__(self, problem: str = "name and password do not fit, or the account is disabled") -> None:
-        super().__init__(problem, "Try again; an administrator can set a new password: sla user passwd NAME")
+    def __init__(
+        self,
+        problem: str = "name and password do not fit, or the account is disabled",
+        fix: str = "Try again; an administrator can set a new password: sla user passwd NAME",
+    ) -> None:
+        super().__init__(problem, fix)
 
 
 class Forbidden(ApiError):

@@ -12,6 +12,7 @@ from sla_server.events.event import schema as event_schema
 from sla_server.reports.document import IssuedReport, inlined_schema
 from sla_server.requests import (
     AcknowledgeBody,
+    ApprovalAnswer,
     AuditNote,
     GatewayName,
     ModeSet,
@@ -35,6 +36,7 @@ SCHEMAS: Final[dict[str, Any]] = {
     "VolumesDecision": VolumesDecision.model_json_schema(),
     "Acknowledge": AcknowledgeBody.model_json_schema(),
     "AuditNote": AuditNote.model_json_schema(),
+    "ApprovalAnswer": ApprovalAnswer.model_json_schema(),
     "NewUser": NewUser.model_json_schema(),
     "UserChange": UserChange.model_json_schema(),
     "NewToken": NewToken.model_json_schema(),

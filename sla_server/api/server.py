@@ -39,7 +39,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import structlog
 import waitress
@@ -59,7 +59,7 @@ from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
 from sla_server.api.access import Access
 from sla_server.api.accounts import Directory
-from sla_server.api.config import WORKER_THREADS, ApiConfig
+from sla_server.api.config import OIDC_CALLBACK, WORKER_THREADS, ApiConfig
 from sla_server.api.context import AppContext
 from sla_server.api.live_view import LiveView
 from sla_server.api.mailbox_thread import MailboxThread, RequestPoster
@@ -67,10 +67,13 @@ from sla_server.api.metrics import MailboxCollector, Metrics
 from sla_server.api.operations import Operations
 from sla_server.api.passwords import network_of
 from sla_server.api.scope import Scopes
-from sla_server.api.security import PEER_UID, Guard, Logins, load_or_make_token
+from sla_server.api.security import PEER_UID, Guard, Logins, load_or_make_token, session_key
 from sla_server.api.tls import PageCertificate
 from sla_server.config import ResolvedConfig
 from sla_server.db.queries.reader import SqlReader, open_reader
+
+if TYPE_CHECKING:
+    from sla_server.api.oidc import OidcProvider
 
 log = structlog.get_logger("appserver")
 Phase = Literal["asking", "answering", "idle", "working"]
@@ -424,7 +427,7 @@ def make_context(
         guard=Guard(token, config.hosts(), directory, needs_login=config.reading == "login"),
         logins=Logins(clock),
         scopes=Scopes(source, clock),
-        access=Access(directory, operations, clock, session_hours=config.session_hours),
+        access=Access(directory, operations, clock, config=config),
         metrics=Metrics(
             live,
             operations,
@@ -434,7 +437,18 @@ def make_context(
         ),
         clock=clock,
         address=address,
+        oidc=make_provider(config, token, clock, address),
     )
+
+
+def make_provider(config: ApiConfig, token: str, clock: Clock, address: str) -> OidcProvider | None:
+    """The provider that is configured; its libraries take some MB, so they are read for those who use it."""
+    if not config.oidc.issuer:
+        return None
+    from sla_server.api.oidc import OidcProvider
+
+    redirect_url = config.oidc.redirect_url or address.rstrip("/") + OIDC_CALLBACK
+    return OidcProvider(config.oidc, redirect_url, session_key(token), clock)
 
 
 def run(config: ResolvedConfig, stop: Stop) -> int:

@@ -31,6 +31,7 @@ import httpx
 from pmdaemon.runtime import sockets
 from pmdaemon.runtime.toml_file import read_toml
 from sla_server.cli.errors import (
+    ApprovalNeeded,
     BadUsage,
     NotAnAnswer,
     NoToken,
@@ -133,6 +134,7 @@ class Client:
             NoToken: none was found, the server does not know it, or another user's process would get it.
             Refused: the server said no.
             Pending: it has still not answered.
+            ApprovalNeeded: it waits for a second person.
         """
         headers = {**(how.pop("headers", None) or {}), **self._identity()}
         return self._call(method, path, headers=headers, **how)
@@ -210,6 +212,9 @@ class Client:
     def _call(self, method: str, path: str, **how: Any) -> Any:
         response = self._send(method, f"/api/v1{path}", **how)
         if response.status_code == 202:
+            said = response.json()
+            if "approval" in said:
+                raise ApprovalNeeded(str(said["detail"]), str(said["approval"]))
             return self._await(str(response.headers["Location"]), how.get("headers") or {})
         return _answer(self.server, response)
 
@@ -219,6 +224,11 @@ class Client:
         while True:
             state = _answer(self.server, self._send("GET", operation, headers=headers))
             if state["state"] == "done":
+                row = (state["body"] or {}).get("approval") or {}
+                if row.get("state") == "pending":
+                    raise ApprovalNeeded(
+                        f"{row['text']} waits until a second person approves it", row["approval_id"]
+                    )
                 return state["body"]
             if state["state"] == "failed":
                 raise RequestRefused(int(state["code"]), state["body"])

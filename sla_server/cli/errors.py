@@ -98,6 +98,15 @@ class Pending(CliError):
         )
 
 
+class ApprovalNeeded(CliError):
+    """The change waits for a second person."""
+
+    exit_status = 75  # EX_TEMPFAIL
+
+    def __init__(self, detail: str, approval: str) -> None:
+        super().__init__(f"{detail}.\n  Another account does it: sla approvals approve {approval[:8]}")
+
+
 class LiveValuesMissing(CliError):
     """What is stored was shown, but the services part is silent: what is so now is not known."""
 

@@ -317,6 +317,9 @@ def _secrets(client: Client, loaded: configuration.ResolvedConfig | None) -> Ite
         return
     with suppress(OSError):
         yield loaded.api.token_path(loaded.data_dir).read_text(errors="replace")
+    if (client_secret := loaded.api.oidc.client_secret_file) is not None:
+        with suppress(OSError):
+            yield client_secret.read_text(errors="replace")
     yield from _secrets_of(loaded.model_dump(mode="json"), "")
     folder = loaded.data_dir / loaded.notify.secrets_dir
     with suppress(OSError):

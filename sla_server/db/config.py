@@ -21,6 +21,10 @@ class FilesConfig(StrictModel):
     """An fsspec URL instead of ``parquet_dir``, for example ``s3://bucket/prefix`` (its driver, here s3fs,
     must be installed). Empty: the local directory."""
 
+    group_readable: bool = False
+    """Whether members of the server's group may read the local files, too, for a policy job with a user of
+    its own. The directories above them decide who gets there."""
+
     cuts_max_age_h: float = Field(default=48.0, gt=0)
     """Files of raw cuts are given up when their newest cut is this old."""
 

@@ -175,6 +175,7 @@ RULES: Final = (
     RetentionRule("decisions", "at_us", "decisions_days", both_ways=True),
     RetentionRule("sessions", "expires_us", "events_days"),
     RetentionRule("api_tokens", "expires_us", "audit_days"),
+    RetentionRule("approvals", "expires_us", "audit_days"),
     RetentionRule("pools", "read_us", "space_days"),
     RetentionRule("pool_volumes", "gone_us", "space_days"),
     RetentionRule("pool_days", "day_us", "space_days", both_ways=True),

@@ -367,6 +367,7 @@ accounts = Table(
     _key("name", Text),
     *(_text(name) for name in ("role", "password", "labels", "state")),
     *(_count(name) for name in ("created_us", "changed_us", "sessions_from_us")),
+    _text("identity"),
 )
 
 api_tokens = Table(
@@ -472,6 +473,18 @@ reports = Table(
 )
 """Issued reports: rows are inserted and never change; triggers refuse it (``sql/versions/0019``)."""
 
+approvals = Table(
+    "approvals",
+    metadata,
+    _key("approval_id", Text),
+    *(_text(name) for name in ("op", "body", "basis", "digest", "text", "state")),
+    *(_text(name) for name in ("requested_by", "requested_as", "decided_by", "answer")),
+    *(_count(name) for name in ("requested_us", "expires_us", "changed_us")),
+    _big("decided_us"),
+    Index("approvals_requested", "requested_us", "approval_id"),
+)
+"""Changes that wait, or waited, for a second person."""
+
 REJECTED: Final = "rejected"
 REJECTED_PINNED: Final = "rejected-pinned"
 """Of a policy that the back-test is against, and of the same while an operator pins it."""
@@ -516,6 +529,7 @@ RECORDABLE: Final = frozenset(
         "accounts",
         "api_tokens",
         "sessions",
+        "approvals",
     )
 )
 """Tables that RECORD may write; of ``policies`` only ``state``, of ``gateways`` only that one is lost."""

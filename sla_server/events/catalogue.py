@@ -121,6 +121,7 @@ CONTROL: Final = {
     "storage-recovered": EventKind("info", "The backend answers again.", ends="storage-fault"),
     "mode-changed": EventKind("info", "A person changed who may be slowed down."),
     "policy-applied": EventKind("info", "A policy of the policy job is in force."),
+    "approval-requested": EventKind("info", "A change waits for a second person.", "sla approvals list"),
 }
 GATEWAYS: Final = {
     "gateway-up": EventKind("info", "A gateway is there.", ends="gateway"),

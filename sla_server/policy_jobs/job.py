@@ -118,10 +118,18 @@ class Found:
     @property
     def capped(self) -> list[dict[str, Any]]:
         """Rows with a cap."""
+        rows: list[dict[str, Any]] = self._with_cap().to_pylist()
+        return rows
+
+    @property
+    def capped_volumes(self) -> list[str]:
+        """Names of the volumes with a cap, without a Python object for each of their hours."""
+        return sorted(self._with_cap()["volume"].unique().to_pylist())
+
+    def _with_cap(self) -> pa.Table:
         import pyarrow.compute as pc
 
-        rows: list[dict[str, Any]] = self.caps.filter(pc.field("cost_per_s").is_valid()).to_pylist()
-        return rows
+        return self.caps.filter(pc.field("cost_per_s").is_valid())
 
 
 def compute(spark: SparkSession, rows: inputs.Statistics, read: inputs.JobInputs) -> Found:
@@ -168,7 +176,7 @@ def _bursts(spark: SparkSession, slots: DataFrame, found: Found, hours: HourTabl
     """Burst pairs of volumes with a cap: only there they have a use."""
     from pyspark.sql import functions as F
 
-    capped = sorted({row["volume"] for row in found.capped})
+    capped = found.capped_volumes
     recent = slots.where(F.col("at_us") >= hours.end_us - BURST_DAYS * 86_400 * transforms.US_A_SECOND)
     some = recent.join(
         F.broadcast(spark.createDataFrame([(name,) for name in capped], "volume string")), "volume"

@@ -20,6 +20,7 @@ import click
 import structlog
 
 from pmdaemon.errors import SlaError
+from pmdaemon.runtime import config as files
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.stop import end_with_parent
 from sla_server import config as configuration
@@ -137,13 +138,25 @@ def describe(result: dict[str, Any]) -> str:
     "-o", "output", type=click.Choice(["table", "json"]), default="table", help="Form of the answer."
 )
 @click.option("--scheduled", is_flag=True, hidden=True, help="Started by the server.")
+@click.option("--show-config", is_flag=True, help="Print the values in force and exit.")
+@click.option("--check-config", is_flag=True, help="Check the file and exit.")
 def main(
-    path: Path | None, agreement: str | None, period: str, preliminary: bool, output: str, scheduled: bool
+    path: Path | None,
+    agreement: str | None,
+    period: str,
+    preliminary: bool,
+    output: str,
+    scheduled: bool,
+    show_config: bool,
+    check_config: bool,
 ) -> None:
     """Issue reports: all that are due, or the one of an agreement's period."""
     logs.configure("report-job")
     try:
         config = configuration.load(path)
+        if show_config or check_config:
+            click.echo(files.show(config) if show_config else "configuration is good")
+            return
         if scheduled:
             end_with_parent()
             os.nice(NICER)

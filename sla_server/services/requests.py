@@ -10,8 +10,10 @@ Belongs to the main loop.
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import uuid
+from collections import OrderedDict
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -30,6 +32,8 @@ from sla_server.requests import (
     Acknowledgement,
     AgreementDelete,
     AgreementsApply,
+    ApprovalDecision,
+    ApprovalRequest,
     DocumentEnd,
     GatewayListing,
     ModeSet,
@@ -41,6 +45,7 @@ from sla_server.requests import (
     VolumesDecision,
 )
 from sla_server.rows import Rows
+from sla_server.services import approvals
 from sla_server.services import catalog as catalogs
 from sla_server.services.catalog import AgreementChange, Catalog, Change
 from sla_server.services.rows import audit_row, event_row
@@ -81,7 +86,11 @@ class Requests:
             "volumes_approve": partial(self._volumes, approve=True),
             "volumes_revoke": partial(self._volumes, approve=False),
             "access": self._access,
+            "approval_request": self._approval_request,
+            "approval_decide": self._approval_decide,
         }
+        self._with: dict[str, Rows] = {}  # request to the rows that are recorded with its change
+        self._decided: OrderedDict[str, None] = OrderedDict()  # approvals that SQL may still call pending
 
     def handle(self, asked: ServiceRequest, now_ns: int, now_us: int) -> None:
         """One REQUEST."""
@@ -117,6 +126,7 @@ class Requests:
 
     def _finish(self, request: str, code: int, body: Body) -> None:
         self._pending.pop(request, None)
+        self._with.pop(request, None)
         self._desk.respond(request, code, body)
 
     def _refuse(self, request: str, code: int, problem: str, fix: str) -> None:
@@ -132,7 +142,7 @@ class Requests:
             else:
                 self._refuse(request, 503, f"not recorded: {error}", "Try again")
 
-        self._desk.record_sender.append(rows, done)
+        self._desk.record_sender.append([*rows, *self._with.pop(request, ())], done)
 
     def _submit(
         self, request: str, make: Callable[[Catalog, int], Change | None], body: Callable[[Change], Body]
@@ -454,6 +464,57 @@ class Requests:
             ("policies", {"version": version, "state": "rolled-back"}),
         ]
         self._when_durable(request, rows, {"rolled_back": version})
+
+    def _approval_request(self, request: str, who: str, raw: Body, now_us: int) -> None:
+        """A change that waits for a second person; one that would change nothing is carried out."""
+        asked = ApprovalRequest.model_validate(raw)
+        wanted = approvals.MODELS[asked.op].model_validate(asked.body)
+        basis = approvals.basis_of(self._desk, asked.op, wanted)
+        if approvals.is_so_already(wanted, basis):
+            self._ops[asked.op](request, who, asked.body, now_us)
+            return
+        if isinstance(wanted, ModeSet) and wanted.backend is not None and basis["own"] is None:
+            known = self._desk.controller.backends()
+            if wanted.backend not in known:
+                self._refuse(request, 404, *_unknown_backend(wanted.backend, known))
+                return
+        row, rows = approvals.requested(asked, who, wanted, basis, now_us)
+        self._when_durable(request, rows, {"approval": row})
+
+    def _approval_decide(self, request: str, who: str, raw: Body, now_us: int) -> None:
+        """Carry out a change that waited, exactly as it was asked for, or end it."""
+        body = ApprovalDecision.model_validate(raw)
+        row, name = body.row, str(body.row["approval_id"])
+        if approvals.digest_of(row) != row["digest"]:
+            self._refuse(request, 409, f"approval {name} is not what was asked for", "Ask for it again")
+            return
+        if row["state"] != approvals.PENDING or name in self._decided or now_us >= row["expires_us"]:
+            self._refuse(request, 409, f"approval {name} waits no more", "See 'sla approvals list --all'")
+            return
+        if not body.approves:
+            after, rows = approvals.decided(row, who, "refused", body.note, now_us)
+            self._remember_decided(name)
+            self._when_durable(request, rows, {"approval": after})
+            return
+        wanted = approvals.MODELS[row["op"]].model_validate(json.loads(row["body"]))
+        basis = approvals.basis_of(self._desk, row["op"], wanted)
+        if basis != json.loads(row["basis"]):
+            _after, rows = approvals.decided(row, who, "outdated", body.note, now_us)
+            self._remember_decided(name)
+            self._desk.record_sender.append(rows, lambda _ok, _error: None)
+            problem = f"what {row['requested_by']} asked for was based on something else: {row['text']}"
+            self._refuse(request, 409, problem, "Ask for it again; nothing was changed")
+            return
+        _after, self._with[request] = approvals.decided(row, who, "approved", body.note, now_us)
+        names = f"{row['requested_by']}, approved by {who}"
+        self._ops[row["op"]](request, names, json.loads(row["body"]), now_us)
+        if request in self._pending:  # it was not refused
+            self._remember_decided(name)
+
+    def _remember_decided(self, name: str) -> None:
+        self._decided[name] = None
+        while len(self._decided) > MAX_PENDING:
+            self._decided.popitem(last=False)
 
 
 def _unknown_backend(backend: str, known: Collection[str]) -> tuple[str, str]:

@@ -33,9 +33,10 @@ READY = {
     "backend": "[data-use=erp-db]",
     "gateways": "[data-gateway=g-1]",
     "pools": "#pools meter",
-    "policies": "[data-policy='3']",
+    "policies": "[data-harm]",
     "policy": "[data-cap=batch]",
     "events": "[data-event=e0003]",
+    "approvals": "[data-approval='5c0f']",
     "jobs": "[data-job=j-1]",
     "audit": "[data-entry=a-1]",
 }
@@ -44,8 +45,10 @@ SAYS = {
     "agreement": ("erp-gold", "storage-team to acme", "p95 of latency at most 5.00 ms up to 3,000 IOPS"),
     "volume": ("batch is throttled to", "on disk-0", "held to 290 weighted IOPS"),
     "backend": ("371 weighted IOPS", "largest load at which the promise was kept"),
+    "policies": ("Version 3", "70 % of the harm", "likely cause", "Only 12 intervals, 30 needed."),
     "policy": ("not tried on stored I/O", "40 of 168"),
     "gateways": ("13.7 %", "gateway-a"),
+    "approvals": ("mode enforce on the server (now observe)", "zoe"),
     "jobs": ("it helps", "version 3"),
     "audit": ("token", "mode"),
 }
@@ -188,6 +191,8 @@ def test_the_views_of_one_thing_lead_to_each_other(site: Site, page: Page) -> No
         assert driver.find_element(By.CSS_SELECTOR, "#heat .b3").get_attribute("title") == (
             "Mon 00:00 UTC: at most 300 weighted IOPS, usual demand up to 450"
         )
+        width = "return document.getElementById('harms-graph').naturalWidth"
+        until(driver, lambda: driver.execute_script(width) > 0, "the graph of who hurt whom is drawn")
 
 
 def test_a_past_period_has_its_own_figures_and_a_broken_address_breaks_nothing(

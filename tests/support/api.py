@@ -19,7 +19,7 @@ from pmdaemon.wire.kinds import Kind
 from sla_server import audit_chain
 from sla_server.agreements.load import load_documents
 from sla_server.api.access import Access
-from sla_server.api.accounts import Directory
+from sla_server.api.accounts import KEYS, Directory
 from sla_server.api.config import ApiConfig
 from sla_server.api.context import AppContext
 from sla_server.api.live_view import LiveView
@@ -32,6 +32,7 @@ from sla_server.api.security import Guard, Logins
 from sla_server.db.errors import DatabaseUnavailable
 from sla_server.events.event import SEVERITIES
 from sla_server.reports.issue import issue
+from sla_server.services.approvals import digest_of
 from tests.support.agreements import FULL, agreement, calendar_text, maintenance_text
 from tests.support.reports import MINUTE_US, StoredRows, episode_row, slice_row, throttle_row
 
@@ -298,7 +299,7 @@ _PASSWORD_HASH = QUICK_PASSWORDS.hash(PASSWORD)
 def account(**changed: Any) -> dict[str, Any]:
     """A row of ``accounts``: ann, an operator whose password is PASSWORD."""
     row = {"name": "ann", "role": "operator", "password": _PASSWORD_HASH, "labels": "", "state": "active"}
-    return {**row, "created_us": 1, "changed_us": 1, "sessions_from_us": 1, **changed}
+    return {**row, "identity": "", "created_us": 1, "changed_us": 1, "sessions_from_us": 1, **changed}
 
 
 def session(**changed: Any) -> dict[str, Any]:
@@ -322,6 +323,16 @@ def api_token(**changed: Any) -> dict[str, Any]:
     return {**row, "revoked_us": None, **changed}
 
 
+def approval(**changed: Any) -> dict[str, Any]:
+    """A row of ``approvals``: zoe asks for enforce on the whole server."""
+    row = {"approval_id": "5c0f", "op": "mode", "body": '{"mode":"enforce"}', "state": "pending"}
+    row |= {"basis": '{"mode":"observe","own":null}', "text": "mode enforce on the server (now observe)"}
+    row |= {"requested_by": "zoe", "requested_as": "account zoe", "decided_by": "", "answer": ""}
+    row |= {"requested_us": 5, "expires_us": 4_000_000_000_000_000, "changed_us": 5, "decided_us": None}
+    row |= changed
+    return {**row, "digest": digest_of(row)}
+
+
 def audit_rows(count: int) -> list[dict[str, Any]]:
     """Rows of the audit log in their chain."""
     rows: list[dict[str, Any]] = []
@@ -341,6 +352,7 @@ class FakeAccess:
             "accounts": {"ann": account()},
             "api_tokens": {"70c3": api_token()},
             "sessions": {"5e55": session()},
+            "approvals": {"5c0f": approval()},
         }
     )
     away: bool = False
@@ -349,7 +361,7 @@ class FakeAccess:
     def stored(self, header: dict[str, Any]) -> None:
         """A request to ``services`` that it carries out."""
         if table := header["body"].get("table"):
-            key = {"accounts": "name", "api_tokens": "token_id", "sessions": "session_id"}[table]
+            key = KEYS[table]
             self.rows[table][header["body"]["row"][key]] = header["body"]["row"]
 
     def _all(self, table: str) -> list[dict[str, Any]]:
@@ -359,6 +371,13 @@ class FakeAccess:
 
     def accounts(self) -> list[dict[str, Any]]:
         return self._all("accounts")
+
+    def approvals(self, now_us: int) -> list[dict[str, Any]]:
+        rows = self._all("approvals")
+        return [row for row in rows if row["state"] == "pending" and row["expires_us"] > now_us]
+
+    def approvals_newest(self, limit: int) -> list[dict[str, Any]]:
+        return sorted(self._all("approvals"), key=lambda row: -row["requested_us"])[:limit]
 
     def tokens(self, now_us: int) -> list[dict[str, Any]]:
         return [row for row in self._all("api_tokens") if row["expires_us"] > now_us]
@@ -1020,9 +1039,7 @@ def make_context(
         guard=Guard(TOKEN, settings.hosts(), directory, needs_login=settings.reading == "login"),
         logins=Logins(used),
         scopes=Scopes(rows, used),
-        access=Access(
-            directory, operations, used, session_hours=settings.session_hours, passwords=QUICK_PASSWORDS
-        ),
+        access=Access(directory, operations, used, config=settings, passwords=QUICK_PASSWORDS),
         metrics=Metrics(live, operations, box, rows, settings.metrics_rows_max),
         clock=used,
         address="http://127.0.0.1:8411/",

@@ -21,6 +21,9 @@ from sla_server.rows import Row
 SECRETS: Final = ("password", "digest")
 TOKENS_MAX: Final = 1000
 DAY_US: Final = 86_400_000_000
+PROVIDED: Final = (
+    "Change it there, or [[api.oidc.map]] in the configuration; 'sla user disable' keeps them out"
+)
 LABELS_FOR_VIEWERS: Final = "an account with labels sees its agreements alone, so its role is viewer"
 
 
@@ -108,17 +111,11 @@ def end_sessions(context: AppContext, request: Request) -> Response:
         raise Forbidden("only an administrator ends the sessions of others", "Leave account out for your own")
     account = _account(context, name)
     ended = len(context.access.directory.open_sessions(lambda row: row["account"] == name))
-    row = _without_sessions(context, account)
+    row = context.access.directory.without_sessions(account)
     operation = context.access.change(
         principal.who, "sessions-end", name, "accounts", row, after={"sessions": ended}
     )
     return answered(operation, {"ended": ended})
-
-
-def _without_sessions(context: AppContext, account: Row) -> Row:
-    """The account, with all sessions so far ended."""
-    at_us = context.access.directory.changed_us(account)
-    return {**account, "changed_us": at_us, "sessions_from_us": at_us + 1}  # those of this microsecond, too
 
 
 def _account(context: AppContext, name: str) -> Row:
@@ -166,6 +163,7 @@ def add_user(context: AppContext, request: Request) -> Response:
         "role": body.role,
         "password": context.access.passwords.hash(body.password),
         "labels": labels,
+        "identity": "",
         "state": ACTIVE,
         "created_us": at_us,
         "changed_us": at_us,
@@ -195,10 +193,12 @@ def change_user(context: AppContext, request: Request, name: str) -> Response:
     """Change an account."""
     body = responses.parse_body(UserChange, responses.json_body(request))
     account = _account(context, name)
+    if account.get("identity") and (body.role or body.labels is not None):
+        raise _conflict(f"role and labels of {name!r} come from the provider, at each sign-in", PROVIDED)
     role = body.role or account["role"]
     labels = account["labels"] if body.labels is None else body.labels
     state = account["state"] if body.enabled is None else (ACTIVE if body.enabled else DISABLED)
-    row = {**_without_sessions(context, account), "role": role, "state": state}
+    row = {**context.access.directory.without_sessions(account), "role": role, "state": state}
     row["labels"] = _labels(context, labels, role)
     operation = context.access.change(
         g.who, "user-change", name, "accounts", row, before=_about(account), after=_about(row)
@@ -209,7 +209,7 @@ def change_user(context: AppContext, request: Request, name: str) -> Response:
 def delete_user(context: AppContext, _request: Request, name: str) -> Response:
     """End an account."""
     account = _account(context, name)
-    row = {**_without_sessions(context, account), "state": DELETED, "password": ""}
+    row = {**context.access.directory.without_sessions(account), "state": DELETED, "password": ""}
     operation = context.access.change(g.who, "user-delete", name, "accounts", row, before=_about(account))
     return answered(operation, {"name": name})
 
@@ -282,13 +282,15 @@ def set_password(context: AppContext, request: Request, name: str) -> Response:
     if principal.account != name and principal.role != Role.admin:
         raise Forbidden("only an administrator sets the passwords of others", "Name your own account")
     account = _account(context, name)
+    if account.get("identity"):
+        raise _conflict(f"{name!r} signs in through the provider, without a password here", PROVIDED)
     if principal.account == name:
         try:
             context.access.by_password(name, body.current, request.remote_addr or "")
         except LoginRefused as exc:
             raise LoginRefused("current: that is not the password until now") from exc
     _check_password(body.password, name)
-    row = _without_sessions(context, account)
+    row = context.access.directory.without_sessions(account)
     row["password"] = context.access.passwords.hash(body.password)
     operation = context.access.change(principal.who, "user-password", name, "accounts", row)
     if principal.account == name and principal.session:

@@ -7,6 +7,8 @@ author.
 
 from __future__ import annotations
 
+from typing import Final
+
 from flask import Request, Response, g
 from pydantic import BaseModel
 
@@ -37,6 +39,8 @@ from sla_server.requests import (
     VolumesDecision,
 )
 from sla_server.rows import Row
+
+WAITS: Final = "waits-for-approval"
 
 
 def apply_slas(context: AppContext, request: Request) -> Response:
@@ -181,7 +185,21 @@ def _decide(context: AppContext, request: Request, op: str) -> Response:
 
 def _ask(context: AppContext, op: str, body: BaseModel | None = None) -> Response:
     members = {} if body is None else body.model_dump(exclude_unset=True)
-    return answered(context.operations.ask(op, g.who, members))
+    approvals = context.access.approvals
+    if not approvals.is_needed(op, body):
+        return answered(context.operations.ask(op, g.who, members))
+    operation = approvals.request(g.principal, op, members)
+    row = operation.result().get("approval") if operation.done.is_set() else None
+    if row is None:  # not answered yet, or there was nothing to approve
+        return answered(operation)
+    detail = f"{row['text']} waits as {row['approval_id']} until a second person approves it"
+    answer = {
+        "state": WAITS,
+        "approval": row["approval_id"],
+        "expires_us": row["expires_us"],
+        "detail": detail,
+    }
+    return responses.as_json(answer, 202, {"Location": f"{PREFIX}/approvals"})
 
 
 def answered(operation: Operation, body: Row | None = None) -> Response:

@@ -22,18 +22,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
-import pyarrow as pa
-import pyarrow.compute as pc
 import structlog
 from sqlalchemy import Connection, Engine, Table, cast, delete, func, select
 from sqlalchemy.types import BigInteger
 
 from pmdaemon.runtime.clock import Clock
 from sla_server.db import schema
-from sla_server.db.archive.files import FileWriter
 from sla_server.db.archive.manifest import MISSED, MOVED_KEY, ROLLUPS, FileRow, add, raise_boundary
 from sla_server.db.archive.store import FileStore
-from sla_server.db.arrow import arrow_schema, batches
 from sla_server.db.engine import begin, translated
 from sla_server.db.schema import HOUR_US
 
@@ -181,6 +177,12 @@ class RollupExport:
             return _sums(connection, kind, table, span)
 
     def _write(self, kind: str, table: Table, span: SlotSpan) -> _Written:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        from sla_server.db.archive.files import FileWriter
+        from sla_server.db.arrow import arrow_schema, batches
+
         now_us = self._clock.unix_us()
         start = datetime.fromtimestamp(span.from_us // 1_000_000, UTC)
         name = f"{kind}/{start:%Y-%m-%d}/{self._owner}-{start:%Y%m%dT%H%M}-{now_us}.parquet"

@@ -82,10 +82,16 @@ class FileStore(Protocol):
 
 
 class LocalFiles:
-    """A directory."""
+    """A directory.
 
-    def __init__(self, root: Path) -> None:
+    Args:
+        root: its path.
+        group_readable: whether members of this process's group may read the files that are published.
+    """
+
+    def __init__(self, root: Path, *, group_readable: bool = False) -> None:
         self._root = root
+        self._group_readable = group_readable
 
     @property
     def address(self) -> str:
@@ -108,10 +114,14 @@ class LocalFiles:
     def publish(self, aside: Path, name: str) -> None:
         """See ``FileStore``."""
         final = self._root / name
+        if self._group_readable:
+            aside.chmod(0o640)
         sync_file(aside)
         aside.rename(final)
         # The process that made the directories may have died before their names were on disk.
         for directory in (final.parent, final.parent.parent, self._root):
+            if self._group_readable:
+                directory.chmod(0o750)
             sync_directory(directory)
 
     def open(self, name: str) -> BinaryIO:
@@ -236,7 +246,7 @@ def open_files(config: DatabaseConfig, data_dir: Path) -> FileStore:
     """
     if config.files.url:
         return UrlFiles(config.files.url, data_dir / "parquet-aside")
-    return LocalFiles(config.resolved_parquet_dir(data_dir))
+    return LocalFiles(config.resolved_parquet_dir(data_dir), group_readable=config.files.group_readable)
 
 
 def sweep(files: FileStore, owner: str, kept: set[str], old_before_s: float) -> Sequence[str]:

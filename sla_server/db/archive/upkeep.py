@@ -49,7 +49,6 @@ from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock
 from sla_server.db.archive import manifest
 from sla_server.db.archive.export import RollupExport
-from sla_server.db.archive.files import CUT_SCHEMA, FileWriter, fitted, opened, tables_of
 from sla_server.db.archive.manifest import BY_DAY, BY_HOUR, CUTS, FileRow, ManifestChanged
 from sla_server.db.archive.store import FileStore
 from sla_server.db.config import FilesConfig
@@ -162,6 +161,8 @@ def merge_files(files: FileStore, group: Sequence[FileRow]) -> FileRow:
         FileDamaged: an input is not what its row says; nothing was published.
         ArchiveFailed: the output cannot be written; nothing was published.
     """
+    from sla_server.db.archive.files import CUT_SCHEMA, FileWriter, fitted, opened, tables_of
+
     kind = group[0].kind
     with opened(files, group[0]) as first:
         schema = CUT_SCHEMA if kind == CUTS else first.schema_arrow

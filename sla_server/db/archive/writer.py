@@ -26,13 +26,12 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.wire.messages.server import Problem
-from sla_server.db.archive.files import CUT_SCHEMA, FileWriter, cut_table
 from sla_server.db.archive.manifest import CUTS, FinishedFile
 from sla_server.db.archive.store import FileStore, LocalFiles, sweep
 from sla_server.db.errors import ArchiveFailed
@@ -40,6 +39,9 @@ from sla_server.db.ingest.batch import CutColumns, DecodedBatch, IngestedCut, de
 from sla_server.db.ingest.queue import STEP_BYTES, IngestQueue
 from sla_server.db.ingest.records import event_row
 from sla_server.db.ingest.transaction import IngestStore
+
+if TYPE_CHECKING:  # imported with the first cut: a server without gateways needs no Arrow, which takes 20 MB
+    from sla_server.db.archive.files import FileWriter
 
 FOREIGN_ORPHAN_AGE_S: Final = 86_400  # files of another queue: its manager may be about to commit them
 log = structlog.get_logger("db-writer")
@@ -116,6 +118,8 @@ class CutFileWriter:
         self._min_us = min(self._min_us, *starts) if self._cuts else min(starts)
         self._max_us = max(self._max_us, *(item.end_us for item in items))
         self._cuts += len(items)
+        from sla_server.db.archive.files import cut_table
+
         try:
             self._open_file().write(cut_table(items, columns))
         except ArchiveFailed:
@@ -166,6 +170,8 @@ class CutFileWriter:
 
     def _open_file(self) -> FileWriter:
         """The writer, opened at the first cut."""
+        from sla_server.db.archive.files import CUT_SCHEMA, FileWriter
+
         if self._writer is None:
             # The day of writing; the cuts in it may be older (backlog): the manifest has their times.
             self._day = datetime.fromtimestamp(self._clock.unix_us() // 1_000_000, UTC).date().isoformat()

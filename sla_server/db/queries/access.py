@@ -1,4 +1,4 @@
-"""Accounts, API tokens and sessions: who may come in; and the audit log in the order of its chain."""
+"""Accounts, API tokens, sessions, approvals: who may do what; and the audit log in the order of its chain."""
 
 from __future__ import annotations
 
@@ -31,6 +31,18 @@ class AccessQueries:
         table = schema.sessions
         statement = select(table).where(table.c.expires_us > now_us)
         return self._read(statement.order_by(table.c.created_us, table.c.session_id))
+
+    def approvals(self, now_us: int) -> list[Row]:
+        """Changes that wait for a second person, oldest first, of those whose time is not up."""
+        table = schema.approvals
+        statement = select(table).where(table.c.state == "pending", table.c.expires_us > now_us)
+        return self._read(statement.order_by(table.c.requested_us, table.c.approval_id))
+
+    def approvals_newest(self, limit: int) -> list[Row]:
+        """All that wait or waited, newest first."""
+        table = schema.approvals
+        newest = select(table).order_by(table.c.requested_us.desc(), table.c.approval_id.desc())
+        return self._read(newest.limit(limit))
 
     def audit_chain(self, after_seq: int, limit: int) -> list[Row]:
         """Rows of the audit log behind that number, in the order of the chain, texts as they are stored."""

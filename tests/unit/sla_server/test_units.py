@@ -41,6 +41,22 @@ def test_nobody_else_reads_what_they_keep(name: str) -> None:
     assert modes == {"0700"}, "the default is 0755: database and statistics would be anybody's to read"
 
 
+def test_each_service_has_a_user_of_its_own() -> None:
+    names = ("sla-server", "sla-policy", "sla-relay", "gateway-agent")
+    users = {service(name)["user"] for name in names}
+    assert users == {"sla", "sla-policy", "sla-relay", "sla-agent"}
+    assert all(service(name)["group"] == service(name)["user"] for name in names)
+
+
+def test_the_policy_job_sees_of_the_server_its_parquet_files_alone() -> None:
+    text = (UNITS / "sla-policy.service").read_text()
+    named = [
+        line for line in text.splitlines() if "sla-server" in line and not line.startswith(("#", "After="))
+    ]
+    assert named == ["BindReadOnlyPaths=-/var/lib/sla-server/parquet:/var/lib/sla-policy/parquet"]
+    assert service("sla-policy")["supplementarygroups"] == "sla", "server.toml is readable by that group"
+
+
 def test_systemd_watches_the_supervisor_and_never_the_parent_of_data_planes() -> None:
     assert float(service("sla-server")["watchdogsec"]) >= 120, "it stops five parts, 10 s each at most"
     assert "watchdogsec" not in service("gateway-agent"), "application I/O would end with a parent that hangs"

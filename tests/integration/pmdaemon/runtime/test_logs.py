@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 LIMIT_S = 60
 
@@ -86,3 +87,35 @@ def test_a_process_without_stderr_writes_its_lines_nowhere() -> None:
     script = f'exec "{sys.executable}" -c "$0" 3 2>&-'
     done = subprocess.run(["sh", "-c", script, WRITER], stdout=subprocess.PIPE, timeout=LIMIT_S, check=False)
     assert (done.returncode, done.stdout) == (3, b"went on")
+
+
+def test_a_service_of_systemd_writes_entries_of_the_journal(tmp_path: Path) -> None:
+    """stderr is the stream that systemd names: the journal's socket gets fields, stderr nothing."""
+    program = (
+        "import sys, structlog\n"
+        "from pmdaemon.runtime import journal, logs\n"
+        "journal.SOCKET = sys.argv[1]\n"
+        "logs.configure('dbmanager')\n"
+        "structlog.get_logger('x').error('file-damaged', path='/srv/a', bytes=7)\n"
+        "print('a word of a library', file=sys.stderr)\n"
+    )
+    address = str(tmp_path / "journal")
+    ours, theirs = socket.socketpair()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal, ours, theirs:
+        journal.bind(address)
+        journal.settimeout(LIMIT_S)
+        status = os.fstat(theirs.fileno())
+        environment = {**os.environ, "JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino}"}
+        command = [sys.executable, "-c", program, address]
+        done = subprocess.run(command, stderr=theirs.fileno(), env=environment, check=False, timeout=LIMIT_S)
+        entry, printed = journal.recv(65_536).decode(), journal.recv(65_536).decode()
+        theirs.close()
+        assert (done.returncode, ours.recv(1)) == (0, b"")
+    lines = entry.splitlines()
+    assert lines[:3] == [
+        "MESSAGE=file-damaged path=/srv/a bytes=7",
+        "PRIORITY=3",
+        "SYSLOG_IDENTIFIER=sla-dbmanager",
+    ]
+    assert lines[4:] == ["SLA_EVENT=file-damaged", "SLA_PATH=/srv/a", "SLA_BYTES=7"]
+    assert printed == "MESSAGE=a word of a library\nPRIORITY=5\nSYSLOG_IDENTIFIER=sla-dbmanager\n"

@@ -12,6 +12,7 @@ from sla_server.db import audit, schema
 from sla_server.db.engine import begin
 from sla_server.db.errors import DbError
 from sla_server.db.schema import DAY_US
+from sla_server.services.approvals import digest_of
 from tests.support import api
 from tests.support.database import Rig
 from tests.support.samples import T0, record_message
@@ -81,6 +82,20 @@ def test_accounts_tokens_and_sessions_are_stored_and_read(rig: Rig) -> None:
     ended = api.session(ended_us=now_us, changed_us=now_us)
     rig.feed(record_message([("sessions", ended)]))
     assert access.sessions(now_us) == [ended]
+
+
+def test_changes_that_wait_are_stored_and_read_until_they_are_decided(rig: Rig) -> None:
+    now_us = rig.clock.unix_us()
+    waits, old = api.approval(), api.approval(approval_id="0ld", expires_us=now_us, requested_us=3)
+    rig.feed(record_message([("approvals", waits), ("approvals", old)]))
+    access = rig.reader.access
+    assert access.approvals(now_us) == [waits]
+    assert access.approvals_newest(10) == [waits, old]
+    assert digest_of(access.approvals(now_us)[0]) == waits["digest"], "as it was asked for"
+    done = {**waits, "state": "approved", "decided_by": "bob", "decided_us": now_us, "changed_us": now_us}
+    rig.feed(record_message([("approvals", done)]))
+    assert access.approvals(now_us) == []
+    assert access.approvals_newest(1) == [done]
 
 
 def test_a_row_that_stays_behind_the_last_one_that_left_is_still_checked() -> None:

@@ -24,7 +24,7 @@ OTHERS = ("erp", "gold", "batch", "disk-0", "gateway-", "mail", "scratch", "repo
 KNOWN = {"name": "erp-gold", "volume": "erp-db", "version": "2", "kind": "Route", "event_id": "e0001"}
 KNOWN |= {"owner": "gateway-a", "pool": "data", "other": "3", "operation_id": "x", "which": "x"}
 KNOWN |= {"address": "10.0.0.5:7412", "throttle_id": "t-1", "session_id": "5e55"}
-KNOWN |= {"report_id": "r-1", "backend": "disk-0"}
+KNOWN |= {"report_id": "r-1", "backend": "disk-0", "approval_id": "5c0f"}
 
 
 class Customers(api.FakeSource):

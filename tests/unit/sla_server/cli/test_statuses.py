@@ -21,7 +21,7 @@ from sla_server.cli.statuses import EXIT_STATUSES
 
 OFFLINE = ("validate", "schema", "explain", "completion", "queue", "mailbox", "import", "simulate")
 """Commands that ask no server."""
-LOCAL = ("ca", "storage", "support", "policy run", "events")
+LOCAL = ("ca", "storage", "support", "policy run", "policy rollup", "events")
 """Commands that work on the server's files, or start a program: not called here."""
 
 

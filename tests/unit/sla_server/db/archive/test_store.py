@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from sla_server.db.archive.store import LocalFiles, UrlFiles, open_files, sweep
@@ -72,6 +74,20 @@ def test_sweep_spares_what_is_kept_and_what_others_may_commit(files):
         put(files, name)
     assert sweep(files, "abcd", {NAME}, 0) == [orphan]
     assert set(files.listing()) == {NAME, foreign}
+
+
+@pytest.mark.parametrize(("is_shared", "modes"), [(False, {0o700, 0o600}), (True, {0o750, 0o640})])
+def test_the_group_reads_files_if_it_may(tmp_path, is_shared, modes):
+    """A policy job with a user of its own is shown this directory; nobody else is let in by it."""
+    config = DatabaseConfig(files={"group_readable": is_shared})
+    files = open_files(config, tmp_path)
+    former = os.umask(0o077)  # that of the server
+    try:
+        put(files, NAME)
+    finally:
+        os.umask(former)
+    root = tmp_path / "parquet"
+    assert {path.stat().st_mode & 0o777 for path in (root, *root.rglob("*"))} == modes
 
 
 def test_the_configuration_chooses(tmp_path):

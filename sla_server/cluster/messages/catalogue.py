@@ -1,0 +1,263 @@
+"""The catalogue: which destinations there are, and with what settings (C2, C11).
+
+One document a destination, in a key-value bucket of the engine with as many copies as the destinations have.
+A session has a copy of it in memory, brought up to date when another one announces a new destination and,
+should an announcement be lost (it is one message that no one keeps), every ``REFRESH_S``. Those who wait for
+destinations to come (wildcards) are called with what is new.
+
+A destination is created in this order: its JetStream stream, its document, the announcement. A crash between
+them leaves a stream without a document; to create the destination again finds it and goes on.
+
+Thread: the link's, all of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Final
+
+import nats.errors
+import nats.js.api
+import nats.js.errors
+import structlog
+
+from sla_server.cluster.messages import names
+from sla_server.cluster.messages.errors import BadSettings, DestinationDiffers, DestinationMissing
+from sla_server.cluster.messages.link import ANSWER_S, EngineLink
+
+log = structlog.get_logger("messages")
+BUCKET: Final = "SLA_DESTINATIONS"
+ANNOUNCEMENTS: Final = "sla.announce"
+REFRESH_S: Final = 5.0
+DUPLICATES_S: Final = 600.0
+"""For so long the engine knows identities of messages; a producer gives up earlier."""
+_CREATE_S: Final = 60.0
+_ATOMIC_SINCE: Final = (2, 12)
+
+
+class DestinationKind(Enum):
+    """What becomes of a message."""
+
+    QUEUE = "queue"
+    """One consumer is given it; stored until it acknowledges."""
+    TOPIC = "topic"
+    """Every subscriber is given it; stored until all of them acknowledged. Without any it is not kept."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Destination:
+    """A queue or topic.
+
+    Attributes:
+        name: see ``names``.
+        domain: destinations of one domain share a JetStream stream, and so a primary, limits and their kind;
+            a transaction within one is a single step. "" is a domain of its own.
+        replicas: primary and synchronous backups.
+        max_bytes, max_messages: of the domain; -1 has no limit. A message beyond it is refused. Each
+            node that has a copy reserves ``max_bytes`` of its disk.
+    """
+
+    name: str
+    kind: DestinationKind = DestinationKind.QUEUE
+    domain: str = ""
+    replicas: int = 3
+    max_bytes: int = 64 << 20
+    max_messages: int = -1
+
+    def check(self, *, reserved: bool = False) -> None:
+        """Refuse settings that cannot be.
+
+        Raises:
+            BadName, BadSettings: with the field.
+        """
+        names.check_name(self.name, reserved=reserved)
+        if self.domain:
+            names.check_name(self.domain, "domain")
+        if not 1 <= self.replicas <= 5:
+            raise BadSettings("replicas", self.replicas, "the engine has 1 to 5 synchronous copies")
+        for field, value in (("max_bytes", self.max_bytes), ("max_messages", self.max_messages)):
+            if value != -1 and value < 1:
+                raise BadSettings(field, value, "it must be at least 1, or -1 for no limit")
+
+    @property
+    def subject(self) -> str:
+        """Where its messages are published."""
+        return names.subject(self.domain or self.name, self.name)
+
+    @property
+    def stream(self) -> str:
+        """The JetStream stream that has them."""
+        return names.stream_name(self.domain or self.name)
+
+    def encode(self) -> bytes:
+        """Its document."""
+        return json.dumps(dataclasses.asdict(self) | {"kind": self.kind.value}, sort_keys=True).encode()
+
+    @classmethod
+    def parse(cls, document: bytes) -> Destination:
+        """From its document; fields of a later release are left out."""
+        fields = json.loads(document)
+        known = {field.name for field in dataclasses.fields(cls)}
+        return cls(
+            **{key: value for key, value in fields.items() if key in known}
+            | {"kind": DestinationKind(fields["kind"])}
+        )
+
+    def differences(self, other: Destination) -> dict[str, tuple[object, object]]:
+        """Field -> (here, there), of those that differ."""
+        pairs = {
+            field.name: (getattr(self, field.name), getattr(other, field.name))
+            for field in dataclasses.fields(self)
+        }
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+class Catalogue:
+    """A session's copy of the catalogue, and how to change it."""
+
+    def __init__(self, link: EngineLink, replicas: int) -> None:
+        self._link = link
+        self._replicas = replicas
+        self._found: dict[str, Destination] = {}
+        self._listeners: list[Callable[[Destination], None]] = []
+        self._refreshed = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+        self.has_batches = False
+
+    async def open(self) -> None:
+        """Make the bucket if there is none, read it, and keep up with it."""
+        version = self._link.client.connected_server_version
+        self.has_batches = (version.major, version.minor) >= _ATOMIC_SINCE
+
+        async def make_bucket() -> None:
+            await self._link.stream.create_key_value(
+                nats.js.api.KeyValueConfig(bucket=BUCKET, history=1, replicas=self._replicas)
+            )
+
+        async def find_bucket() -> None:
+            try:
+                await self._link.stream.key_value(BUCKET)
+            except nats.js.errors.NotFoundError:
+                await make_bucket()
+
+        await self._link.retry(find_bucket, "the catalogue", _CREATE_S)
+
+        async def announced(_message: object) -> None:
+            self._wake.set()
+
+        await self._link.client.subscribe(ANNOUNCEMENTS, cb=announced)
+        await self._link.retry(self.refresh, "the catalogue", _CREATE_S)
+        self._task = asyncio.create_task(self._keep_up())
+
+    async def get(self, name: str) -> Destination:
+        """One destination.
+
+        Raises:
+            DestinationMissing: there is none.
+        """
+        if name not in self._found:
+            await self._link.retry(self.refresh, "the catalogue", _CREATE_S)
+        try:
+            return self._found[name]
+        except KeyError:
+            raise DestinationMissing(name) from None
+
+    def listen(self, listener: Callable[[Destination], None]) -> Callable[[], None]:
+        """Call ``listener`` with each destination, also those that come; returns what ends it."""
+        self._listeners.append(listener)
+        for destination in list(self._found.values()):
+            listener(destination)
+        return lambda: self._listeners.remove(listener)
+
+    async def create(self, wanted: Destination) -> Destination:
+        """Make a destination, or find the one that is there.
+
+        Raises:
+            DestinationDiffers: it, or another one of its domain, has other settings.
+            NotConfirmed: the cluster has no majority; repeat it.
+        """
+        await self._link.retry(lambda: self._make_stream(wanted), f"stream of {wanted.name!r}", _CREATE_S)
+        there = await self._link.retry(
+            lambda: self._make_document(wanted), f"destination {wanted.name!r}", _CREATE_S
+        )
+        if different := wanted.differences(there):
+            raise DestinationDiffers(wanted.name, different)
+        self._add(there)
+        await self._link.client.publish(ANNOUNCEMENTS, wanted.name.encode())
+        return there
+
+    async def refresh(self) -> None:
+        """Read what is new."""
+        async with self._refreshed:
+            bucket = await self._link.stream.key_value(BUCKET)
+            try:
+                keys = await bucket.keys()
+            except nats.js.errors.NoKeysError:
+                return
+            for key in keys:
+                if key not in self._found:
+                    entry = await bucket.get(key)
+                    self._add(Destination.parse(entry.value or b""))
+
+    def _add(self, destination: Destination) -> None:
+        if destination.name in self._found:
+            return
+        self._found[destination.name] = destination
+        for listener in list(self._listeners):
+            listener(destination)
+
+    async def _make_stream(self, wanted: Destination) -> None:
+        config = stream_config(wanted, has_batches=self.has_batches)
+        try:
+            there = (await self._link.stream.stream_info(wanted.stream)).config
+        except nats.js.errors.NotFoundError:
+            there = (await self._link.stream.add_stream(config)).config
+        fields = ("retention", "max_bytes", "max_msgs", "num_replicas")
+        pairs: dict[str, tuple[Any, Any]] = {
+            field: (getattr(config, field), getattr(there, field)) for field in fields
+        }
+        if different := {field: pair for field, pair in pairs.items() if pair[0] != pair[1]}:
+            raise DestinationDiffers(wanted.name, different)
+
+    async def _make_document(self, wanted: Destination) -> Destination:
+        bucket = await self._link.stream.key_value(BUCKET)
+        try:
+            await bucket.create(wanted.name, wanted.encode())
+        except nats.js.errors.KeyWrongLastSequenceError:  # another session was first, or a try of ours
+            entry = await bucket.get(wanted.name)
+            return Destination.parse(entry.value or b"")
+        return wanted
+
+    async def _keep_up(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), REFRESH_S)
+            self._wake.clear()
+            try:
+                await asyncio.wait_for(self.refresh(), 2 * ANSWER_S)
+            except (TimeoutError, OSError, nats.errors.Error) as exc:
+                log.debug("catalogue-not-read", problem=str(exc))  # the next round reads it
+
+
+def stream_config(destination: Destination, *, has_batches: bool) -> nats.js.api.StreamConfig:
+    """What the engine is asked to make for a destination's domain."""
+    is_queue = destination.kind is DestinationKind.QUEUE
+    retention = nats.js.api.RetentionPolicy.WORK_QUEUE if is_queue else nats.js.api.RetentionPolicy.INTEREST
+    return nats.js.api.StreamConfig(
+        name=destination.stream,
+        subjects=[names.domain_subjects(destination.domain or destination.name)],
+        retention=retention,
+        discard=nats.js.api.DiscardPolicy.NEW,
+        max_bytes=destination.max_bytes,
+        max_msgs=destination.max_messages,
+        num_replicas=destination.replicas,
+        storage=nats.js.api.StorageType.FILE,
+        duplicate_window=DUPLICATES_S,
+        allow_atomic=True if has_batches else None,
+    )

@@ -1,0 +1,143 @@
+"""Errors of the message system.
+
+ClusterError (sla_server.cluster.errors)
+└── MessagesError                 root of all below
+    ├── BadName                   a name of a destination or consumer that is not allowed
+    ├── BadSelector               a selector that cannot be read
+    ├── BadSettings               a limit that is out of its range
+    ├── StateInUse                another process makes identifiers from this directory
+    ├── DestinationMissing        no destination of that name
+    ├── DestinationDiffers        it exists with other settings
+    ├── DestinationFull           it refuses more until some is consumed (retryable)
+    ├── PayloadTooLarge           it does not fit into one message of the engine
+    ├── FragmentsDamaged          fragments are missing, or not what was sent
+    ├── NotConfirmed              no answer in time: it may have happened (retryable, with the same identity)
+    └── SessionClosed             the session was closed
+"""
+
+from __future__ import annotations
+
+from sla_server.cluster.errors import ClusterError
+
+
+class MessagesError(ClusterError):
+    """Root of the errors of the message system."""
+
+
+class BadName(MessagesError):
+    """A name that is not allowed."""
+
+    exit_status = 64  # EX_USAGE
+
+    def __init__(self, what: str, name: str, problem: str) -> None:
+        self.name = name
+        super().__init__(f"{what} {name!r}: {problem}")
+
+
+class BadSelector(MessagesError):
+    """A selector that cannot be read."""
+
+    exit_status = 64
+
+    def __init__(self, text: str, problem: str) -> None:
+        self.text = text
+        super().__init__(
+            f"selector {text!r}: {problem}. Write tokens with * and > (orders.*, orders.>), "
+            "glob:PATTERN or regex:EXPRESSION"
+        )
+
+
+class BadSettings(MessagesError):
+    """A limit or number that is out of its range."""
+
+    exit_status = 64
+
+    def __init__(self, field: str, value: object, allowed: str) -> None:
+        self.field = field
+        super().__init__(f"{field} is {value!r}; {allowed}")
+
+
+class StateInUse(MessagesError):
+    """Two processes with one directory would make the same identifiers."""
+
+    exit_status = 75  # EX_TEMPFAIL
+    retryable = True
+
+    def __init__(self, directory: object) -> None:
+        super().__init__(
+            f"{directory} is in use by another process. End that one, or give each process a directory and a "
+            "node number of its own"
+        )
+
+
+class DestinationMissing(MessagesError):
+    """No destination has this name."""
+
+    exit_status = 68  # EX_NOHOST, the nearest
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"there is no destination {name!r}. Create it first")
+
+
+class DestinationDiffers(MessagesError):
+    """The destination exists with other settings."""
+
+    def __init__(self, name: str, differences: dict[str, tuple[object, object]]) -> None:
+        self.name = name
+        self.differences = differences
+        named = ", ".join(
+            f"{key} is {there!r}, not {here!r}" for key, (here, there) in sorted(differences.items())
+        )
+        super().__init__(f"destination {name!r} exists with other settings: {named}. Ask for the same")
+
+
+class DestinationFull(MessagesError):
+    """The destination takes no more until some was consumed. The message was not stored."""
+
+    exit_status = 75
+    retryable = True
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name = name
+        self.reason = reason
+        super().__init__(f"destination {name!r} is full: {reason}. Send again when some was consumed")
+
+
+class PayloadTooLarge(MessagesError):
+    """The message does not fit into one of the engine."""
+
+    exit_status = 65  # EX_DATAERR
+
+    def __init__(self, size_bytes: int, limit_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self.limit_bytes = limit_bytes
+        super().__init__(f"a message of {size_bytes} bytes exceeds {limit_bytes} bytes. Use send_large")
+
+
+class FragmentsDamaged(MessagesError):
+    """A message of fragments cannot be put together."""
+
+    exit_status = 65
+
+    def __init__(self, identity: str, problem: str) -> None:
+        self.identity = identity
+        super().__init__(f"message {identity}: {problem}. What was read of it must not be used")
+
+
+class NotConfirmed(MessagesError):
+    """The cluster gave no answer in time. What was asked may have happened, or may still."""
+
+    exit_status = 75
+    retryable = True
+
+    def __init__(self, what: str, limit_s: float, problem: str) -> None:
+        self.what = what
+        super().__init__(f"{what} was not confirmed within {limit_s:g} s: {problem}. Repeat it unchanged")
+
+
+class SessionClosed(MessagesError):
+    """The session was closed while, or before, it was asked."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"session {name!r} is closed. Open another one")

@@ -1,0 +1,209 @@
+"""Messages larger than one of the engine, in fragments: never whole in memory, on either side (C8).
+
+The fragments are stored first, ``FRAGMENTS_AT_ONCE`` at a time beside other traffic, in a JetStream stream of
+their own; then a manifest with their number, size and digest goes to the destination as an ordinary message.
+The manifest is the commit: until it is stored no consumer knows of the message, and once it is, all fragments
+are there.
+
+::
+
+    sla.f.IDENTITY.0 ... sla.f.IDENTITY.N-1     fragments of FRAGMENT_BYTES, the last one shorter
+    the destination's subject                   manifest: header Sla-Fragments: N SIZE SHA256, empty payload
+
+What a crash leaves: fragments without a manifest, or whose manifest was acknowledged. The engine removes each
+``ORPHANS_S`` after it was stored; so a manifest must be consumed within this time, too.
+
+Thread: the caller's; each fragment is stored and read in the link's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Iterator
+from typing import Any, BinaryIO, Final, NamedTuple
+
+import nats.errors
+import nats.js.api
+import nats.js.errors
+
+from sla_server.cluster.messages.consumer import Received
+from sla_server.cluster.messages.errors import DestinationFull, FragmentsDamaged
+from sla_server.cluster.messages.link import EngineLink, Trouble, classify
+from sla_server.cluster.messages.producer import IDENTITY, SEND_LIMIT_S
+
+STREAM: Final = "SLA_FRAGMENTS"
+MANIFEST: Final = "Sla-Fragments"
+FRAGMENT_BYTES: Final = 256 << 10
+FRAGMENTS_AT_ONCE: Final = 16
+"""4 MiB of memory on either side."""
+ORPHANS_S: Final = 86_400.0
+
+
+class Manifest(NamedTuple):
+    """What a message of fragments is made of. Pure."""
+
+    fragments: int
+    size_bytes: int
+    digest: str
+
+    def encode(self) -> str:
+        """The header's value."""
+        return f"{self.fragments} {self.size_bytes} {self.digest}"
+
+    @classmethod
+    def parse(cls, identity: str, text: str) -> Manifest:
+        """What ``encode`` has made.
+
+        Raises:
+            FragmentsDamaged: it is none.
+        """
+        parts = text.split(" ")
+        if len(parts) != 3 or not all(part.isascii() and part.isdigit() for part in parts[:2]):
+            raise FragmentsDamaged(identity, f"its manifest {text[:80]!r} is none")
+        return cls(int(parts[0]), int(parts[1]), parts[2])
+
+
+class Assembly:
+    """Checks that fragments are those of the manifest, one after the other. Pure."""
+
+    def __init__(self, identity: str, manifest: Manifest) -> None:
+        self._identity = identity
+        self._manifest = manifest
+        self._digest = hashlib.sha256()
+        self._size_bytes = 0
+
+    def add(self, fragment: bytes) -> None:
+        """The next one.
+
+        Raises:
+            FragmentsDamaged: together they are longer than the message.
+        """
+        self._size_bytes += len(fragment)
+        self._digest.update(fragment)
+        if self._size_bytes > self._manifest.size_bytes:
+            raise FragmentsDamaged(
+                self._identity, f"it is longer than the {self._manifest.size_bytes} bytes sent"
+            )
+
+    def finish(self) -> None:
+        """All were added.
+
+        Raises:
+            FragmentsDamaged: they are not what was sent.
+        """
+        if self._size_bytes != self._manifest.size_bytes:
+            problem = f"{self._size_bytes} of {self._manifest.size_bytes} bytes came"
+            raise FragmentsDamaged(self._identity, problem)
+        if self._digest.hexdigest() != self._manifest.digest:
+            raise FragmentsDamaged(self._identity, "its digest differs from that of what was sent")
+
+
+def fragment_subject(identity: str, place: int) -> str:
+    """Where one fragment is stored."""
+    return f"sla.f.{identity}.{place}"
+
+
+class FragmentStore:
+    """Stores and reads fragments for one session.
+
+    Args:
+        link: of the session.
+        replicas, max_bytes: of the stream of all fragments, if it is made here.
+    """
+
+    def __init__(self, link: EngineLink, replicas: int, max_bytes: int) -> None:
+        self._link = link
+        self._config = nats.js.api.StreamConfig(
+            name=STREAM,
+            subjects=["sla.f.>"],
+            retention=nats.js.api.RetentionPolicy.LIMITS,
+            discard=nats.js.api.DiscardPolicy.NEW,
+            max_age=ORPHANS_S,
+            max_bytes=max_bytes,
+            num_replicas=replicas,
+        )
+
+    def store(self, identity: str, source: BinaryIO) -> Manifest:
+        """Store all of ``source`` under ``identity``; the caller then sends the manifest.
+
+        Raises:
+            DestinationFull: there is no room for fragments; those stored are removed after ``ORPHANS_S``.
+            NotConfirmed: perhaps stored; begin again with another identity.
+            OSError: of ``source``.
+        """
+        self._link.run(self._link.retry(self._make_stream, "the stream of fragments", SEND_LIMIT_S))
+        digest, size_bytes, place = hashlib.sha256(), 0, 0
+        while group := _read_group(source):
+            for fragment in group:
+                digest.update(fragment)
+                size_bytes += len(fragment)
+            self._link.run(self._store_group(identity, place, group))
+            place += len(group)
+        return Manifest(place, size_bytes, digest.hexdigest())
+
+    def read(self, received: Received) -> Iterator[bytes]:
+        """The fragments of a received message, in order, as they come; the digest is known only at the end.
+
+        Raises:
+            FragmentsDamaged: at the fragment that is missing, or at the end.
+            NotConfirmed: no node answers.
+        """
+        manifest = Manifest.parse(received.identity, received.headers.get(MANIFEST, ""))
+        assembly = Assembly(received.identity, manifest)
+        for first in range(0, manifest.fragments, FRAGMENTS_AT_ONCE):
+            places = range(first, min(first + FRAGMENTS_AT_ONCE, manifest.fragments))
+            for fragment in self._link.run(self._read_group(received.identity, places)):
+                assembly.add(fragment)
+                yield fragment
+        assembly.finish()
+
+    def remove(self, identity: str) -> None:
+        """Remove a message's fragments at once; else they go after ``ORPHANS_S``."""
+
+        async def attempt() -> Any:
+            return await self._link.stream.purge_stream(STREAM, subject=f"sla.f.{identity}.*")
+
+        self._link.run(self._link.retry(attempt, f"removal of fragments of {identity}", SEND_LIMIT_S))
+
+    async def _make_stream(self) -> None:
+        try:
+            await self._link.stream.stream_info(STREAM)
+        except nats.js.errors.NotFoundError:
+            await self._link.stream.add_stream(self._config)
+
+    async def _store_group(self, identity: str, first: int, group: list[bytes]) -> None:
+        async def store(place: int, fragment: bytes) -> None:
+            subject = fragment_subject(identity, place)
+
+            async def attempt() -> int:
+                return await self._link.publish(subject, fragment, {IDENTITY: subject}, stream=STREAM)
+
+            await self._link.retry(attempt, f"fragment {place} of {identity}", SEND_LIMIT_S)
+
+        try:
+            await asyncio.gather(*(store(first + number, fragment) for number, fragment in enumerate(group)))
+        except nats.errors.Error as exc:
+            if classify(exc) is Trouble.FULL:
+                raise DestinationFull(STREAM, str(exc)) from exc
+            raise
+
+    async def _read_group(self, identity: str, places: range) -> list[bytes]:
+        async def read(place: int) -> bytes:
+            async def attempt() -> bytes:
+                message = await self._link.stream.get_last_msg(STREAM, fragment_subject(identity, place))
+                return message.data or b""
+
+            try:
+                return await self._link.retry(attempt, f"fragment {place} of {identity}", SEND_LIMIT_S)
+            except nats.js.errors.NotFoundError as exc:
+                raise FragmentsDamaged(identity, f"fragment {place} is not stored (any more)") from exc
+
+        return list(await asyncio.gather(*(read(place) for place in places)))
+
+
+def _read_group(source: BinaryIO) -> list[bytes]:
+    group: list[bytes] = []
+    while len(group) < FRAGMENTS_AT_ONCE and (fragment := source.read(FRAGMENT_BYTES)):
+        group.append(fragment)
+    return group

@@ -1,0 +1,224 @@
+"""The session's connection to the engine: one thread with an asyncio loop, in which all of nats runs.
+
+Everything else is blocking: ``run`` hands a coroutine to the thread and waits. A client is connected to one
+node at a time; when that dies the library connects to another of the list, and what had no answer is asked
+again by ``retry``. So whatever is given to ``retry`` must be safe to repeat: publishing with an identity that
+the engine knows from before, acknowledging, creating what may exist.
+
+Errors of nats end here. ``classify`` says which pass (a leader is elected, a node is gone, no majority), and
+which are final. "Full" is an error of its own: the engine has one code for it and for a failed store, so the
+text decides.
+
+Thread: ``run`` from any thread but the link's own; coroutines run in the link's thread, ``cl-NAME``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import ssl
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from enum import Enum
+from typing import Any, Final, TypeVar
+
+import nats
+import nats.aio.client
+import nats.errors
+import nats.js
+import nats.js.errors
+import structlog
+
+from pmdaemon.runtime import watchdog
+from pmdaemon.runtime.backoff import Backoff
+from pmdaemon.runtime.clock import Deadline
+from pmdaemon.runtime.threads import ThreadGroup
+from sla_server.cluster.errors import ClusterRefused, ClusterUnreachable
+from sla_server.cluster.messages.errors import NotConfirmed, SessionClosed
+
+log = structlog.get_logger("messages")
+Result = TypeVar("Result")
+
+ANSWER_S: Final = 2.0
+"""For one answer; less than an election takes (4 s at least)."""
+CONNECT_S: Final = 30.0
+_PING_S: Final = 1  # two unanswered: a node that is stopped but not dead is left after 3 s
+_STORE_FAILED: Final = 10077
+_NO_PEERS: Final = 10005  # also while nodes are starting
+
+
+class Trouble(Enum):
+    """What an error of the engine means for a request."""
+
+    TRANSIENT = "ask again"
+    FULL = "no room at the destination"
+    FINAL = "asking again changes nothing"
+
+
+def classify(exc: Exception) -> Trouble:
+    """See ``Trouble``."""
+    if isinstance(exc, nats.js.errors.APIError):
+        if exc.err_code == _STORE_FAILED and "maximum" in (exc.description or ""):
+            return Trouble.FULL
+        is_passing = (exc.code or 503) >= 500 or exc.err_code == _NO_PEERS
+        return Trouble.TRANSIENT if is_passing else Trouble.FINAL
+    if isinstance(
+        exc, nats.errors.MaxPayloadError | nats.errors.BadSubjectError | nats.errors.AuthorizationError
+    ):
+        return Trouble.FINAL
+    return Trouble.TRANSIENT
+
+
+class EngineLink:
+    """The connection; see the module.
+
+    Args:
+        urls: of nodes of the cluster, ``nats://USER:PASSWORD@HOST:PORT``; others are learned from them.
+        name: of the session, for those who look at a node's connections.
+        tls: if nodes ask for it.
+
+    Attributes:
+        client, stream: of nats; the link's thread only.
+        reconnections: how often another node (or the same, again) was connected to.
+    """
+
+    def __init__(self, urls: Sequence[str], name: str, tls: ssl.SSLContext | None = None) -> None:
+        self._name = name
+        self._urls = list(urls)
+        self._tls = tls
+        self._loop = asyncio.new_event_loop()
+        self._threads = ThreadGroup()
+        self._is_closed = False
+        self.reconnections = 0
+        self.client: nats.aio.client.Client
+        self.stream: nats.js.JetStreamContext
+        self._threads.start(f"cl-{name}"[:15], self._run_loop)
+        try:
+            self.run(self._connect(), CONNECT_S + 5)
+        except BaseException:
+            self._stop()
+            raise
+
+    def run(self, work: Coroutine[Any, Any, Result], limit_s: float | None = None) -> Result:
+        """Run ``work`` in the link's thread; its result or its error.
+
+        Raises:
+            SessionClosed: it was, or became, closed.
+            ClusterRefused: the engine refuses it.
+            TimeoutError: not within ``limit_s``.
+        """
+        try:
+            return self.start(work).result(limit_s)
+        except nats.errors.Error as exc:
+            raise ClusterRefused(f"the cluster's engine refuses it: {exc}") from exc
+        except concurrent.futures.CancelledError as exc:
+            raise SessionClosed(self._name) from exc
+
+    def start(self, work: Coroutine[Any, Any, Result]) -> concurrent.futures.Future[Result]:
+        """Begin ``work`` in the link's thread."""
+        if self._is_closed:
+            work.close()
+            raise SessionClosed(self._name)
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def call_soon(self, call: Callable[[], object]) -> None:
+        """Let the link's thread call it; after the end nothing happens."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(call)
+
+    async def retry(self, attempt: Callable[[], Awaitable[Result]], what: str, limit_s: float) -> Result:
+        """``attempt`` until it succeeds or fails for good.
+
+        Raises:
+            NotConfirmed: not within ``limit_s``.
+            nats.js.errors.APIError: the engine refuses it (``classify``: full or final).
+        """
+        deadline, backoff = Deadline(limit_s), Backoff(0.02, 0.5)
+        while True:
+            try:
+                return await asyncio.wait_for(attempt(), max(0.01, min(ANSWER_S * 2, deadline.left_s())))
+            except (TimeoutError, OSError, nats.errors.Error) as exc:
+                if classify(exc) is not Trouble.TRANSIENT:
+                    raise
+                if deadline.passed:
+                    raise NotConfirmed(what, limit_s, str(exc) or type(exc).__name__) from exc
+            await asyncio.sleep(min(backoff.failed(), deadline.left_s()))
+
+    async def publish(
+        self, subject: str, data: bytes, headers: dict[str, str], *, stream: str | None = None
+    ) -> int:
+        """Store one message; its sequence. For ``retry``."""
+        ack = await self.stream.publish(subject, data, timeout=ANSWER_S, headers=dict(headers), stream=stream)
+        return int(ack.seq)
+
+    async def step_down(self, stream: str) -> None:
+        """Ask a JetStream stream's leader to let another one lead; takes well below a second."""
+        await self.client.request(f"$JS.API.STREAM.LEADER.STEPDOWN.{stream}", b"", timeout=ANSWER_S)
+        log.warning("stream-leader-stepped-down", stream=stream, session=self._name)
+
+    def close(self, goodbye: Coroutine[Any, Any, object] | None = None, limit_s: float = 10.0) -> None:
+        """End the connection and the thread, after ``goodbye``."""
+        if self._is_closed:
+            if goodbye is not None:
+                goodbye.close()
+            return
+        with contextlib.suppress(TimeoutError, ClusterRefused):
+            self.run(self._disconnect(goodbye), limit_s)
+        self._stop()
+
+    def _stop(self) -> None:
+        self._is_closed = True
+        self.call_soon(self._loop.stop)
+        self._threads.join()
+
+    def _run_loop(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._beat()
+        try:
+            self._loop.run_forever()
+            left = asyncio.all_tasks(self._loop)
+            for task in left:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        finally:
+            self._loop.close()
+
+    def _beat(self) -> None:
+        watchdog.beat()
+        self._loop.call_later(1.0, self._beat)
+
+    async def _connect(self) -> None:
+        async def reconnected() -> None:
+            self.reconnections += 1
+            log.info("cluster-reconnected", session=self._name, node=str(self.client.connected_url))
+
+        async def failed(exc: Exception) -> None:
+            log.debug("cluster-connection", session=self._name, problem=str(exc))
+
+        options: dict[str, Any] = {"tls": self._tls} if self._tls is not None else {}
+        try:
+            self.client = await asyncio.wait_for(
+                nats.connect(
+                    self._urls,
+                    name=self._name,
+                    connect_timeout=2,
+                    reconnect_time_wait=0.2,
+                    max_reconnect_attempts=-1,
+                    ping_interval=_PING_S,
+                    max_outstanding_pings=2,
+                    reconnected_cb=reconnected,
+                    error_cb=failed,
+                    **options,
+                ),
+                CONNECT_S,
+            )
+        except (TimeoutError, OSError, nats.errors.Error) as exc:
+            # An address has a password before its @.
+            tried = ", ".join(url.rpartition("@")[2] for url in self._urls)
+            raise ClusterUnreachable(tried, str(exc) or type(exc).__name__) from exc
+        self.stream = self.client.jetstream(timeout=ANSWER_S)
+
+    async def _disconnect(self, goodbye: Coroutine[Any, Any, object] | None) -> None:
+        if goodbye is not None:
+            await goodbye
+        await self.client.close()

@@ -1,0 +1,324 @@
+"""Producers: what is sent stays in order and is stored once (C1, C6, C9).
+
+All producers of one session and destination share an ``Outbox``. Sending puts a message there, if the windows
+of the session and of the destination have room, and a task in the link's thread stores them in order. Without
+the engine's batches it stores one after the other, since what is sent together may arrive in another order
+when a leader changes; with batches it stores up to ``BATCH`` at once: a batch is stored whole and in order,
+or not at all.
+
+What has no answer is sent again under the same identity (``Nats-Msg-Id``), to whichever node answers: the
+engine stores an identity once in ``DUPLICATES_S``, and a send gives up before that. Invariants:
+
+    1. the head of the outbox is confirmed, refused or given up before the one behind it is stored
+    2. a message is stored at most once, also when its send was given up and is repeated with its identity
+    3. a refused message (full, too large) was not stored, and the next one is tried on its own
+
+Lock ``_lock`` of the session's ``SendWindows`` guards all windows, queues and ``_full``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import dataclasses
+import threading
+from collections import deque
+from collections.abc import Mapping
+from typing import Final
+
+import nats.errors
+import nats.js.errors
+
+from pmdaemon.runtime.clock import Deadline
+from sla_server.cluster.messages.batch import store_batch
+from sla_server.cluster.messages.catalogue import DUPLICATES_S, Catalogue, Destination
+from sla_server.cluster.messages.credit import BlockedBy, Window
+from sla_server.cluster.messages.errors import (
+    BadSettings,
+    DestinationFull,
+    MessagesError,
+    NotConfirmed,
+    PayloadTooLarge,
+    SessionClosed,
+)
+from sla_server.cluster.messages.identifiers import IdentifierSource
+from sla_server.cluster.messages.link import EngineLink, Trouble, classify
+
+IDENTITY: Final = "Nats-Msg-Id"
+OWN_HEADERS: Final = "Sla-"
+BATCH: Final = 64
+SEND_LIMIT_S: Final = 60.0
+"""Five times the longest failover (12 s), a tenth of the time for which identities are known."""
+TOGETHER_S: Final = 6.0  # three tries
+STUCK_S: Final = 3.0
+"""So long a primary may say of a message that it is being stored. One that has lost it says so until it
+forgets the identity; its successor does not."""
+FULL_FOR_S: Final = 1.0
+"""So long a destination that has refused is taken for full; the next message asks it again."""
+_HEADERS_BYTES: Final = 512  # of the limit of the engine, for ours
+
+
+@dataclasses.dataclass
+class Outgoing:
+    """A message on its way; ``done`` has its result."""
+
+    identity: str
+    data: bytes
+    headers: dict[str, str]
+    deadline: Deadline
+    limit_s: float
+    done: concurrent.futures.Future[str] = dataclasses.field(default_factory=concurrent.futures.Future)
+
+
+class SendWindows:
+    """What a session may have unconfirmed, over all destinations; and the lock of all outboxes."""
+
+    def __init__(self, limit_messages: int, limit_bytes: int) -> None:
+        self.lock = threading.Lock()
+        self.room = threading.Condition(self.lock)
+        self.window = Window(limit_messages, limit_bytes)
+
+
+class Outbox:
+    """Messages of a session for one destination, in order."""
+
+    def __init__(
+        self, link: EngineLink, catalogue: Catalogue, destination: Destination, windows: SendWindows
+    ) -> None:
+        self.destination = destination
+        self.confirmed = 0
+        self.last_confirmed = ""
+        self._link = link
+        self._has_batches = catalogue.has_batches
+        self._windows = windows
+        self._window = Window(windows.window.limit_messages, windows.window.limit_bytes)
+        self._waiting: deque[Outgoing] = deque()
+        self._full: tuple[Deadline, str] | None = None
+        self._is_closed = False
+        self._wake = asyncio.Event()
+        link.start(self._run())
+
+    def blocked_by(self, size_bytes: int = 1) -> BlockedBy | None:
+        """What a message of this size would wait for."""
+        with self._windows.lock:
+            return self._blocked_by(size_bytes)
+
+    def add(self, message: Outgoing, *, wait: bool) -> BlockedBy | None:
+        """Put ``message`` behind the others, or say why not; with ``wait`` when there is room.
+
+        Raises:
+            DestinationFull: it has refused a moment ago, and ``wait`` asks for a result.
+            NotConfirmed: there was no room until the message's deadline.
+            SessionClosed: the session ends.
+        """
+        size_bytes = len(message.data)
+        with self._windows.room:
+            while (reason := self._blocked_by(size_bytes)) is not None:
+                if self._is_closed:
+                    raise SessionClosed(self.destination.name)
+                if not wait:
+                    return reason
+                if reason is BlockedBy.DESTINATION and self._full is not None:
+                    raise DestinationFull(self.destination.name, self._full[1])
+                if not self._windows.room.wait(message.deadline.left_s()):
+                    raise NotConfirmed(f"message {message.identity}", message.limit_s, reason.value)
+            if self._is_closed:
+                raise SessionClosed(self.destination.name)
+            self._window.take(size_bytes)
+            self._windows.window.take(size_bytes)
+            self._waiting.append(message)
+        self._link.call_soon(self._wake.set)
+        return None
+
+    def close(self) -> None:
+        """Let those who wait know that nothing more is sent."""
+        with self._windows.room:
+            self._is_closed = True
+            left = list(self._waiting)
+            self._waiting.clear()
+            self._windows.room.notify_all()
+        for message in left:
+            if not message.done.done():
+                message.done.set_exception(SessionClosed(self.destination.name))
+
+    def _blocked_by(self, size_bytes: int) -> BlockedBy | None:
+        if self._full is not None and not self._full[0].passed:
+            return BlockedBy.DESTINATION
+        if not self._windows.window.has_room(size_bytes):
+            return BlockedBy.SESSION
+        return None if self._window.has_room(size_bytes) else BlockedBy.PRODUCER
+
+    async def _run(self) -> None:
+        while not self._is_closed:
+            with self._windows.lock:
+                group = [message for message, _place in zip(self._waiting, range(BATCH), strict=False)]
+            if not group:
+                await self._wake.wait()
+                self._wake.clear()
+                continue
+            if len(group) > 1 and self._has_batches and await self._store_together(group):
+                continue
+            await self._store_one(group[0])
+
+    async def _store_together(self, group: list[Outgoing]) -> bool:
+        """Whether the group is known to be stored; if not, each is sent alone."""
+        # After a while alone: each then has the rest of its own time, and a stuck one is seen.
+        limit_s = min(TOGETHER_S, *(message.deadline.left_s() for message in group))
+        rows = [(self.destination.subject, message.data, message.headers) for message in group]
+        try:
+            await self._link.retry(lambda: store_batch(self._link, rows), "a batch of messages", limit_s)
+        except (nats.errors.Error, NotConfirmed):
+            return False
+        for message in group:
+            self._finish(message, None)
+        return True
+
+    async def _store_one(self, message: Outgoing) -> None:
+        stuck_since: Deadline | None = None
+
+        async def attempt() -> int:
+            nonlocal stuck_since
+            try:
+                return await self._link.publish(
+                    self.destination.subject, message.data, message.headers, stream=self.destination.stream
+                )
+            except nats.js.errors.APIError as exc:
+                if "in process" in (exc.description or ""):
+                    stuck_since = stuck_since or Deadline(STUCK_S)
+                    if stuck_since.passed:
+                        stuck_since = None
+                        await self._link.step_down(self.destination.stream)
+                raise
+
+        what = f"message {message.identity} to {self.destination.name!r}"
+        try:
+            await self._link.retry(attempt, what, message.deadline.left_s())
+            self._finish(message, None)
+        except MessagesError as exc:
+            self._finish(message, exc)
+        except nats.errors.MaxPayloadError:
+            self._finish(
+                message, PayloadTooLarge(len(message.data), self._link.client.max_payload - _HEADERS_BYTES)
+            )
+        except nats.js.errors.APIError as exc:
+            if classify(exc) is Trouble.FULL:
+                self._finish(message, DestinationFull(self.destination.name, exc.description or "no room"))
+            else:
+                self._finish(message, NotConfirmed(what, message.limit_s, exc.description or str(exc)))
+        except nats.errors.Error as exc:
+            self._finish(message, NotConfirmed(what, message.limit_s, str(exc)))
+
+    def _finish(self, message: Outgoing, problem: MessagesError | None) -> None:
+        with self._windows.room:
+            if not self._waiting or self._waiting[0] is not message:
+                return  # the session was closed meanwhile, and the message is answered
+            self._waiting.popleft()
+            self._window.give(len(message.data))
+            self._windows.window.give(len(message.data))
+            is_full = isinstance(problem, DestinationFull)
+            self._full = (
+                (Deadline(FULL_FOR_S), problem.reason) if isinstance(problem, DestinationFull) else None
+            )
+            if not is_full and problem is None:
+                self.confirmed += 1
+                self.last_confirmed = message.identity
+            self._windows.room.notify_all()
+        if problem is None:
+            message.done.set_result(message.identity)
+        else:
+            message.done.set_exception(problem)
+
+
+class Producer:
+    """Sends to one destination, in order of the calls. Any thread."""
+
+    def __init__(self, outbox: Outbox, identifiers: IdentifierSource) -> None:
+        self._outbox = outbox
+        self._identifiers = identifiers
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether a message would have to wait, or be refused, now."""
+        return self.blocked_by is not None
+
+    @property
+    def blocked_by(self) -> BlockedBy | None:
+        """What it would wait for."""
+        return self._outbox.blocked_by()
+
+    @property
+    def confirmed(self) -> tuple[int, str]:
+        """How many messages of the session this destination has stored, and the identity of the last (C1)."""
+        return self._outbox.confirmed, self._outbox.last_confirmed
+
+    def send(
+        self,
+        data: bytes,
+        headers: Mapping[str, str] | None = None,
+        *,
+        identity: str = "",
+        limit_s: float = SEND_LIMIT_S,
+    ) -> str:
+        """Store a message; returns its identity.
+
+        Durability: the primary and a majority of the copies have it on return.
+
+        Args:
+            data: the payload.
+            headers: of the caller; names that begin with ``Sla-`` or ``Nats-`` are reserved.
+            identity: of a message whose send was not confirmed, to repeat it; at most ``DUPLICATES_S`` later.
+            limit_s: for an answer, waiting for room included.
+
+        Raises:
+            DestinationFull: not stored.
+            PayloadTooLarge: not stored.
+            NotConfirmed: perhaps stored; repeat it with its identity.
+            SessionClosed: the session ends.
+        """
+        message = self._outgoing(data, headers, identity, limit_s)
+        self._outbox.add(message, wait=True)
+        return message.done.result()
+
+    def submit(
+        self,
+        data: bytes,
+        headers: Mapping[str, str] | None = None,
+        *,
+        identity: str = "",
+        limit_s: float = SEND_LIMIT_S,
+    ) -> concurrent.futures.Future[str]:
+        """Like ``send``, but does not wait for the answer: the future has it. Waits for room."""
+        message = self._outgoing(data, headers, identity, limit_s)
+        self._outbox.add(message, wait=True)
+        return message.done
+
+    def try_send(
+        self, data: bytes, headers: Mapping[str, str] | None = None, *, limit_s: float = SEND_LIMIT_S
+    ) -> concurrent.futures.Future[str] | BlockedBy:
+        """Like ``submit``, but never waits: says what is full instead."""
+        message = self._outgoing(data, headers, "", limit_s)
+        return self._outbox.add(message, wait=False) or message.done
+
+    def _outgoing(
+        self, data: bytes, headers: Mapping[str, str] | None, identity: str, limit_s: float
+    ) -> Outgoing:
+        if not 0 < limit_s < DUPLICATES_S:
+            raise BadSettings("limit_s", limit_s, f"it must be above 0 and below {DUPLICATES_S:g} s")
+        identity = identity or str(self._identifiers.make())
+        return Outgoing(
+            identity, bytes(data), checked_headers(headers) | {IDENTITY: identity}, Deadline(limit_s), limit_s
+        )
+
+
+def checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
+    """A caller's headers.
+
+    Raises:
+        BadSettings: a name is reserved, or a value has a line end.
+    """
+    for name, value in (headers or {}).items():
+        if name.lower().startswith(("nats-", OWN_HEADERS.lower())):
+            raise BadSettings("headers", name, "names that begin with Nats- or Sla- are reserved")
+        if not name or any(char in name + value for char in "\r\n"):
+            raise BadSettings("headers", name, "a name and its value have no line ends")
+    return dict(headers or {})

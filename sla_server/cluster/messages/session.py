@@ -1,0 +1,317 @@
+"""A session: what a program has of the message system.
+
+::
+
+    with MessageSession(urls, "billing", node=7, directory=path) as session:
+        session.create(Destination("orders.eu"))
+        session.producer("orders.eu").send(b"...")
+        consumer = session.consumer("orders.*", "billing")
+        if received := consumer.receive(5.0):
+            received.acknowledge()
+
+Threads: ``cl-NAME`` has the connection (``link``); ``cl-work-N`` run handlers (``subscribe``), in order
+within the session and destination. All methods block, and may be called from any thread but these.
+
+Lock ``_lock`` guards ``_outboxes``, ``_consumers``, ``_pool`` and ``_is_closed``.
+"""
+
+from __future__ import annotations
+
+import ssl
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from pmdaemon.runtime.clock import Deadline
+from sla_server.cluster.messages import names
+from sla_server.cluster.messages.catalogue import Catalogue, Destination
+from sla_server.cluster.messages.consumer import (
+    ACK_WAIT_S,
+    CREDIT,
+    MAX_DELIVERIES,
+    ORIGIN,
+    REASON,
+    Consumer,
+    Received,
+    run_handler,
+)
+from sla_server.cluster.messages.fragments import MANIFEST, FragmentStore
+from sla_server.cluster.messages.identifiers import IdentifierSource
+from sla_server.cluster.messages.link import EngineLink
+from sla_server.cluster.messages.ordered import OrderedPool
+from sla_server.cluster.messages.producer import (
+    IDENTITY,
+    SEND_LIMIT_S,
+    Outbox,
+    Outgoing,
+    Producer,
+    SendWindows,
+    checked_headers,
+)
+
+WINDOW_MESSAGES = 1000
+WINDOW_BYTES = 16 << 20
+FRAGMENTS_BYTES = 256 << 20
+
+
+class MessageSession:
+    """See the module.
+
+    Args:
+        urls: of nodes of the cluster.
+        name: of the session.
+        node: number of this program's node, unlike all others in the cluster (``identifiers``).
+        directory: for the state of identifiers, of this session alone.
+        replicas: of the catalogue and of ``_DMQ``, if this session is the first to need them.
+        workers: threads that run handlers.
+        window_messages, window_bytes: what may be unconfirmed at once.
+        fragments_bytes: for fragments of large messages, if this session is the first to send one.
+        tls: if nodes ask for it.
+
+    Raises:
+        ClusterUnreachable: no node answers.
+        BadName, BadSettings, StateInUse: what was given is wrong.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        name: str,
+        *,
+        node: int,
+        directory: Path,
+        replicas: int = 3,
+        workers: int = 4,
+        window_messages: int = WINDOW_MESSAGES,
+        window_bytes: int = WINDOW_BYTES,
+        fragments_bytes: int = FRAGMENTS_BYTES,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        names.check_name(name, "session")
+        self.name = name
+        self._replicas = replicas
+        self._workers = workers
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._outboxes: dict[str, Outbox] = {}
+        self._consumers: list[Consumer] = []
+        self._pool: OrderedPool | None = None
+        self._windows = SendWindows(window_messages, window_bytes)
+        self.identifiers = IdentifierSource(directory, node)
+        try:
+            self.link = EngineLink(urls, name, tls)
+            try:
+                self.catalogue = Catalogue(self.link, replicas)
+                self._fragments = FragmentStore(self.link, replicas, fragments_bytes)
+                self.link.run(self.catalogue.open())
+            except BaseException:
+                self.link.close()
+                raise
+        except BaseException:
+            self.identifiers.close()
+            raise
+
+    def __enter__(self) -> MessageSession:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def create(self, destination: Destination) -> Destination:
+        """Make a destination, or find that it is there.
+
+        Raises:
+            BadName, BadSettings: it cannot be.
+            DestinationDiffers: it is there with other settings.
+            NotConfirmed: perhaps it is there; repeat it.
+        """
+        destination.check()
+        return self.link.run(self.catalogue.create(destination))
+
+    def producer(self, name: str) -> Producer:
+        """Of a destination; all of one session share its order and its window.
+
+        Raises:
+            BadName: reserved.
+            DestinationMissing: there is none.
+        """
+        names.check_name(name)
+        return Producer(self._outbox(name), self.identifiers)
+
+    def consumer(
+        self,
+        selector: str,
+        name: str,
+        *,
+        credit: int = CREDIT,
+        ack_wait_s: float = ACK_WAIT_S,
+        max_deliveries: int = MAX_DELIVERIES,
+    ) -> Consumer:
+        """Of all destinations that ``selector`` matches (``names``), those created later included.
+
+        Args:
+            selector: a name, or a pattern.
+            name: of the subscriber: a topic remembers under it what was acknowledged.
+            credit: messages of each destination that may be handed out and not acknowledged.
+            ack_wait_s: after the death of the session what it held is handed out again after this time.
+            max_deliveries: so often handed out without an acknowledgement, a message goes to ``_DMQ``.
+        """
+        return self._add_consumer(
+            Consumer(
+                self.link,
+                self.catalogue,
+                names.Selector(selector),
+                name,
+                self._store_dead,
+                credit=credit,
+                ack_wait_s=ack_wait_s,
+                max_deliveries=max_deliveries,
+            )
+        )
+
+    def subscribe(
+        self,
+        selector: str,
+        name: str,
+        handler: Callable[[Received], None],
+        *,
+        credit: int = CREDIT,
+        ack_wait_s: float = ACK_WAIT_S,
+        max_deliveries: int = MAX_DELIVERIES,
+    ) -> Consumer:
+        """Like ``consumer``; a pool gives messages to ``handler``, in order within a destination.
+
+        What ``handler`` returns from is acknowledged; if it raises, the message comes again.
+        """
+        consumer: Consumer
+        made = threading.Event()
+        pool = self._workers_pool()
+
+        def task(received: Received) -> None:
+            made.wait()
+            run_handler(consumer, received, handler)
+
+        def dispatch(received: Received) -> None:
+            pool.post(received.destination, lambda: task(received))
+
+        consumer = Consumer(
+            self.link,
+            self.catalogue,
+            names.Selector(selector),
+            name,
+            self._store_dead,
+            credit=credit,
+            ack_wait_s=ack_wait_s,
+            max_deliveries=max_deliveries,
+            handler=dispatch,
+        )
+        made.set()
+        return self._add_consumer(consumer)
+
+    def send_large(self, name: str, source: BinaryIO, headers: Mapping[str, str] | None = None) -> str:
+        """Store a message of any size, read from ``source`` piece by piece; returns its identity (C8).
+
+        Raises:
+            DestinationFull: there is no room for its fragments, or for the message at the destination.
+            NotConfirmed: perhaps stored.
+            OSError: of ``source``; no consumer sees anything of it.
+        """
+        names.check_name(name)
+        outbox, identity = self._outbox(name), str(self.identifiers.make())
+        own = checked_headers(headers)
+        manifest = self._fragments.store(identity, source)
+        message = Outgoing(
+            identity,
+            b"",
+            own | {IDENTITY: identity, MANIFEST: manifest.encode()},
+            Deadline(SEND_LIMIT_S),
+            SEND_LIMIT_S,
+        )
+        outbox.add(message, wait=True)
+        return message.done.result()
+
+    def read_large(self, received: Received) -> Iterator[bytes]:
+        """The pieces of a message that ``send_large`` sent. Use them only when the last has come.
+
+        Raises:
+            FragmentsDamaged: a piece is missing, or they are not what was sent.
+            NotConfirmed: no node answers.
+        """
+        return self._fragments.read(received)
+
+    def acknowledge_large(self, received: Received) -> None:
+        """Acknowledge it, then remove its fragments: for queues, where no other consumer needs them.
+
+        Raises:
+            NotConfirmed, SessionClosed: as by ``Received.acknowledge``.
+        """
+        received.acknowledge()
+        self._fragments.remove(received.identity)
+
+    @property
+    def resumptions(self) -> int:
+        """How often the session went on at another node."""
+        return self.link.reconnections
+
+    @property
+    def connected_node(self) -> str:
+        """Host and port of the node that the session is connected to; "" if there is none."""
+        url = self.link.client.connected_url
+        return url.netloc.rpartition("@")[2] if url is not None else ""
+
+    def close(self) -> None:
+        """End handlers, give back what is held; what is unconfirmed is not waited for."""
+        with self._lock:
+            consumers, self._consumers = self._consumers, []
+            outboxes, self._outboxes = list(self._outboxes.values()), {}
+            pool, self._pool = self._pool, None
+            is_closed, self._is_closed = self._is_closed, True
+        if is_closed:
+            return
+        if pool is not None:
+            pool.close()
+        for consumer in consumers:
+            consumer.close()
+        for outbox in outboxes:
+            outbox.close()
+        self.link.close()
+        self.identifiers.close()
+
+    def _add_consumer(self, consumer: Consumer) -> Consumer:
+        with self._lock:
+            self._consumers.append(consumer)
+        return consumer
+
+    def _workers_pool(self) -> OrderedPool:
+        with self._lock:
+            if self._pool is None:
+                self._pool = OrderedPool(self._workers)
+            return self._pool
+
+    def _outbox(self, name: str) -> Outbox:
+        destination = self.link.run(self.catalogue.get(name))
+
+        async def make() -> Outbox:
+            return Outbox(self.link, self.catalogue, destination, self._windows)
+
+        with self._lock:
+            if name not in self._outboxes:
+                self._outboxes[name] = self.link.run(make())
+            return self._outboxes[name]
+
+    def _store_dead(self, received: Received, reason: str) -> None:
+        """Store a copy of a message in ``_DMQ``; the same identity however often it is tried."""
+        self.link.run(self.catalogue.create(Destination(names.DEAD_MESSAGES, replicas=self._replicas)))
+        headers = {key: value for key, value in received.headers.items() if not key.startswith("Nats-")}
+        headers |= {
+            ORIGIN: received.destination,
+            REASON: " ".join(reason.split()),
+            "Sla-Identity": received.identity,
+        }
+        identity = f"dead:{received.destination}:{received.identity}"
+        message = Outgoing(
+            identity, received.data, headers | {IDENTITY: identity}, Deadline(SEND_LIMIT_S), SEND_LIMIT_S
+        )
+        self._outbox(names.DEAD_MESSAGES).add(message, wait=True)
+        message.done.result()

@@ -1,0 +1,269 @@
+"""The message system on three real nodes: nothing is lost, doubled or out of order, whoever dies."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sla_server.cluster.messages import (
+    BlockedBy,
+    Consumer,
+    Destination,
+    DestinationKind,
+    MessageSession,
+    Received,
+)
+from sla_server.cluster.messages.errors import (
+    BadName,
+    DestinationDiffers,
+    DestinationFull,
+    DestinationMissing,
+    FragmentsDamaged,
+)
+from tests.support.cluster import LocalCluster
+
+# nats-py leaves the socket of a node that has died to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <StreamWriter:ResourceWarning")
+LIMIT_S = 240.0
+SEND_S = 240.0
+OpenSession = Callable[..., MessageSession]
+_nodes = itertools.count(1)
+
+
+@pytest.fixture
+def open_session(cluster: LocalCluster, tmp_path: Path) -> Iterator[OpenSession]:
+    sessions: list[MessageSession] = []
+
+    def make(name: str = "test", workers: int = 4) -> MessageSession:
+        node = next(_nodes)
+        sessions.append(
+            MessageSession(cluster.urls, name, node=node, directory=tmp_path / str(node), workers=workers)
+        )
+        return sessions[-1]
+
+    yield make
+    for session in sessions:
+        session.close()
+
+
+def small(name: str, kind: DestinationKind = DestinationKind.QUEUE, max_messages: int = -1) -> Destination:
+    return Destination(name, kind, max_bytes=1 << 20, max_messages=max_messages)
+
+
+def numbers(consumer: Consumer, count: int) -> list[int]:
+    found: list[int] = []
+    for _ in range(count):
+        received = consumer.receive(LIMIT_S)
+        assert received is not None, f"{len(found)} of {count} came"
+        received.acknowledge(LIMIT_S)
+        found.append(int(received.data))
+    return found
+
+
+def node_index(cluster: LocalCluster, session: MessageSession) -> int:
+    return [url.rpartition("@")[2] for url in cluster.urls].index(session.connected_node)
+
+
+def test_nothing_is_lost_or_doubled_when_both_nodes_die(
+    cluster: LocalCluster, open_session: OpenSession
+) -> None:
+    """The node that the producer is connected to dies, then the consumer's; each while it works."""
+    sending, receiving = open_session("sending"), open_session("receiving")
+    sending.create(small("killed"))
+    producer, consumer = sending.producer("killed"), receiving.consumer("killed", "reader")
+    identities: list[str] = []
+    sent = threading.Thread(
+        target=lambda: identities.extend(producer.send(b"%d" % n, limit_s=SEND_S) for n in range(120))
+    )
+    sent.start()
+    found = numbers(consumer, 20)
+    cluster.kill(node_index(cluster, sending))
+    found += numbers(consumer, 60)
+    cluster.restore()
+    cluster.kill(node_index(cluster, receiving))
+    found += numbers(consumer, 40)
+    sent.join(LIMIT_S)
+    assert found == list(range(120))
+    assert len(set(identities)) == 120
+    assert consumer.receive(0.5) is None
+    assert sending.resumptions + receiving.resumptions >= 2
+    assert producer.confirmed == (120, identities[-1])
+    assert consumer.acknowledged == {"killed": (120, identities[-1])}
+
+
+def test_what_is_sent_together_stays_in_order(cluster: LocalCluster, open_session: OpenSession) -> None:
+    session = open_session()
+    session.create(small("together"))
+    producer = session.producer("together")
+    results = [producer.submit(b"%d" % n, limit_s=SEND_S) for n in range(150)]
+    cluster.kill(node_index(cluster, session))
+    results += [producer.submit(b"%d" % n, limit_s=SEND_S) for n in range(150, 300)]
+    assert len({result.result(LIMIT_S) for result in results}) == 300
+    assert numbers(session.consumer("together", "reader"), 300) == list(range(300))
+
+
+def test_a_repeated_send_is_stored_once(open_session: OpenSession) -> None:
+    session = open_session()
+    session.create(small("repeated"))
+    producer = session.producer("repeated")
+    identity = producer.send(b"1")
+    together = [producer.submit(b"1", identity=identity), producer.submit(b"2"), producer.submit(b"3")]
+    assert {result.result(LIMIT_S) for result in together} > {identity}
+    consumer = session.consumer("repeated", "reader")
+    assert numbers(consumer, 3) == [1, 2, 3]
+    assert consumer.receive(0.5) is None
+
+
+def test_what_a_closed_session_held_goes_to_another(open_session: OpenSession) -> None:
+    first, second = open_session("first"), open_session("second")
+    first.create(small("held"))
+    for number in range(3):
+        first.producer("held").send(b"%d" % number)
+    received = first.consumer("held", "reader").receive(LIMIT_S)
+    assert received is not None
+    first.close()
+    assert sorted(numbers(second.consumer("held", "reader"), 3)) == [0, 1, 2]
+
+
+def test_a_full_destination_refuses_and_goes_on(open_session: OpenSession) -> None:
+    session = open_session()
+    session.create(small("full", max_messages=2))
+    producer = session.producer("full")
+    producer.send(b"0")
+    producer.send(b"1")
+    with pytest.raises(DestinationFull, match="maximum messages exceeded"):
+        producer.send(b"2")
+    assert producer.blocked_by is BlockedBy.DESTINATION
+    assert producer.try_send(b"2") is BlockedBy.DESTINATION
+    session.create(small("beside"))
+    session.producer("beside").send(b"0")  # it stops no other
+    consumer = session.consumer("full", "reader")
+    assert numbers(consumer, 2) == [0, 1]
+    while True:
+        try:
+            producer.send(b"3")
+            break
+        except DestinationFull:
+            continue
+    assert numbers(consumer, 1) == [3]
+
+
+def test_a_slow_consumer_has_its_credit_and_stops_no_other(open_session: OpenSession) -> None:
+    session = open_session()
+    session.create(small("news", DestinationKind.TOPIC))
+    slow, quick = session.consumer("news", "slow", credit=5), session.consumer("news", "quick", credit=5)
+    assert slow.wait_ready(1, LIMIT_S)
+    assert quick.wait_ready(1, LIMIT_S)
+    producer = session.producer("news")
+    for number in range(30):
+        producer.send(b"%d" % number)
+    assert numbers(quick, 30) == list(range(30))
+    held = [slow.receive(LIMIT_S) for _ in range(5)]
+    assert slow.receive(0.5) is None
+    for received in held:
+        assert received is not None
+        received.acknowledge()
+    assert numbers(slow, 25) == list(range(5, 30))
+
+
+def test_wildcards_take_in_destinations_of_later(open_session: OpenSession) -> None:
+    session, other = open_session("receiving"), open_session("creating")
+    other.create(small("shop.eu"))
+    consumers = {
+        text: session.consumer(text, "reader") for text in ("shop.*", "glob:sto?k.*", r"regex:depot\.(eu|us)")
+    }
+    for name in ("shop.us", "stock.eu", "depot.us", "depot.asia", "shop.eu.paid"):
+        other.create(small(name))
+        other.producer(name).send(b"1")
+    other.producer("shop.eu").send(b"2")
+    assert sorted(numbers(consumers["shop.*"], 2)) == [1, 2]
+    assert numbers(consumers["glob:sto?k.*"], 1) == [1]
+    assert numbers(consumers[r"regex:depot\.(eu|us)"], 1) == [1]
+    assert consumers["shop.*"].destinations == ["shop.eu", "shop.us"]
+
+
+def test_dead_messages_have_origin_and_reason(open_session: OpenSession) -> None:
+    session = open_session()
+    session.create(small("poison"))
+    producer = session.producer("poison")
+    identity = producer.send(b"1", {"Kind": "bad"})
+    failing = session.consumer("poison", "reader", max_deliveries=2)
+    for _ in range(2):
+        received = failing.receive(LIMIT_S)
+        assert received is not None
+        received.give_back()
+    producer.send(b"2")
+    received = failing.receive(LIMIT_S)
+    assert received is not None
+    assert received.data == b"2"
+    received.reject("cannot be read")
+    dead = session.consumer("_DMQ", "undertaker")
+    first, second = dead.receive(LIMIT_S), dead.receive(LIMIT_S)
+    assert first is not None
+    assert second is not None
+    assert (first.data, first.headers["Kind"], first.headers["Sla-Identity"]) == (b"1", "bad", identity)
+    assert first.headers["Sla-Origin"] == second.headers["Sla-Origin"] == "poison"
+    assert first.headers["Sla-Reason"] == "handed out 2 times and never acknowledged"
+    assert second.headers["Sla-Reason"] == "cannot be read"
+    first.acknowledge()
+    second.acknowledge()
+    with pytest.raises(BadName, match="reserved"):
+        session.producer("_DMQ")
+
+
+def test_handlers_run_in_order_and_failures_come_again(open_session: OpenSession) -> None:
+    session = open_session(workers=3)
+    found: dict[str, list[int]] = {"steps.a": [], "steps.b": []}
+    all_found = threading.Semaphore(0)
+    failures = iter([True])
+
+    def handle(received: Received) -> None:
+        if received.data == b"5" and received.destination == "steps.a" and next(failures, False):
+            raise ValueError("once")
+        found[received.destination].append(int(received.data))
+        all_found.release()
+
+    for name in found:
+        session.create(small(name))
+        for number in range(10):
+            session.producer(name).send(b"%d" % number)
+    session.subscribe("steps.*", "worker", handle)
+    for _ in range(20):
+        assert all_found.acquire(timeout=LIMIT_S)
+    assert found["steps.b"] == list(range(10))
+    assert sorted(found["steps.a"]) == list(range(10))
+
+
+def test_mistakes_are_said(open_session: OpenSession) -> None:
+    session = open_session()
+    with pytest.raises(DestinationMissing, match="'nowhere'"):
+        session.producer("nowhere")
+    session.create(small("limits", max_messages=5))
+    session.create(small("limits", max_messages=5))
+    with pytest.raises(DestinationDiffers, match="max_msgs is 5, not 6"):
+        session.create(small("limits", max_messages=6))
+
+
+def test_a_large_message_travels_in_fragments(cluster: LocalCluster, open_session: OpenSession) -> None:
+    sending, receiving = open_session("sending"), open_session("receiving")
+    sending.create(small("films"))
+    film = bytes(range(256)) * 20_000  # 5 MB, with the last fragment shorter
+    identity = sending.send_large("films", io.BytesIO(film))
+    consumer = receiving.consumer("films", "cinema")
+    received = consumer.receive(LIMIT_S)
+    assert received is not None
+    assert (received.identity, received.data) == (identity, b"")
+    pieces = receiving.read_large(received)
+    start = next(pieces)
+    cluster.kill(node_index(cluster, receiving))
+    assert start + b"".join(pieces) == film
+    cluster.restore()
+    receiving.acknowledge_large(received)
+    with pytest.raises(FragmentsDamaged, match="not stored"):
+        next(receiving.read_large(received))
+    assert consumer.receive(0.5) is None

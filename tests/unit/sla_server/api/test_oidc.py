@@ -1,0 +1,294 @@
+"""Sign-in through a provider of OpenID Connect: what its claims mean, what becomes of the account."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+import dashboard
+from pmdaemon.runtime.clock import FakeClock
+from sla_server.api.config import ApiConfig, OidcConfig
+from sla_server.api.context import AppContext
+from sla_server.api.errors import LoginRefused, Unavailable
+from sla_server.api.identity import ProviderIdentity, identity_of, is_complete
+from sla_server.api.passwords import PAIR_TRIES
+from tests.support import api
+from tests.unit.sla_server.api.conftest import Browser
+
+ISSUER = "https://id.example.org"
+PAGE = {"Origin": "http://127.0.0.1:8411"}
+SETTINGS: dict[str, Any] = {
+    "issuer": ISSUER,
+    "client_id": "sla",
+    "title": "Example ID",
+    "map": [
+        {"value": "storage-admins", "role": "admin"},
+        {"value": "storage", "role": "operator"},
+        {"claim": "realm_access.roles", "value": "acme", "role": "viewer", "labels": "customer=acme"},
+    ],
+}
+CONFIG = OidcConfig.model_validate(SETTINGS)
+CLAIMS = {"sub": "5f3", "preferred_username": "Bea", "groups": ["storage", "storage-admins"]}
+
+
+def test_the_first_row_that_fits_decides() -> None:
+    assert identity_of(CONFIG, CLAIMS) == ProviderIdentity(f"{ISSUER} 5f3", "bea", "admin", "")
+    acme = {"sub": "a", "preferred_username": "acme", "realm_access": {"roles": ["acme"]}}
+    assert identity_of(CONFIG, acme) == ProviderIdentity(f"{ISSUER} a", "acme", "viewer", "customer=acme")
+    assert identity_of(CONFIG, {**CLAIMS, "groups": "storage"}).role == "operator"
+    assert is_complete(CONFIG, CLAIMS), "the first row fits, whatever else there is"
+    assert not is_complete(CONFIG, {**CLAIMS, "groups": ["all"]}), "realm_access could still fit"
+    assert is_complete(CONFIG, {**CLAIMS, "groups": ["all"], "realm_access": {"roles": []}})
+    assert not is_complete(CONFIG, {**CLAIMS, "preferred_username": None})
+
+
+@pytest.mark.parametrize(
+    "groups", [None, [], "storage-admin", ["Storage"], 7, {"storage": True}, [["storage"]]]
+)
+def test_who_fits_no_row_has_no_role(groups: Any) -> None:
+    assert identity_of(CONFIG, {**CLAIMS, "groups": groups}).role == ""
+
+
+@pytest.mark.parametrize(
+    ("claims", "words"),
+    [
+        ({"preferred_username": None}, "does not say a name"),
+        ({"preferred_username": "two words"}, "'two words' as a name"),
+        ({"preferred_username": ["bea"]}, "as a name"),
+        ({"preferred_username": "../etc"}, "as a name"),
+        ({"sub": "x" * 600}, "claim sub"),
+        ({"sub": "a\nb"}, "claim sub"),
+    ],
+)
+def test_names_that_no_account_can_have_are_refused(claims: dict[str, Any], words: str) -> None:
+    with pytest.raises(LoginRefused, match=words):
+        identity_of(CONFIG, {**CLAIMS, **claims})
+
+
+def test_an_address_of_mail_is_a_name_only_if_the_provider_has_verified_it() -> None:
+    config = OidcConfig.model_validate({**SETTINGS, "name_claim": "email"})
+    claims = {**CLAIMS, "email": "Bea@Example.org", "email_verified": True}
+    assert identity_of(config, claims).name == "bea@example.org"
+    with pytest.raises(LoginRefused, match="not verified"):
+        identity_of(config, {**claims, "email_verified": False})
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"issuer": "http://id.example.org"}, "https://HOST"),
+        ({"client_id": ""}, "client_id"),
+        ({"map": []}, "no account could come in"),
+        ({"scopes": ["profile"]}, "openid"),
+        ({"redirect_url": "https://sla.example.org/"}, "/login/oidc/callback"),
+        ({"map": [{"value": "x", "role": "operator", "labels": "a=b"}]}, "viewer"),
+        ({"map": [{"value": "x", "role": "viewer", "labels": "a b=c"}]}, "label"),
+        ({"map": [{"value": "x", "role": "root"}]}, "viewer"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(changed: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        OidcConfig.model_validate({**SETTINGS, **changed})
+
+
+def test_a_server_that_listens_everywhere_must_say_where_browsers_come_back() -> None:
+    settings = {"listen": "0.0.0.0:8411", "reading": "login", "tls": {"certificate": "/etc/sla/page.pem"}}
+    with pytest.raises(ValueError, match="redirect_url"):
+        ApiConfig.model_validate({**settings, "oidc": SETTINGS})
+    oidc = {**SETTINGS, "redirect_url": "https://sla.example.org:8411/login/oidc/callback"}
+    assert ApiConfig.model_validate({**settings, "oidc": oidc}).hosts() == ["sla.example.org"]
+
+
+@dataclass
+class FakeProvider:
+    """Sends browsers to an address and takes anybody back; ``says`` is who they are."""
+
+    says: ProviderIdentity | Exception = field(
+        default_factory=lambda: ProviderIdentity(f"{ISSUER} 5f3", "bea", "operator", "")
+    )
+    begin_fails: Exception | None = None
+    finished: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+
+    def begin(self) -> tuple[str, str]:
+        if self.begin_fails is not None:
+            raise self.begin_fails
+        return f"{ISSUER}/authorize?state=s", "pending"
+
+    def finish(self, cookie: str, answer: Mapping[str, str]) -> ProviderIdentity:
+        self.finished.append((cookie, dict(answer)))
+        if isinstance(self.says, Exception):
+            raise self.says
+        return self.says
+
+
+@pytest.fixture
+def provider() -> FakeProvider:
+    return FakeProvider()
+
+
+@pytest.fixture
+def web(context: AppContext, provider: FakeProvider) -> FlaskClient:
+    settings = context.config.model_copy(update={"oidc": CONFIG})
+    app = dashboard.create_app(replace(context, config=settings, oidc=provider))  # type: ignore[arg-type]
+    app.test_client_class = Browser
+    return app.test_client()
+
+
+def come_back(web: FlaskClient, query: str = "code=c&state=s") -> Any:
+    web.get("/login/oidc")
+    return web.get(f"/login/oidc/callback?{query}")
+
+
+def state(web: FlaskClient) -> dict[str, Any]:
+    answer: dict[str, Any] = web.get("/api/v1/session").json
+    return answer
+
+
+def actions(mailbox: api.AnsweringMailbox) -> list[str]:
+    return [each["body"]["action"] for each in mailbox.recorded]
+
+
+def test_the_form_leads_to_the_provider_and_the_way_back_signs_in(
+    web: FlaskClient, provider: FakeProvider, mailbox: api.AnsweringMailbox, source: api.FakeSource
+) -> None:
+    assert 'href="/login/oidc"' in web.get("/login").text
+    assert "Sign in with Example ID" in web.get("/login").text
+    there = web.get("/login/oidc")
+    assert (there.status_code, there.headers["Location"]) == (303, f"{ISSUER}/authorize?state=s")
+    sent = there.headers["Set-Cookie"]
+    assert all(word in sent for word in ("HttpOnly", "Path=/login/oidc", "SameSite=Lax")), sent
+    back = web.get("/login/oidc/callback?code=c&state=s")
+    # No redirect: the browser would not send the session's cookie along a chain that another site began.
+    assert (back.status_code, "Location" in back.headers) == (200, False)
+    assert 'content="0; url=/"' in back.text
+    assert provider.finished == [("pending", {"code": "c", "state": "s"})]
+    assert state(web) == {"signed_in": True, "who": "bea", "role": "operator", "labels": "", "account": "bea"}
+    assert actions(mailbox) == ["user-add", "login"]
+    assert mailbox.recorded[0]["who"] == "bea (OpenID Connect)"
+    assert mailbox.recorded[1]["body"]["after"]["by"] == "OpenID Connect"
+    row = source.access.rows["accounts"]["bea"]
+    assert (row["identity"], row["password"], row["state"]) == (f"{ISSUER} 5f3", "", "active")
+    assert web.put("/api/v1/mode", json={"mode": "enforce"}, headers=PAGE).status_code == 200
+    assert mailbox.posted[-1]["who"] == "bea"
+
+
+def test_no_address_says_where_the_browser_goes(web: FlaskClient) -> None:
+    there = web.get("/login/oidc?next=https://evil.example/&redirect_uri=https://evil.example/")
+    assert there.headers["Location"] == f"{ISSUER}/authorize?state=s"
+    back = web.get("/login/oidc/callback?code=c&state=s&next=https://evil.example/&url=//evil.example")
+    assert "evil" not in back.text + str(back.headers)
+
+
+def test_the_mapping_holds_at_each_sign_in_and_at_once(
+    web: FlaskClient, provider: FakeProvider, mailbox: api.AnsweringMailbox
+) -> None:
+    come_back(web)
+    other = Browser(web.application, web.application.response_class)
+    provider.says = ProviderIdentity(f"{ISSUER} 5f3", "bea", "viewer", "customer=acme")
+    come_back(other)
+    assert actions(mailbox) == ["user-add", "login", "user-change", "login"]
+    assert (state(web)["role"], state(web)["labels"]) == ("viewer", "customer=acme")
+    provider.says = ProviderIdentity(f"{ISSUER} 5f3", "bea", "", "")
+    refused = come_back(other)
+    assert refused.status_code == 403
+    assert "may not come in here" in refused.text
+    assert not state(web)["signed_in"], "who may come in no more is signed out everywhere"
+    assert actions(mailbox)[-2:] == ["sessions-end", "login-failed"]
+    assert "may not come in" in mailbox.recorded[-1]["body"]["after"]["why"]
+
+
+def test_the_session_ends_absolutely(web: FlaskClient, clock: FakeClock) -> None:
+    come_back(web)
+    clock.advance(11 * 3600)
+    assert state(web)["signed_in"]
+    clock.advance(3600)
+    assert not state(web)["signed_in"]
+
+
+@pytest.mark.parametrize(
+    ("says", "words"),
+    [
+        (ProviderIdentity(f"{ISSUER} 99", "ann", "admin", ""), "is a local one"),
+        (ProviderIdentity("https://other.example 5f3", "bea", "admin", ""), "another person"),
+        (ProviderIdentity(f"{ISSUER} 77", "bea", "admin", ""), "another person"),
+        (ProviderIdentity(f"{ISSUER} 5f3", "beatrice", "admin", ""), "your account is &#39;bea&#39;"),
+    ],
+)
+def test_nobody_gets_the_account_of_another_or_a_second_one(
+    web: FlaskClient, provider: FakeProvider, source: api.FakeSource, says: ProviderIdentity, words: str
+) -> None:
+    come_back(web)
+    provider.says = says
+    other = Browser(web.application, web.application.response_class)
+    refused = come_back(other)
+    assert refused.status_code == 403
+    assert words in refused.text
+    assert not state(other)["signed_in"]
+    assert source.access.rows["accounts"]["bea"]["role"] == "operator"
+
+
+def test_disabled_accounts_stay_out_and_deleted_ones_are_made_again(
+    web: FlaskClient, bearer: dict[str, str], provider: FakeProvider
+) -> None:
+    come_back(web)
+    assert web.put("/api/v1/users/bea", json={"enabled": False}, headers=bearer).status_code == 200
+    assert "is disabled" in come_back(web).text
+    assert not state(web)["signed_in"]
+    assert web.delete("/api/v1/users/bea", headers=bearer).status_code == 200
+    provider.says = ProviderIdentity(
+        f"{ISSUER} 78", "bea", "viewer", ""
+    )  # the provider gave the name to another person
+    assert come_back(web).status_code == 200
+    assert state(web)["role"] == "viewer"
+
+
+def test_the_provider_rules_its_accounts(web: FlaskClient, bearer: dict[str, str]) -> None:
+    come_back(web)
+    for path, body in (
+        ("/api/v1/users/bea", {"role": "admin"}),
+        ("/api/v1/users/bea", {"labels": ""}),
+        ("/api/v1/users/bea/password", {"password": "eight tall flamingos"}),
+    ):
+        answer = web.put(path, json=body, headers=bearer)
+        assert answer.status_code == 409, answer.text
+        assert "provider" in answer.json["detail"]
+    refused = web.post("/login", data={"name": "bea", "password": ""})
+    assert refused.status_code == 403
+
+
+def test_a_provider_that_is_away_leaves_local_accounts(web: FlaskClient, provider: FakeProvider) -> None:
+    provider.begin_fails = Unavailable(
+        "the sign-in provider cannot be reached: refused", "Use a local account"
+    )
+    answer = web.get("/login/oidc")
+    assert answer.status_code == 503
+    assert "cannot be reached" in answer.text
+    assert 'type="password"' in answer.text, "the form for local accounts is there"
+    provider.says = Unavailable("the sign-in provider cannot be reached: refused")
+    for _ in range(PAIR_TRIES[0] + 3):
+        assert web.get("/login/oidc/callback?code=c&state=s").status_code == 503  # no try was taken
+    assert web.post("/login", data={"name": "ann", "password": api.PASSWORD}).status_code == 303
+    assert state(web)["who"] == "ann"
+
+
+def test_refusals_are_limited(
+    web: FlaskClient, provider: FakeProvider, mailbox: api.AnsweringMailbox
+) -> None:
+    provider.says = LoginRefused("no")
+    statuses = [web.get("/login/oidc/callback?code=c").status_code for _ in range(PAIR_TRIES[0] + 2)]
+    assert statuses == [403] * PAIR_TRIES[0] + [429] * 2
+    assert actions(mailbox) == ["login-failed"], "further ones are counted"
+    assert web.post("/login", data={"name": "ann", "password": api.PASSWORD}).status_code == 303
+
+
+def test_without_a_provider_there_is_no_way_to_one(context: AppContext) -> None:
+    app = dashboard.create_app(context)
+    app.test_client_class = Browser
+    web = app.test_client()
+    assert "oidc" not in web.get("/login").text
+    assert web.get("/login/oidc").status_code == 404
+    assert web.get("/login/oidc/callback?code=c&state=s").status_code == 404

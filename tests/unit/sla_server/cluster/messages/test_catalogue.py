@@ -1,0 +1,51 @@
+"""Documents of destinations, and what the engine is asked to make of them."""
+
+from __future__ import annotations
+
+import json
+
+import nats.js.api
+import pytest
+
+from sla_server.cluster.messages.catalogue import Destination, DestinationKind, stream_config
+from sla_server.cluster.messages.errors import BadName, BadSettings
+
+
+def test_a_document_comes_back_whole_and_later_fields_are_left_out() -> None:
+    destination = Destination(
+        "news.eu", DestinationKind.TOPIC, domain="news", replicas=1, max_bytes=5, max_messages=7
+    )
+    assert Destination.parse(destination.encode()) == destination
+    later = json.dumps(json.loads(destination.encode()) | {"colour": "red"}).encode()
+    assert Destination.parse(later) == destination
+    assert destination.differences(Destination("news.eu", DestinationKind.TOPIC, "news", 1, 5, 8)) == {
+        "max_messages": (7, 8)
+    }
+
+
+def test_a_destination_without_a_domain_is_its_own() -> None:
+    alone, shared = Destination("a.b"), Destination("a.b", domain="shop")
+    assert (alone.stream, alone.subject) == ("SLA_a_db", "sla.d.a_db.a.b")
+    assert (shared.stream, shared.subject) == ("SLA_shop", "sla.d.shop.a.b")
+
+
+def test_full_destinations_refuse_what_is_new() -> None:
+    config = stream_config(Destination("a", max_bytes=5), has_batches=False)
+    assert config.discard is nats.js.api.DiscardPolicy.NEW
+    assert (config.max_bytes, config.num_replicas, config.allow_atomic) == (5, 3, None)
+    assert config.retention is nats.js.api.RetentionPolicy.WORK_QUEUE
+    topic = stream_config(Destination("a", DestinationKind.TOPIC), has_batches=True)
+    assert (topic.retention, topic.allow_atomic) == (nats.js.api.RetentionPolicy.INTEREST, True)
+
+
+@pytest.mark.parametrize("wrong", [{"replicas": 6}, {"replicas": 0}, {"max_bytes": 0}, {"max_messages": -2}])
+def test_settings_that_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(BadSettings, match=next(iter(wrong))):
+        Destination("a", **wrong).check()  # type: ignore[arg-type]
+
+
+def test_reserved_names_are_refused() -> None:
+    with pytest.raises(BadName, match="reserved"):
+        Destination("_mine").check()
+    with pytest.raises(BadName, match="domain"):
+        Destination("a", domain="_mine").check()
