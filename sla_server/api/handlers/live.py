@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -69,7 +70,9 @@ def stream(context: AppContext, request: Request) -> Response:
         context.metrics.streams_refused.inc()
         raise
     principal = g.principal
-    shown = _whole if g.scope is None else lambda newest: _scoped(context, principal, newest)
+    shown: Callable[[Newest], str] = _whole
+    if g.scope is not None:
+        shown = partial(_scoped, context, principal)
     events = EventStream(context.live, place, _still_admitted(context, request), shown)
     response = Response(events, mimetype="text/event-stream", headers={"Cache-Control": "no-store"})
     response.call_on_close(place.release)  # also when the browser left before the first event
