@@ -34,8 +34,11 @@ def make_shared_use(context: AppContext) -> Blueprint:
         if not 0 <= from_us < to_us <= min(from_us + SPAN_MAX_US, MAX_US):
             abort(400, "from_us must lie before to_us, by 31 days at most.")
         backend = context.source.backend_of(name)
-        asked = {"backend": backend, "kinds": KINDS, "from_us": from_us, "until_us": to_us}
-        rows = context.source.decisions(**asked, limit=DECISIONS_MAX) if backend else []
+        rows = []
+        if backend:
+            rows = context.source.decisions(
+                backend=backend, kinds=KINDS, from_us=from_us, until_us=to_us, limit=DECISIONS_MAX
+            )
         title = f"Who used {backend} while which promise was at risk"
         return Response(draw(lines_of(rows), title), mimetype="image/svg+xml")
 
