@@ -27,8 +27,6 @@ class MessagesError(ClusterError):
 class BadName(MessagesError):
     """A name that is not allowed."""
 
-    exit_status = 64  # EX_USAGE
-
     def __init__(self, what: str, name: str, problem: str) -> None:
         self.name = name
         super().__init__(f"{what} {name!r}: {problem}")
@@ -36,8 +34,6 @@ class BadName(MessagesError):
 
 class BadSelector(MessagesError):
     """A selector that cannot be read."""
-
-    exit_status = 64
 
     def __init__(self, text: str, problem: str) -> None:
         self.text = text
@@ -49,8 +45,6 @@ class BadSelector(MessagesError):
 
 class BadSettings(MessagesError):
     """A limit or number that is out of its range."""
-
-    exit_status = 64
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
         self.field = field
@@ -72,8 +66,6 @@ class StateInUse(MessagesError):
 
 class DestinationMissing(MessagesError):
     """No destination has this name."""
-
-    exit_status = 68  # EX_NOHOST, the nearest
 
     def __init__(self, name: str) -> None:
         self.name = name

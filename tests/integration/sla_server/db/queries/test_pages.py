@@ -92,7 +92,7 @@ def test_names_are_asked_for_once_in_a_while(pages, rig, monkeypatch):
     monkeypatch.setattr(module, "NAMES_S", -1.0)
     assert "new" in pages.agreement_names()
     asked = []
-    monkeypatch.setattr(pages, "_agreement_names", lambda: asked.append("names"))
+    monkeypatch.setattr(pages, "_agreement_names", lambda: asked.append("names") or {})
     assert "new" in pages.agreement_names()
     assert asked == [], "the table has not changed: what is known is as good"
     rig.feed(record_message([agreement("newer")]))
