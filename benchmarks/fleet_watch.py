@@ -60,7 +60,8 @@ def _name_of(process: psutil.Process) -> str | None:
 
 def part(server_pid: int, name: str) -> psutil.Process:
     """One of the server's processes."""
-    return next(child for child in psutil.Process(server_pid).children() if _name_of(child) == name)
+    processes = psutil.Process(server_pid).children(recursive=True)  # parts are children of the template
+    return next(child for child in processes if _name_of(child) == name)
 
 
 def family(server_pid: int) -> dict[str, int]:
