@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import os
 import signal
+import socket
 
 import pytest
 import structlog
@@ -20,6 +22,20 @@ os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSeri
 # A shell without job control starts its background jobs with SIGINT ignored; children inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse the basetemp of a run that goes on: pytest would empty it under that one's feet."""
+    given = config.option.basetemp
+    if given is None or hasattr(config, "workerinput"):
+        return
+    name = hashlib.sha256(os.path.abspath(given).encode()).hexdigest()
+    held = socket.socket(socket.AF_UNIX)
+    config.add_cleanup(held.close)
+    try:
+        held.bind(f"\0sla-tests-{name}")  # it is free again when this process ends, however that is
+    except OSError as exc:
+        raise pytest.UsageError(f"--basetemp {given} is used by another run; name another one") from exc
 
 
 # Each of these is a minute or more of one worker: begun last, it would be alone in the end.

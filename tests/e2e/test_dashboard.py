@@ -44,6 +44,7 @@ from tests.support.browser import (
     until,
     wait_for,
 )
+from tests.support.ports import free_port
 from tests.support.site import Site
 
 pytestmark = pytest.mark.e2e
@@ -447,7 +448,17 @@ def test_an_empty_server_says_what_to_do_next(site: Site, page: Page) -> None:
         assert "Nobody is throttled" in body
 
 
-def test_silence_and_a_lost_connection_are_said_and_overcome(site: Site, page: Page) -> None:
+@pytest.fixture
+def returning(tmp_path: Path) -> Iterator[Site]:
+    """One whose port nobody else is given while it is away."""
+    made = Site(api.data_dir(tmp_path), listen=f"127.0.0.1:{free_port()}")
+    yield made
+    made.close()
+    made.mailbox.close()
+
+
+def test_silence_and_a_lost_connection_are_said_and_overcome(returning: Site, page: Page) -> None:
+    site = returning
     with page() as driver:
         driver.get(site.url)
         wait_for(driver, "[data-throttle]")

@@ -158,10 +158,15 @@ def test_a_violation_that_ends_while_the_server_is_down_ends_for_each_recipient(
         stage.wait(lambda: gold_state(stage) == "ok", "the promise kept", limit_s=LIMIT_S)
         answering.code = 503  # one recipient has confirmed the beginning when the server dies, one has not
         greedy = driver.start(greedy_agent.socket(stage), "batch", depth=GREEDY_DEPTH)
-        stage.wait(lambda: answering.all_events(503) and written(stage), "the beginning", limit_s=LIMIT_S)
-        begun = written(stage)[-1]
-        assert begun["kind"] == OPENED
-        episode_id = begun["details"]["episode_id"]
+
+        def begun() -> dict[str, Any] | None:
+            """A violation that goes on; the machine's other work may have made one before that is over."""
+            refused = {each["event_id"] for each in answering.all_events(503)}
+            last = written(stage)[-1:]
+            found = [each for each in last if each["kind"] == OPENED and each["event_id"] in refused]
+            return found[0] if found else None
+
+        episode_id = stage.wait(begun, "the beginning", limit_s=LIMIT_S)["details"]["episode_id"]
 
         kill_all(stage)
         driver.stop(greedy)

@@ -109,18 +109,15 @@ def test_the_page_says_so(stage: Stage) -> None:
     assert restarts["dbmanager"] >= 1
     assert restarts["services"] >= 1
     assert restarts["appserver"] >= 1
-    events = stage.get("events?limit=200")["items"]
-    restarted = [event for event in events if event["kind"] == "process-restarted"]
-    assert {event["subject"] for event in restarted} >= {
-        "delivery",
-        "dbmanager",
-        "services",
-        "appserver",
-        "pmdaemon",
-        "pair-0",
-    }
+
+    def restarted() -> set[str]:
+        events = stage.get("events?limit=200")["items"]
+        return {event["subject"] for event in events if event["kind"] == "process-restarted"}
+
+    wanted = {"delivery", "dbmanager", "services", "appserver", "pmdaemon", "pair-0"}
+    stage.wait(lambda: restarted() >= wanted, "the events of all, which are stored later than shown")
     gateways = {row["name"] for row in stage.get("gateways")["items"]}
-    assert gateways & {event["subject"] for event in restarted}, "the link's restart is its gateway's event"
+    assert gateways & restarted(), "the link's restart is its gateway's event"
     page = text_of(f"http://127.0.0.1:{stage.api_port}/", "#processes", wait_css="#processes li")
     for name in ("dbmanager", "services", "appserver", "pmdaemon"):
         assert re.search(rf"{name}, \d+ restart", page), page

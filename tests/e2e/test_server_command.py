@@ -24,6 +24,7 @@ from pmdaemon.mailbox.errors import SegmentMissing
 from pmdaemon.mailbox.layout import C_HEAD, H_CREATED_US
 from pmdaemon.mailbox.segment import start_ticks
 from pmdaemon.runtime.clock import Deadline
+from sla_server.cli.server import EX_TEMPFAIL
 from sla_server.directories import running_pid
 from tests.support.ports import free_port
 
@@ -48,7 +49,7 @@ class Operator:
         self.until(lambda: not any(start_ticks(pid) for pid in pids if pid), "the parts have ended")
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
-        deadline = Deadline(60)
+        deadline = Deadline(120)
         while not holds():
             assert not deadline.passed, what
             time.sleep(0.1)
@@ -94,7 +95,7 @@ class Operator:
             [sys.executable, "-m", module, *arguments],
             capture_output=True,
             text=True,
-            timeout=90,
+            timeout=180,
             check=False,
             env={**os.environ, "COLUMNS": "80", "SLA_CONFIG": str(self.config)},
         )
@@ -102,7 +103,7 @@ class Operator:
     def be_running(self) -> None:
         if running_pid(self.data_dir) is None:
             started = self.run("start", "--background")
-            assert started.returncode == 0, started.stderr
+            assert started.returncode in (0, EX_TEMPFAIL), started.stderr  # one that is slow goes on
         self.until(lambda: self.health() == 200, "the server is well")
 
     def be_stopped(self) -> None:
@@ -159,7 +160,7 @@ def test_a_damaged_mailbox_is_cured(server: Operator, while_running: bool) -> No
     segment.words[layout.control_word(layout.index("dbmanager")) + C_HEAD] = 777
     segment.close()
     if not while_running:
-        assert server.run("start", "--background").returncode == 0
+        assert server.run("start", "--background").returncode in (0, EX_TEMPFAIL)
     server.until(lambda: server.created_us() not in (None, made_us), "the segment is made again")
     server.until(lambda: server.events("mailbox-damaged") == [*told, "main.mbx"], "an event says so")
     server.until(lambda: server.health() == 200, "the server is well again")

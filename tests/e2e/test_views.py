@@ -197,6 +197,7 @@ def test_the_views_of_one_thing_lead_to_each_other(site: Site, page: Page) -> No
         driver.get(f"{site.url}volumes/batch")
         wait_for(driver, "#ranges [aria-current]")
         wait_for(driver, "#latency-plot .main-svg")
+        wait_for(driver, "#load-plot .main-svg")
         wait_for(driver, "#graph svg path")
         driver.find_element(By.LINK_TEXT, "127.0.0.1").click()
         until(driver, lambda: asked_client(site) == "127.0.0.1", "the history of one client")
@@ -217,7 +218,9 @@ def test_the_views_of_one_thing_lead_to_each_other(site: Site, page: Page) -> No
         wait_for(driver, "#heat .b2 button")
         assert driver.current_url == f"{site.url}agreements/erp-gold?objective=latency"
         until(driver, lambda: "is kept" in text(driver, "#inline-headline"), "why, without a click")
-        assert "0.99 → 0.995" in text(driver, "#versions")
+        until(
+            driver, lambda: "0.99 → 0.995" in text(driver, "#versions"), "versions, which are asked for apart"
+        )
         driver.find_element(By.CSS_SELECTOR, "#heat .b2 button").send_keys(Keys.ENTER)
         wait_for(driver, "#minutes tbody tr")
         assert "hour=" in driver.current_url

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
@@ -88,12 +89,13 @@ def wait_for(driver: Chrome, css: str, *, visible: bool = False) -> None:
 
 
 def until(driver: Chrome, condition: Callable[[], Any], what: str) -> None:
-    """Wait until something is so.
+    """Wait until something is so; what the page replaces before it has been read is looked for again.
 
     Raises:
         TimeoutException: it is not; ``what`` is said.
     """
-    WebDriverWait(driver, WAIT_S).until(lambda _driver: condition(), what)
+    waiting = WebDriverWait(driver, WAIT_S, ignored_exceptions=(StaleElementReferenceException,))
+    waiting.until(lambda _driver: condition(), what)
 
 
 def console_errors(driver: Chrome) -> list[str]:

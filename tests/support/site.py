@@ -18,7 +18,12 @@ class Site:
     """A web server with a feed that the test decides."""
 
     def __init__(
-        self, folder: Path, snapshot: Callable[[int], dict[str, Any]] | None = api.snapshot, **config: Any
+        self,
+        folder: Path,
+        snapshot: Callable[[int], dict[str, Any]] | None = api.snapshot,
+        *,
+        listen: str = "127.0.0.1:0",
+        **config: Any,
     ) -> None:
         self.folder = folder
         self.config = config
@@ -27,7 +32,7 @@ class Site:
         self.source = api.FakeSource()
         self.source.shift_us = time.time_ns() // 1000 - api.NOW_US
         self.snapshot = snapshot
-        self.start("127.0.0.1:0")
+        self.start(listen)
 
     def start(self, listen: str) -> None:
         settings = ApiConfig(listen=listen, **self.config)

@@ -207,7 +207,7 @@ class Stage:
         return [process for known, process in self._processes if known == name and process.poll() is None]
 
     @staticmethod
-    def stop(name: str, process: subprocess.Popen[bytes], limit_s: float = 30.0) -> int:
+    def stop(name: str, process: subprocess.Popen[bytes], limit_s: float = 120.0) -> int:
         """Stop one process in order, by pid; kill it if it does not."""
         if process.poll() is None:
             process.terminate()
@@ -308,7 +308,7 @@ class Stage:
     def client(self) -> httpx.Client:
         """HTTP client of the API, with the token once there is one."""
         if self._client is None:
-            self._client = httpx.Client(base_url=f"http://127.0.0.1:{self.api_port}", timeout=10.0)
+            self._client = httpx.Client(base_url=f"http://127.0.0.1:{self.api_port}", timeout=60.0)
         token = self.folder / "data" / "api.token"
         if "Authorization" not in self._client.headers and token.exists():
             self._client.headers["Authorization"] = f"Bearer {token.read_text().strip()}"
@@ -381,7 +381,10 @@ class Stage:
         """Kill -9 every own process whose command line contains ``fragment``; returns the pids."""
         pids = self.pids(fragment)
         for pid in pids:
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(
+                ProcessLookupError
+            ):  # it ends with its parent, which was killed before it
+                os.kill(pid, signal.SIGKILL)
         return pids
 
 

@@ -15,7 +15,7 @@ from tests.support.ports import free_port
 
 PAGE = ROOT / "docs" / "operations" / "gateway.md"
 LIMIT_S = 240
-GRACE_S = 20
+GRACE_S = 120
 PIDS = ("front.pid", "nbdkit.pid", "agent.pid")
 
 

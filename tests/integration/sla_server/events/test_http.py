@@ -193,10 +193,13 @@ def test_what_answers_mean(
 def test_a_deadline_holds_whatever_the_server_does(
     build: Build, responder: receivers.Responder, answer: Answer
 ) -> None:
-    with HttpReceiver(responder, status(200)) as receiver:
-        target = build({"webhook": {"url": receiver.url}})
-        assert _deliver(target, SOON_S) == answer
-        assert _deliver(target) == CONFIRMED
+    for limit_s in (SOON_S, 10 * SOON_S, 60 * SOON_S):  # on a busy machine the first may end too soon
+        with HttpReceiver(responder, status(200)) as receiver:
+            target = build({"webhook": {"url": receiver.url}})
+            found = _deliver(target, limit_s), _deliver(target)
+        if found == (answer, CONFIRMED):
+            break
+    assert found == (answer, CONFIRMED)
 
 
 def test_of_a_huge_refusal_only_the_beginning_is_read(build: Build) -> None:

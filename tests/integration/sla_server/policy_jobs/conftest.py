@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
-import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
 from sla_server.policy_jobs.session import build_session
+from tests.support import garbage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,6 +41,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session = build_session("local[2]", tmp_path_factory.mktemp("spark"), "1g", FEW_ROWS)
     yield session
     session.stop()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
+    garbage.collect()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_sockets_afterwards() -> Iterator[None]:
+    """The session lives on while this worker runs files of other folders, whose tests forgive no socket."""
+    yield
+    garbage.collect()

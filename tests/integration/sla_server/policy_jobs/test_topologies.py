@@ -7,6 +7,7 @@ others are compared with has the settings of the product; the others are spared 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -125,7 +126,8 @@ def processes(tmp_path: Path) -> Iterator[Callable[..., Path]]:
     for process in started:
         family = [*process.children(recursive=True), process]
         for each in family:
-            each.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # an executor ends with its driver
+                each.kill()
         psutil.wait_procs(family, timeout=60)
 
 

@@ -401,7 +401,7 @@ def test_a_second_thread_may_not_wait_for_the_same_request() -> None:
     queue, data = gated()
     data.gated = True
     first = start(1, lambda n: queue.put(b"first"))
-    assert data.entered.acquire(timeout=20)
+    assert data.entered.acquire(timeout=60)
     request = queue.submit([b"x"], wake_helper=False)
     waiter = start(1, lambda n: request.wait())
     until_pending(queue, 1)

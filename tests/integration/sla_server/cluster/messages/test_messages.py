@@ -27,8 +27,6 @@ from sla_server.cluster.messages.errors import (
 )
 from tests.support.cluster import LocalCluster
 
-# nats-py leaves the socket of a node that has died to the garbage collector.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed <StreamWriter:ResourceWarning")
 LIMIT_S = 240.0
 SEND_S = 240.0
 OpenSession = Callable[..., MessageSession]
