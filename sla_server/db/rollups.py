@@ -34,7 +34,7 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from pmdaemon.runtime.clock import Clock, SystemClock
 from sla_server.db import histogram_codec, schema
@@ -48,6 +48,7 @@ from sla_server.db.engine import begin, make_engine
 from sla_server.db.ingest.accumulator import ROLLUP_GAUGES, ROLLUP_SUMS
 from sla_server.db.policies import PolicyStore
 from sla_server.db.schema import DAY_US, LATE_SUMS
+from sla_server.db.upsert import upsert
 
 OWNER: Final = "rollup"
 SETTLED_US: Final = 8 * DAY_US
@@ -122,6 +123,9 @@ class FilesAt:
 def due_days(rows: Iterable[FileRow], moved_until_us: int, kept_from_us: int) -> list[tuple[int, int]]:
     """(begin, rows) of the days to be rolled up, oldest first.
 
+    Rows of a day only ever grow. One that has fewer than it was made of has lost files to their age (under a
+    clock that was ahead, or an age that was shorter for a time): what was made of all of them stays.
+
     Args:
         rows: files in use.
         moved_until_us: rollups of slots before it have left SQL, but for late ones.
@@ -138,7 +142,7 @@ def due_days(rows: Iterable[FileRow], moved_until_us: int, kept_from_us: int) ->
     return [
         (day_us, count)
         for day_us, count in sorted(have.items())
-        if count != made[day_us] and kept_from_us <= day_us <= moved_until_us - DAY_US
+        if count > made[day_us] and kept_from_us <= day_us <= moved_until_us - DAY_US
     ]
 
 
@@ -214,13 +218,31 @@ class RollupStore:
         counted = {hours[0].path: day.rows} if hours else {}
         try:
             with begin(self._engine) as connection:
-                manifest.replace(connection, day.former, None, self._clock.unix_us())
+                now_us = self._clock.unix_us()
+                self._hold(connection, day, now_us)
+                manifest.replace(connection, day.former, None, now_us)
                 for row in made:
                     manifest.add(connection, replace(row, cuts=counted.get(row.path, 0)))
         except ManifestChanged:
             self.discard(made)
             return False
         return True
+
+    def _hold(self, connection: Connection, day: DueDay, now_us: int) -> None:
+        """One commit after the other, whichever server's run it is of; ``former`` is still all of the day.
+
+        Raises:
+            ManifestChanged: another run has made files of it.
+        """
+        row = {"key": manifest.ROLLED_KEY, "value": str(now_us)}
+        upsert(connection, schema.meta, [row], set_=("value",))  # its lock is held until the commit
+        until_us = day.day_us + DAY_US
+        there = {
+            row.path for kind in _MADE for row in manifest.snapshot(connection, kind, day.day_us, until_us)
+        }
+        former = {row.path for row in day.former}
+        if there != former:
+            raise ManifestChanged(len(former), len(former & there))
 
     def discard(self, made: Iterable[FileRow]) -> None:
         """Remove files that will not count."""

@@ -9,10 +9,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sla_server.db import histogram_codec, rollups
+from pmdaemon.runtime.clock import SystemClock
+from sla_server.db import histogram_codec, migrate, rollups
+from sla_server.db.archive import manifest
 from sla_server.db.archive.files import opened
 from sla_server.db.archive.manifest import HOURS, MISSED, ROLLUPS, FileRow
 from sla_server.db.archive.store import LocalFiles
+from sla_server.db.config import DatabaseConfig
+from sla_server.db.engine import begin, make_engine
+from sla_server.db.rollups import RollupStore
 from sla_server.db.schema import DAY_US
 
 D0 = 20_000 * DAY_US
@@ -37,9 +42,11 @@ def file(kind: str, day: int, rows: int, cuts: int = 0) -> FileRow:
         ([file(ROLLUPS, 0, 61), file(HOURS, 0, 1, cuts=61), file(HOURS, 0, 2)], []),
         # Hours stay when their rollups were given up.
         ([file(HOURS, 0, 1, cuts=61)], []),
+        # Nor are they made again of what is left, when only some were given up.
+        ([file(ROLLUPS, 0, 20), file(HOURS, 0, 1, cuts=61)], []),
     ],
 )
-def test_a_day_is_due_when_its_files_have_other_rows(rows: list[FileRow], due: list[tuple[int, int]]) -> None:
+def test_a_day_is_due_when_its_files_have_more_rows(rows: list[FileRow], due: list[tuple[int, int]]) -> None:
     assert rollups.due_days(rows, FOREVER, 0) == due
 
 
@@ -74,3 +81,22 @@ def test_a_file_has_one_histogram_a_row_and_counts_only_with_its_row(tmp_path: P
 def test_no_row_is_no_file(tmp_path: Path) -> None:
     assert rollups.write(LocalFiles(tmp_path), HOURS, D0, 99, []) is None
     assert list(tmp_path.rglob("*.parquet")) == []
+
+
+def test_of_two_servers_that_roll_up_a_day_at_once_one_counts(tmp_path: Path) -> None:
+    config = DatabaseConfig()
+    engine = make_engine(config, tmp_path)
+    migrate.upgrade(engine)
+    day_us = SystemClock().unix_us() // DAY_US * DAY_US - 20 * DAY_US
+    with begin(engine) as connection:
+        manifest.add(connection, FileRow("rollups/a", ROLLUPS, 1, day_us, day_us, 100, 0, 1, ""))
+    stores = [RollupStore(engine, config, tmp_path, SystemClock()) for _ in range(2)]
+    days = [store.due()[0] for store in stores]
+    made = [FileRow(f"hours/{name}", HOURS, 2, day_us, day_us + DAY_US - 1, 5, 0, 1, "") for name in "ab"]
+    assert stores[0].commit(days[0], made[:1])
+    assert not stores[1].commit(days[1], made[1:])
+    with begin(engine) as connection:
+        rows = manifest.rows(connection, in_use=True)
+    assert [row.path for row in rows if row.kind == HOURS] == ["hours/a"]
+    assert stores[0].due() == []
+    engine.dispose()
