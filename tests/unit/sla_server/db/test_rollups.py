@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from sla_server.db.archive import manifest
 from sla_server.db.archive.files import opened
 from sla_server.db.archive.manifest import HOURS, MISSED, ROLLUPS, FileRow
 from sla_server.db.archive.store import LocalFiles
-from sla_server.db.config import DatabaseConfig
+from sla_server.db.config import DatabaseConfig, FilesConfig
 from sla_server.db.engine import begin, make_engine
 from sla_server.db.rollups import RollupStore
 from sla_server.db.schema import DAY_US
@@ -99,4 +100,24 @@ def test_of_two_servers_that_roll_up_a_day_at_once_one_counts(tmp_path: Path) ->
         rows = manifest.rows(connection, in_use=True)
     assert [row.path for row in rows if row.kind == HOURS] == ["hours/a"]
     assert stores[0].due() == []
+    engine.dispose()
+
+
+@pytest.mark.parametrize(("is_shared", "mode"), [(True, 0o640), (False, 0o600)])
+def test_files_of_workers_are_as_readable_as_the_server_s(tmp_path: Path, is_shared: bool, mode: int) -> None:
+    """The policy job may have a user of its own, and reads the hours."""
+    config = DatabaseConfig(files=FilesConfig(group_readable=is_shared))
+    engine = make_engine(config, tmp_path)
+    files = RollupStore(engine, config, tmp_path, SystemClock()).files_at.open()
+    columns = {name: pa.array([5], pa.int64()) for name in rollups.file_schema(HOURS).names}
+    batch = pa.record_batch({**columns, "hist": pa.array([[b""]], pa.list_(pa.binary()))})
+    before = os.umask(0o077)
+    try:
+        row = rollups.write(files, HOURS, D0, 99, [batch])
+    finally:
+        os.umask(before)
+    assert row is not None
+    path = config.resolved_parquet_dir(tmp_path) / row.path
+    assert path.stat().st_mode & 0o777 == mode
+    assert path.parent.stat().st_mode & 0o777 == (0o750 if is_shared else 0o700)
     engine.dispose()
