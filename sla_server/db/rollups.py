@@ -39,7 +39,7 @@ from sqlalchemy import Connection, Engine
 from pmdaemon.runtime.clock import Clock, SystemClock
 from sla_server.db import histogram_codec, schema
 from sla_server.db.archive import manifest
-from sla_server.db.archive.files import FileWriter
+from sla_server.db.archive.files import FileWriter, opened
 from sla_server.db.archive.manifest import DAY_MISSED, DAYS, HOUR_MISSED, HOURS, FileRow, ManifestChanged
 from sla_server.db.archive.store import FileStore, LocalFiles, UrlFiles, open_files
 from sla_server.db.arrow import arrow_schema
@@ -88,6 +88,7 @@ class DueDay:
         rows: of ``slot_paths`` and ``missed_paths``.
         slot_paths, missed_paths: as Spark opens them.
         former: what is there of it.
+        sources: rows of the files of both paths.
     """
 
     day_us: int
@@ -95,6 +96,7 @@ class DueDay:
     slot_paths: tuple[str, ...]
     missed_paths: tuple[str, ...]
     former: tuple[FileRow, ...]
+    sources: tuple[FileRow, ...] = ()
 
     @property
     def name(self) -> str:
@@ -200,9 +202,21 @@ class RollupStore:
                 paths(day_us, manifest.ROLLUPS),
                 paths(day_us, manifest.MISSED),
                 tuple(row for row in by_day[day_us] if row.kind in _MADE),
+                tuple(row for row in by_day[day_us] if row.kind in (manifest.ROLLUPS, manifest.MISSED)),
             )
             for day_us, count in due_days(rows, moved_until_us, kept_from_us)
         ]
+
+    def check(self, day: DueDay) -> None:
+        """See that the files of a day are those that were written: Spark would sum up what is in them.
+
+        Raises:
+            FileDamaged: one is not, or is missing.
+            FilesUnavailable: the store does not answer.
+        """
+        for row in day.sources:
+            with opened(self._files, row):
+                pass  # it has compared the checksum
 
     def paths(self, made: Iterable[FileRow], kind: str) -> list[str]:
         """Files just written, as Spark opens them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pyarrow as pa
@@ -13,13 +14,20 @@ import pytest
 from pmdaemon.runtime.clock import SystemClock
 from sla_server.db import histogram_codec, migrate, rollups
 from sla_server.db.archive import manifest
-from sla_server.db.archive.files import opened
+from sla_server.db.archive.files import FileWriter, opened
 from sla_server.db.archive.manifest import HOURS, MISSED, ROLLUPS, FileRow
 from sla_server.db.archive.store import LocalFiles
 from sla_server.db.config import DatabaseConfig, FilesConfig
 from sla_server.db.engine import begin, make_engine
-from sla_server.db.rollups import RollupStore
+from sla_server.db.errors import FileDamaged
+from sla_server.db.rollups import DueDay, RollupStore
 from sla_server.db.schema import DAY_US
+from sla_server.policy_jobs import rollup_job
+from sla_server.policy_jobs import rollups as jobs
+from sla_server.policy_jobs.publishing import JobRun
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 D0 = 20_000 * DAY_US
 FOREVER = 1 << 60
@@ -120,4 +128,39 @@ def test_files_of_workers_are_as_readable_as_the_server_s(tmp_path: Path, is_sha
     path = config.resolved_parquet_dir(tmp_path) / row.path
     assert path.stat().st_mode & 0o777 == mode
     assert path.parent.stat().st_mode & 0o777 == (0o750 if is_shared else 0o700)
+    engine.dispose()
+
+
+def test_a_damaged_file_is_not_summed_up_and_no_day_waits_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = DatabaseConfig()
+    engine = make_engine(config, tmp_path)
+    migrate.upgrade(engine)
+    store = RollupStore(engine, config, tmp_path, SystemClock())
+    first_us = SystemClock().unix_us() // DAY_US * DAY_US - 20 * DAY_US
+    files = LocalFiles(config.resolved_parquet_dir(tmp_path))
+    for day_us in (first_us, first_us + DAY_US):
+        with FileWriter(files, f"rollups/{day_us}/a.parquet", pa.schema([("slot_us", pa.int64())])) as writer:
+            writer.write(pa.table({"slot_us": [day_us]}))
+            row = writer.finish(ROLLUPS, 1, day_us, day_us)
+        with begin(engine) as connection:
+            manifest.add(connection, row)
+    days = store.due()
+    path = Path(days[0].slot_paths[0])
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    rolled: list[DueDay] = []
+
+    def rolled_up(_spark: object, day: DueDay, _store: object) -> list[FileRow]:
+        rolled.append(day)
+        return []
+
+    monkeypatch.setattr(jobs, "rolled_up", rolled_up)
+    notes: list[str] = []
+    noted = JobRun(lambda text, rows=None: notes.append(text))
+    with pytest.raises(FileDamaged, match="SHA-256"):
+        rollup_job.roll_up(cast("SparkSession", None), store, days, noted)
+    assert (rolled, notes) == (days[1:], ["1 of 2 days are rolled up"])
     engine.dispose()
