@@ -15,8 +15,9 @@ from pmdaemon.runtime.clock import SystemClock
 from sla_server.db import histogram_codec, migrate, rollups
 from sla_server.db.archive import manifest
 from sla_server.db.archive.files import FileWriter, opened
-from sla_server.db.archive.manifest import HOURS, MISSED, ROLLUPS, FileRow
+from sla_server.db.archive.manifest import CUTS, HOURS, MISSED, ROLLUPS, FileRow
 from sla_server.db.archive.store import LocalFiles
+from sla_server.db.archive.verify import overview
 from sla_server.db.config import DatabaseConfig, FilesConfig
 from sla_server.db.engine import begin, make_engine
 from sla_server.db.errors import FileDamaged
@@ -163,4 +164,15 @@ def test_a_damaged_file_is_not_summed_up_and_no_day_waits_behind_it(
     with pytest.raises(FileDamaged, match="SHA-256"):
         rollup_job.roll_up(cast("SparkSession", None), store, days, noted)
     assert (rolled, notes) == (days[1:], ["1 of 2 days are rolled up"])
+    engine.dispose()
+
+
+def test_status_does_not_call_rollups_cuts(tmp_path: Path) -> None:
+    engine = make_engine(DatabaseConfig(), tmp_path)
+    migrate.upgrade(engine)
+    with begin(engine) as connection:
+        manifest.add(connection, file(HOURS, 0, 5, cuts=100))
+        manifest.add(connection, file(CUTS, 0, 5, cuts=2))
+    found = overview(engine, LocalFiles(tmp_path))["kinds"]
+    assert {each["kind"]: each["cuts"] for each in found if each["files"]} == {CUTS: 2, HOURS: 0}
     engine.dispose()
