@@ -23,6 +23,8 @@ Thread: one at a time.
 from __future__ import annotations
 
 import json
+import os
+import stat
 import tempfile
 import uuid
 from collections import defaultdict
@@ -45,6 +47,7 @@ from sla_server.db.archive.store import FileStore, LocalFiles, UrlFiles, open_fi
 from sla_server.db.arrow import arrow_schema
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import begin, make_engine
+from sla_server.db.errors import FilesUnavailable
 from sla_server.db.ingest.accumulator import ROLLUP_GAUGES, ROLLUP_SUMS
 from sla_server.db.policies import PolicyStore
 from sla_server.db.schema import DAY_US, LATE_SUMS
@@ -117,10 +120,23 @@ class FilesAt:
     url: str = ""
     group_readable: bool = False
 
+    def _own_directory(self) -> Path:
+        """For files under way: who can change it changes what is uploaded."""
+        path = Path(tempfile.gettempdir()) / f"sla-rollups-{os.geteuid()}"
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise FilesUnavailable(self.url, f"{path} can be changed by others: remove it")
+        return path
+
     def open(self) -> FileStore:
-        """The store, in whatever process."""
+        """The store, in whatever process.
+
+        Raises:
+            FilesUnavailable: the directory for files under way is not ours alone.
+        """
         if self.url:
-            return UrlFiles(self.url, Path(tempfile.gettempdir()) / "sla-rollups")
+            return UrlFiles(self.url, self._own_directory())
         return LocalFiles(Path(self.directory), group_readable=self.group_readable)
 
 

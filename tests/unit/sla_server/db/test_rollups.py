@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -20,8 +21,8 @@ from sla_server.db.archive.store import LocalFiles
 from sla_server.db.archive.verify import overview
 from sla_server.db.config import DatabaseConfig, FilesConfig
 from sla_server.db.engine import begin, make_engine
-from sla_server.db.errors import FileDamaged
-from sla_server.db.rollups import DueDay, RollupStore
+from sla_server.db.errors import FileDamaged, FilesUnavailable
+from sla_server.db.rollups import DueDay, FilesAt, RollupStore
 from sla_server.db.schema import DAY_US
 from sla_server.policy_jobs import rollup_job
 from sla_server.policy_jobs import rollups as jobs
@@ -176,3 +177,19 @@ def test_status_does_not_call_rollups_cuts(tmp_path: Path) -> None:
     found = overview(engine, LocalFiles(tmp_path))["kinds"]
     assert {each["kind"]: each["cuts"] for each in found if each["files"]} == {CUTS: 2, HOURS: 0}
     engine.dispose()
+
+
+def test_files_to_be_uploaded_wait_where_no_other_user_can_change_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    files = FilesAt("", f"file://{tmp_path}/files")
+    path = files.open().aside("hours/d/a.parquet").parent
+    assert (path.parent, path.stat().st_mode & 0o777) == (tmp_path, 0o700)
+    path.chmod(0o777)
+    with pytest.raises(FilesUnavailable, match="can be changed by others"):
+        files.open()
+    path.rename(tmp_path / "other")
+    path.symlink_to(tmp_path / "other")
+    with pytest.raises(FilesUnavailable, match="can be changed by others"):
+        files.open()
