@@ -23,6 +23,8 @@ Thread: one at a time.
 from __future__ import annotations
 
 import json
+import os
+import stat
 import tempfile
 import uuid
 from collections import defaultdict
@@ -34,20 +36,22 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from pmdaemon.runtime.clock import Clock, SystemClock
 from sla_server.db import histogram_codec, schema
 from sla_server.db.archive import manifest
-from sla_server.db.archive.files import FileWriter
+from sla_server.db.archive.files import FileWriter, opened
 from sla_server.db.archive.manifest import DAY_MISSED, DAYS, HOUR_MISSED, HOURS, FileRow, ManifestChanged
 from sla_server.db.archive.store import FileStore, LocalFiles, UrlFiles, open_files
 from sla_server.db.arrow import arrow_schema
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import begin, make_engine
+from sla_server.db.errors import FilesUnavailable
 from sla_server.db.ingest.accumulator import ROLLUP_GAUGES, ROLLUP_SUMS
 from sla_server.db.policies import PolicyStore
 from sla_server.db.schema import DAY_US, LATE_SUMS
+from sla_server.db.upsert import upsert
 
 OWNER: Final = "rollup"
 SETTLED_US: Final = 8 * DAY_US
@@ -87,6 +91,7 @@ class DueDay:
         rows: of ``slot_paths`` and ``missed_paths``.
         slot_paths, missed_paths: as Spark opens them.
         former: what is there of it.
+        sources: rows of the files of both paths.
     """
 
     day_us: int
@@ -94,6 +99,7 @@ class DueDay:
     slot_paths: tuple[str, ...]
     missed_paths: tuple[str, ...]
     former: tuple[FileRow, ...]
+    sources: tuple[FileRow, ...] = ()
 
     @property
     def name(self) -> str:
@@ -107,20 +113,38 @@ class FilesAt:
 
     Attributes:
         url: as ``files.url``; empty: ``directory``.
+        group_readable: as ``files.group_readable``.
     """
 
     directory: str
     url: str = ""
+    group_readable: bool = False
+
+    def _own_directory(self) -> Path:
+        """For files under way: who can change it changes what is uploaded."""
+        path = Path(tempfile.gettempdir()) / f"sla-rollups-{os.geteuid()}"
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise FilesUnavailable(self.url, f"{path} can be changed by others: remove it")
+        return path
 
     def open(self) -> FileStore:
-        """The store, in whatever process."""
+        """The store, in whatever process.
+
+        Raises:
+            FilesUnavailable: the directory for files under way is not ours alone.
+        """
         if self.url:
-            return UrlFiles(self.url, Path(tempfile.gettempdir()) / "sla-rollups")
-        return LocalFiles(Path(self.directory))
+            return UrlFiles(self.url, self._own_directory())
+        return LocalFiles(Path(self.directory), group_readable=self.group_readable)
 
 
 def due_days(rows: Iterable[FileRow], moved_until_us: int, kept_from_us: int) -> list[tuple[int, int]]:
     """(begin, rows) of the days to be rolled up, oldest first.
+
+    Rows of a day only ever grow. One that has fewer than it was made of has lost files to their age (under a
+    clock that was ahead, or an age that was shorter for a time): what was made of all of them stays.
 
     Args:
         rows: files in use.
@@ -138,7 +162,7 @@ def due_days(rows: Iterable[FileRow], moved_until_us: int, kept_from_us: int) ->
     return [
         (day_us, count)
         for day_us, count in sorted(have.items())
-        if count != made[day_us] and kept_from_us <= day_us <= moved_until_us - DAY_US
+        if count > made[day_us] and kept_from_us <= day_us <= moved_until_us - DAY_US
     ]
 
 
@@ -155,7 +179,8 @@ class RollupStore:
         self._clock = clock
         self._max_age_us = round(config.files.rollups_max_age_days * DAY_US)
         self._files = open_files(config, data_dir)
-        self.files_at = FilesAt(str(config.resolved_parquet_dir(data_dir)), config.files.url)
+        directory, settings = config.resolved_parquet_dir(data_dir), config.files
+        self.files_at = FilesAt(str(directory), settings.url, settings.group_readable)
         self.jobs = PolicyStore(engine, clock)
 
     def close(self) -> None:
@@ -193,9 +218,21 @@ class RollupStore:
                 paths(day_us, manifest.ROLLUPS),
                 paths(day_us, manifest.MISSED),
                 tuple(row for row in by_day[day_us] if row.kind in _MADE),
+                tuple(row for row in by_day[day_us] if row.kind in (manifest.ROLLUPS, manifest.MISSED)),
             )
             for day_us, count in due_days(rows, moved_until_us, kept_from_us)
         ]
+
+    def check(self, day: DueDay) -> None:
+        """See that the files of a day are those that were written: Spark would sum up what is in them.
+
+        Raises:
+            FileDamaged: one is not, or is missing.
+            FilesUnavailable: the store does not answer.
+        """
+        for row in day.sources:
+            with opened(self._files, row):
+                pass  # it has compared the checksum
 
     def paths(self, made: Iterable[FileRow], kind: str) -> list[str]:
         """Files just written, as Spark opens them."""
@@ -214,13 +251,31 @@ class RollupStore:
         counted = {hours[0].path: day.rows} if hours else {}
         try:
             with begin(self._engine) as connection:
-                manifest.replace(connection, day.former, None, self._clock.unix_us())
+                now_us = self._clock.unix_us()
+                self._hold(connection, day, now_us)
+                manifest.replace(connection, day.former, None, now_us)
                 for row in made:
                     manifest.add(connection, replace(row, cuts=counted.get(row.path, 0)))
         except ManifestChanged:
             self.discard(made)
             return False
         return True
+
+    def _hold(self, connection: Connection, day: DueDay, now_us: int) -> None:
+        """One commit after the other, whichever server's run it is of; ``former`` is still all of the day.
+
+        Raises:
+            ManifestChanged: another run has made files of it.
+        """
+        row = {"key": manifest.ROLLED_KEY, "value": str(now_us)}
+        upsert(connection, schema.meta, [row], set_=("value",))  # its lock is held until the commit
+        until_us = day.day_us + DAY_US
+        there = {
+            row.path for kind in _MADE for row in manifest.snapshot(connection, kind, day.day_us, until_us)
+        }
+        former = {row.path for row in day.former}
+        if there != former:
+            raise ManifestChanged(len(former), len(former & there))
 
     def discard(self, made: Iterable[FileRow]) -> None:
         """Remove files that will not count."""

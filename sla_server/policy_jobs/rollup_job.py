@@ -21,6 +21,7 @@ from pmdaemon.runtime import logs
 from pmdaemon.runtime.stop import end_with_parent
 from sla_server import config as configuration
 from sla_server.db.engine import check_made
+from sla_server.db.errors import FileDamaged
 from sla_server.db.rollups import RollupStore, open_rollups
 from sla_server.policy_jobs import publishing, rollups
 from sla_server.policy_jobs.job import NICER, on_spark, only_one, status_of, stopped_in_order
@@ -40,6 +41,7 @@ def run(config: configuration.ResolvedConfig, who: str) -> dict[str, Any]:
     Raises:
         JobRunning, FilesNotForSpark, NoJava, SparkFailed, ArchiveFailed, DatabaseUnavailable, NoDatabaseYet:
             the days before it are rolled up.
+        FileDamaged: all days are, but those with such a file.
     """
     check_made(config.database, config.data_dir)
     check_files(config.database.files.url)
@@ -87,15 +89,28 @@ def _on_spark(
 def roll_up(
     spark: SparkSession, store: RollupStore, days: list[DueDay], noted: publishing.JobRun
 ) -> dict[str, Any]:
-    """Roll up these days, one after the other."""
+    """Roll up these days, one after the other.
+
+    Raises:
+        FileDamaged: of the first day that has such a file; all others are rolled up.
+    """
     done: dict[str, Any] = {"days": [], "files": 0, "rows": 0}
+    damaged: list[FileDamaged] = []
     for number, day in enumerate(days, 1):
+        try:
+            store.check(day)
+        except FileDamaged as exc:  # until it is given up for its age, weeks of days would wait behind it
+            damaged.append(exc)
+            continue
         made = rollups.rolled_up(spark, day, store)
         if store.commit(day, made):  # else another server's run was faster
             done["days"].append(day.name)
             done["files"] += len(made)
             done["rows"] += day.rows
-        noted.note(f"{number} of {len(days)} days are rolled up", rows=done["rows"])
+        count = number - len(damaged)
+        noted.note(f"{count} of {len(days)} days are rolled up", rows=done["rows"])
+    if damaged:
+        raise damaged[0]
     return done
 
 

@@ -35,6 +35,8 @@ COMPLETE_FROM_KEY: Final = "cuts_complete_from_us"
 """Key of ``meta``: cuts that ended before it may have been given up with their files."""
 MOVED_KEY: Final = "rollups_moved_until_us"
 """Key of ``meta``: rollups of slots before it have moved to files."""
+ROLLED_KEY: Final = "rolled_up_us"
+"""Key of ``meta``: when a day was rolled up last; who writes it holds the others (``db.rollups``)."""
 
 
 @dataclass(frozen=True, slots=True)

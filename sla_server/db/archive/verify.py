@@ -279,7 +279,8 @@ def overview(engine: Engine, files: FileStore) -> dict[str, Any]:
                 "files": len(of_kind),
                 "bytes": sum(row.bytes for row in of_kind),
                 "rows": sum(row.rows for row in of_kind),
-                "cuts": sum(row.cuts for row in of_kind),
+                # Of hours the column says of how many rollups they were made (``db.rollups``).
+                "cuts": sum(row.cuts for row in of_kind) if kind == CUTS else 0,
                 "min_us": min((row.min_us for row in of_kind), default=None),
                 "max_us": max((row.max_us for row in of_kind), default=None),
             }
