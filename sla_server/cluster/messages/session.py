@@ -154,7 +154,8 @@ class MessageSession:
             selector: a name, or a pattern.
             name: of the subscriber: a topic remembers under it what was acknowledged.
             credit: messages of each destination that may be handed out and not acknowledged.
-            ack_wait_s: after the death of the session what it held is handed out again after this time.
+            ack_wait_s: after the death of the session what it held is handed out again after this time, or
+                the longest that another consumer of the destination has asked for.
             max_deliveries: so often handed out without an acknowledgement, a message goes to ``_DMQ``.
         """
         return self._add_consumer(
@@ -257,8 +258,7 @@ class MessageSession:
     @property
     def connected_node(self) -> str:
         """Host and port of the node that the session is connected to; "" if there is none."""
-        url = self.link.client.connected_url
-        return url.netloc.rpartition("@")[2] if url is not None else ""
+        return self.link.node
 
     def close(self) -> None:
         """End handlers, give back what is held; what is unconfirmed is not waited for."""
