@@ -239,7 +239,9 @@ class EngineLink:
         async def failed(exc: Exception) -> None:
             log.debug("cluster-connection", session=self._name, problem=str(exc))
 
-        options: dict[str, Any] = {"tls": self._tls} if self._tls is not None else {}
+        options: dict[str, Any] = {"reconnect_time_wait": 0.2}
+        if self._tls is not None:
+            options["tls"] = self._tls
         first = urlsplit(self._urls[0])
         if first.username and first.password:
             options |= {"user": first.username, "password": first.password}
@@ -249,7 +251,6 @@ class EngineLink:
                     self._urls,
                     name=self._name,
                     connect_timeout=2,
-                    reconnect_time_wait=0.2,
                     max_reconnect_attempts=-1,
                     ping_interval=_PING_S,
                     max_outstanding_pings=2,

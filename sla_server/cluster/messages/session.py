@@ -17,6 +17,7 @@ Lock ``_lock`` guards ``_outboxes``, ``_consumers``, ``_pool`` and ``_is_closed`
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,7 +37,7 @@ from sla_server.cluster.messages.consumer import (
     Received,
     run_handler,
 )
-from sla_server.cluster.messages.fragments import MANIFEST, FragmentStore
+from sla_server.cluster.messages.fragments import FIRST_IDENTITY, MANIFEST, FragmentStore, fragments_identity
 from sla_server.cluster.messages.identifiers import IdentifierSource
 from sla_server.cluster.messages.link import EngineLink
 from sla_server.cluster.messages.ordered import OrderedPool
@@ -248,7 +249,8 @@ class MessageSession:
             NotConfirmed, SessionClosed: as by ``Received.acknowledge``.
         """
         received.acknowledge()
-        self._fragments.remove(received.identity)
+        if MANIFEST in received.headers:
+            self._fragments.remove(fragments_identity(received))
 
     @property
     def resumptions(self) -> int:
@@ -261,7 +263,11 @@ class MessageSession:
         return self.link.node
 
     def close(self) -> None:
-        """End handlers, give back what is held; what is unconfirmed is not waited for."""
+        """End handlers, give back what is held; what is unconfirmed is not waited for.
+
+        Raises:
+            ThreadDidNotStop: a handler runs on; all else has ended.
+        """
         with self._lock:
             consumers, self._consumers = self._consumers, []
             outboxes, self._outboxes = list(self._outboxes.values()), {}
@@ -269,14 +275,17 @@ class MessageSession:
             is_closed, self._is_closed = self._is_closed, True
         if is_closed:
             return
-        if pool is not None:
-            pool.close()
-        for consumer in consumers:
-            consumer.close()
-        for outbox in outboxes:
-            outbox.close()
-        self.link.close()
-        self.identifiers.close()
+        # In this order from the last to the first, each whatever becomes of the others: a session half closed
+        # would keep what it holds from everyone else.
+        with contextlib.ExitStack() as ends:
+            ends.callback(self.identifiers.close)
+            ends.callback(self.link.close)
+            for outbox in outboxes:
+                ends.callback(outbox.close)
+            for consumer in consumers:
+                ends.callback(consumer.close)
+            if pool is not None:
+                ends.callback(pool.close)
 
     def _add_consumer(self, consumer: Consumer) -> Consumer:
         with self._lock:
@@ -307,7 +316,7 @@ class MessageSession:
         headers |= {
             ORIGIN: received.destination,
             REASON: " ".join(reason.split()),
-            "Sla-Identity": received.identity,
+            FIRST_IDENTITY: fragments_identity(received),
         }
         identity = f"dead:{received.destination}:{received.identity}"
         message = Outgoing(
