@@ -136,7 +136,8 @@ def join(file: Path, again: bool) -> None:
 @cluster.command()
 @click.argument("node", required=False)
 @click.option("--yes", is_flag=True, help="Do not ask before what is stored here is removed.")
-def leave(node: str | None, yes: bool) -> None:
+@click.option("--lose", is_flag=True, help="Also if it may have the only copy of a stream.")
+def leave(node: str | None, yes: bool, lose: bool) -> None:
     """Have the cluster forget NODE, which does not run; without NODE: this machine's.
 
     This machine's credentials and what its engine stored are removed. The copies of streams that NODE had are
@@ -152,7 +153,7 @@ def leave(node: str | None, yes: bool) -> None:
         if not yes:
             click.confirm(f"Remove {directory}'s credentials and all that is stored there?", abort=True)
     if own.peers:
-        _ask(lambda admin: admin.forget(name))
+        _ask(lambda admin: admin.forget(name, lose=lose))
     if name == own.node:
         membership.leave(directory)
     click.echo(f"{name} has left the cluster {own.name}")
@@ -183,7 +184,10 @@ def drain(node: str | None) -> None:
     moved = _ask(lambda admin: admin.drain(name))
     for subject in moved:
         click.echo(f"  handed over: {_what(subject)}")
-    click.echo(f"{name} leads nothing; it may be stopped")
+    if alone := _ask(lambda admin: admin.only_on(name)):
+        click.echo(f"{name} has the only copy of {', '.join(alone)}, which stops while {name} does")
+    else:
+        click.echo(f"{name} leads nothing; it may be stopped")
 
 
 @cluster.command()

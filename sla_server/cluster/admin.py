@@ -40,9 +40,13 @@ CONNECT_S: Final = 5.0
 ANSWER_S: Final = 5.0
 """For all answers of nodes that live; those of one that hangs are not waited for longer."""
 HAND_OVER_S: Final = 30.0
+ELECTION_S: Final = 15.0
+LEFT_OVER_S: Final = 40.0
+"""For the engine that a killed process of this node has left to end; to stop it takes 30 s at most."""
 MOST_STREAMS: Final = 256  # in one answer of the engine
 PING: Final = "$SYS.REQ.SERVER.PING"
 META_STEPDOWN: Final = "$JS.API.META.LEADER.STEPDOWN"
+STREAM_LIST: Final = "$JS.API.STREAM.LIST"
 STREAM_STEPDOWN: Final = "$JS.API.STREAM.LEADER.STEPDOWN"
 CONSUMER_STEPDOWN: Final = "$JS.API.CONSUMER.LEADER.STEPDOWN"
 REMOVE: Final = "$JS.API.SERVER.REMOVE"
@@ -173,7 +177,9 @@ class Admin:
         """
         nodes = await self.nodes()
         try:
-            return ClusterState(nodes, await self.streams())
+            streams, silent = await self.streams(), await self.silent_streams()
+            trouble = f"no node answers for {', '.join(silent)}: its copies do not run" if silent else ""
+            return ClusterState(nodes, streams, trouble)
         except ClusterRefused as exc:
             return ClusterState(nodes, (), str(exc))
 
@@ -217,6 +223,20 @@ class Admin:
                 if len(more) < MOST_STREAMS:
                     break
         return tuple(sorted((stream_row(info) for info in found), key=lambda row: row.name))
+
+    async def silent_streams(self) -> list[str]:
+        """Streams that exist and that no running node leads: their copies do not run, or elect.
+
+        Raises:
+            ClusterUnreachable: no node answers.
+            ClusterRefused: there is no majority.
+        """
+        found = await self._request(STREAM_LIST, PRODUCT_USER, {})
+        return sorted(str(name) for name in found.get("missing") or ())
+
+    async def only_on(self, node: str) -> list[str]:
+        """Streams of a single copy that this node has: they cannot be handed over."""
+        return [row.name for row in await self.streams() if row.replicas < 2 and row.leader == node]
 
     async def stepdown(self, stream: str, to: str = "") -> StreamRow:
         """Have the leader of a stream hand over; returns when another one leads.
@@ -275,14 +295,27 @@ class Admin:
             await asyncio.sleep(0.1)
         return list(dict.fromkeys(moved))
 
-    async def forget(self, node: str) -> None:
+    async def forget(self, node: str, *, lose: bool = False) -> None:
         """Have the cluster forget a node that does not run: it no longer counts for the majority.
 
+        Args:
+            node: its name.
+            lose: also if it may have the only copy of a stream.
+
         Raises:
-            ClusterRefused: it still runs, is not known, or there is no majority.
+            ClusterRefused: it still runs, is not known, there is no majority, or a stream has no copy that
+                runs.
         """
         if any(row.name == node for row in await self.nodes()):
             raise ClusterRefused(f"{node} still runs. Stop it first; 'sla cluster drain {node}' before that")
+        deadline = Deadline(0 if lose else ELECTION_S)
+        while (silent := await self.silent_streams()) and not deadline.passed:
+            await asyncio.sleep(0.5)  # the node may have led them until a moment ago
+        if silent and not lose:
+            raise ClusterRefused(
+                f"no node that runs leads {', '.join(silent)}: {node} may have the only copy, which would be "
+                f"lost. Start {node} and copy what it has; or give that up with --lose"
+            )
         await self._request(REMOVE, SYSTEM_USER, {"peer": node})
 
     async def _led_by(self, node: str) -> list[str]:
@@ -429,19 +462,30 @@ async def check_essentials(config: ClusterConfig, member: Membership) -> list[st
 
     Raises:
         EssentialsDiffer: a node has others; names the parameters.
+        ClusterRefused: another machine runs as this node. The engines of both would go on connecting to the
+            others, many times a second, and be sent away.
     """
-    own, seen = essentials.of(config), dict[str, NodeRow]()
-    for peer in config.peers:
-        try:
-            async with Admin(config, member, [peer.listen]) as admin:
-                seen |= {row.name: row for row in await admin.nodes()}
-        except ClusterUnreachable:
-            continue
-        break
+    own, deadline = essentials.of(config), Deadline(LEFT_OVER_S)
+    while config.node in (seen := await _running(config, member)):
+        if deadline.passed:
+            raise ClusterRefused(
+                f"a node {config.node} runs already, and each has a name of its own. If this machine is a "
+                "copy of that one, give it another name in [cluster] node, and remove the copied directory "
+                "of the cluster before it joins with an invitation of its own"
+            )
+        await asyncio.sleep(0.5)
     for name, row in sorted(seen.items()):
-        if name != config.node:
-            essentials.compare(own, row.parameters, name)
+        essentials.compare(own, row.parameters, name)
     return sorted(seen)
+
+
+async def _running(config: ClusterConfig, member: Membership) -> dict[str, NodeRow]:
+    """Nodes that the first peer that can be reached knows to run."""
+    for peer in config.peers:
+        with contextlib.suppress(ClusterUnreachable):
+            async with Admin(config, member, [peer.listen]) as admin:
+                return {row.name: row for row in await admin.nodes()}
+    return {}
 
 
 @contextlib.contextmanager

@@ -33,10 +33,12 @@ async def store_batch(link: EngineLink, rows: Sequence[Row]) -> None:
     """Store ``rows``, which are for one stream; for ``EngineLink.retry``.
 
     Raises:
-        nats.js.errors.APIError: none was stored.
+        nats.js.errors.APIError: none was stored, or the primary knows no batches and has stored the first.
     """
     if not 1 <= len(rows) <= MAX_BATCH:
         raise BadSettings("batch", len(rows), f"the engine takes 1 to {MAX_BATCH} messages at once")
+    for _subject, data, headers in rows:
+        link.check_size(data, headers)
     batch = secrets.token_hex(16)
     for place, (subject, data, headers) in enumerate(rows, start=1):
         marked = dict(headers) | {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(place)}
@@ -46,9 +48,13 @@ async def store_batch(link: EngineLink, rows: Sequence[Row]) -> None:
             await link.client.publish(subject, data, headers=marked)
             continue
         answer = await link.client.request(subject, data, timeout=ANSWER_S, headers=marked)
-        error = json.loads(answer.data).get("error") if answer.data else None
-        if error is not None:
-            raise nats.js.errors.APIError.from_error(error)
+        found = json.loads(answer.data) if answer.data else {}
+        if "error" in found:
+            raise nats.js.errors.APIError.from_error(found["error"])
+        if found and found.get("batch") != batch:
+            # An engine before 2.12, in a cluster that is being upgraded: it takes each message for one alone
+            # and answers so. Nothing more may follow, as those between are stored or lost without a word.
+            raise nats.js.errors.APIError(code=400, description="the primary of the stream has no batches")
 
 
 def is_repeated(exc: Exception) -> bool:

@@ -189,7 +189,8 @@ class Catalogue:
         if different := wanted.differences(there):
             raise DestinationDiffers(wanted.name, different)
         self._add(there)
-        await self._link.client.publish(ANNOUNCEMENTS, wanted.name.encode())
+        with contextlib.suppress(OSError, nats.errors.Error):  # others read it within REFRESH_S
+            await self._link.client.publish(ANNOUNCEMENTS, wanted.name.encode())
         return there
 
     async def refresh(self) -> None:

@@ -36,11 +36,13 @@ import nats.js.api
 import nats.js.errors
 import structlog
 
+from pmdaemon.runtime.backoff import Backoff
 from pmdaemon.runtime.clock import Deadline
+from sla_server.cluster.errors import ClusterError
 from sla_server.cluster.messages import names
 from sla_server.cluster.messages.catalogue import Catalogue, Destination, DestinationKind
 from sla_server.cluster.messages.credit import PullLedger
-from sla_server.cluster.messages.errors import BadSettings, MessagesError, NotConfirmed, SessionClosed
+from sla_server.cluster.messages.errors import BadSettings, MessagesError, SessionClosed
 from sla_server.cluster.messages.link import ANSWER_S, EngineLink
 from sla_server.cluster.messages.producer import IDENTITY
 
@@ -54,9 +56,13 @@ MAX_DELIVERIES: Final = 10
 ACK_LIMIT_S: Final = 60.0
 SEEN: Final = 10_000
 """Identities that a feed remembers; what comes again after a failover is at most its credit."""
+AGAIN_S: Final = (0.1, 60.0)
+"""What a handler fails at comes again after the first; after twice as long each time, at most the last. Ten
+times take two minutes, so that what it needs may come back before its messages are dead."""
 _PULL_S: Final = 5.0
 _SHARED_PENDING: Final = 100_000  # of a queue: each of its consumers has credit of its own
 _CREATE_S: Final = 60.0
+_NO_MORE: Final = ("404", "408")
 StoreDead = Callable[["Received", str], None]
 
 
@@ -105,9 +111,14 @@ class Received:
         """
         self._feed.run(self._feed.acknowledge(self, limit_s))
 
-    def give_back(self) -> None:
-        """Let it be handed out again, here or elsewhere."""
-        self._feed.run(self._feed.give_back(self))
+    @property
+    def is_held(self) -> bool:
+        """Whether it is neither acknowledged nor given back."""
+        return self._feed.holds(self)
+
+    def give_back(self, after_s: float = 0.0) -> None:
+        """Let it be handed out again, here or elsewhere, not before so many seconds."""
+        self._feed.run(self._feed.give_back(self, after_s))
 
     def reject(self, reason: str) -> None:
         """It cannot be used: to ``_DMQ`` with it.
@@ -136,6 +147,9 @@ class DestinationFeed:
         self._seen = Seen()
         self._repeats: set[asyncio.Task[None]] = set()
         self._room = asyncio.Event()
+        self._pause = Backoff(0.1, _PULL_S)
+        self._is_ready = False
+        self._is_closed = False
         self._engine_name = engine_name(destination, consumer.name)
         self._task = asyncio.create_task(self._run())
 
@@ -150,7 +164,9 @@ class DestinationFeed:
 
     async def acknowledge(self, received: Received, limit_s: float) -> None:
         """Repeat it until the engine confirms; nothing for what is acknowledged or given back."""
-        if self._held.get(received.identity) is not received:
+        if not self.holds(received):
+            if self._is_closed and received.identity not in self._seen:
+                raise SessionClosed(self._consumer.name)  # it was given back
             return
 
         async def attempt() -> None:
@@ -162,20 +178,27 @@ class DestinationFeed:
             self.last_acknowledged = received.identity
             self._seen.add(received.identity)
 
-    async def give_back(self, received: Received) -> None:
+    async def give_back(self, received: Received, after_s: float = 0.0) -> None:
         """One attempt: what is lost of it comes again after ``ack_wait_s``."""
         if self._release(received):
-            await self._link.client.publish(received.reply, b"-NAK")
+            delay = b' {"delay": %d}' % int(after_s * 1e9) if after_s else b""
+            with contextlib.suppress(OSError, nats.errors.Error):
+                await self._link.client.publish(received.reply, b"-NAK" + delay)
+
+    def holds(self, received: Received) -> bool:
+        """Whether it is neither acknowledged nor given back. Any thread."""
+        return self._held.get(received.identity) is received
 
     async def close(self) -> None:
         """Ask for nothing more, and give back what is held."""
+        self._is_closed = True
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         for received in list(self._held.values()):
             await self.give_back(received)
 
     def _release(self, received: Received) -> bool:
-        if self._held.get(received.identity) is not received:
+        if not self.holds(received):
             return False
         del self._held[received.identity]
         self._ledger.release()
@@ -183,31 +206,57 @@ class DestinationFeed:
         return True
 
     async def _run(self) -> None:
+        """Go on for ever: a cluster may be without a majority for hours."""
+        keeper = asyncio.create_task(self._keep_held())
+        try:
+            while True:
+                try:
+                    await self._pull()
+                except (MessagesError, OSError, nats.errors.Error) as exc:
+                    name = self.destination.name
+                    log.warning("consumer-interrupted", destination=name, problem=str(exc))
+                self._ledger.end(self._ledger.last_request)
+                await asyncio.sleep(self._pause.failed())
+        finally:
+            keeper.cancel()
+            await asyncio.gather(keeper, return_exceptions=True)
+
+    async def _keep_held(self) -> None:
+        """Keep the engine from handing out again what is held here."""
+        while True:
+            await asyncio.sleep(self._consumer.ack_wait_s / 3)
+            with contextlib.suppress(OSError, nats.errors.Error):  # without a connection: the next round
+                for received in list(self._held.values()):
+                    await self._link.client.publish(received.reply, b"+WPI")
+
+    async def _pull(self) -> None:
+        """Ask and be given, until the engine says that the consumer is gone or has no leader."""
         client = self._link.client
         inbox = client.new_inbox()
-        alive_at_s = time.monotonic()
+        refusal = ""
         await self._link.retry(self._make_consumer, f"consumer of {self.destination.name!r}", _CREATE_S)
 
         async def came(message: nats.aio.msg.Msg) -> None:
+            nonlocal refusal
             if message.subject.startswith(inbox):  # a status: this request brings no more
-                self._ledger.end(int(message.subject.rpartition(".")[2]))
+                number = int(message.subject.rpartition(".")[2])
+                if number == self._ledger.last_request:
+                    refusal = refusal_of(message.headers or {})
+                self._ledger.end(number)
                 self._room.set()
             else:
+                self._pause.succeeded()
                 self._deliver(message)
 
         subscription = await client.subscribe(f"{inbox}.*", cb=came)
         asked_at_s = 0.0
         try:
-            while True:
+            while not refusal:
                 now_s = time.monotonic()
                 if self._ledger.requested and now_s > asked_at_s + _PULL_S + ANSWER_S:
                     # No status came: the node with the request is gone, and the consumer, if new, may be.
                     self._ledger.end(self._ledger.last_request)
                     await self._link.retry(self._make_consumer, "a consumer", _CREATE_S)
-                if now_s > alive_at_s + self._consumer.ack_wait_s / 3:
-                    alive_at_s = now_s
-                    for received in list(self._held.values()):
-                        await client.publish(received.reply, b"+WPI")
                 if (request := self._ledger.request()) is not None:
                     number, count = request
                     asked_at_s = now_s
@@ -219,26 +268,33 @@ class DestinationFeed:
                     )
                 self._room.clear()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._room.wait(), min(1.0, self._consumer.ack_wait_s / 3))
-        except (OSError, nats.errors.Error) as exc:
-            log.warning("consumer-ends", destination=self.destination.name, problem=str(exc))
+                    await asyncio.wait_for(self._room.wait(), 1.0)
+            log.debug("consumer-refused", destination=self.destination.name, problem=refusal)
         finally:
-            await subscription.unsubscribe()
+            with contextlib.suppress(nats.errors.Error):
+                await subscription.unsubscribe()
 
     async def _make_consumer(self) -> None:
         is_queue = self.destination.kind is DestinationKind.QUEUE
+        ack_wait_s = self._consumer.ack_wait_s
+        with contextlib.suppress(nats.js.errors.NotFoundError):
+            # Others share it, and keep what they hold as often as their own time asks for: never shorten it.
+            there = await self._link.stream.consumer_info(self.destination.stream, self._engine_name)
+            ack_wait_s = max(ack_wait_s, there.config.ack_wait or 0.0)
         await self._link.stream.add_consumer(
             self.destination.stream,
             nats.js.api.ConsumerConfig(
                 durable_name=self._engine_name,
                 filter_subject=self.destination.subject,
                 ack_policy=nats.js.api.AckPolicy.EXPLICIT,
-                ack_wait=self._consumer.ack_wait_s,
+                ack_wait=ack_wait_s,
                 max_ack_pending=_SHARED_PENDING if is_queue else 2 * self._consumer.credit,
                 max_deliver=-1,
             ),
         )
-        self._consumer.add_ready_feed()
+        if not self._is_ready:
+            self._is_ready = True
+            self._consumer.add_ready_feed()
 
     def _deliver(self, message: nats.aio.msg.Msg) -> None:
         headers = message.headers or {}
@@ -379,9 +435,9 @@ class Consumer:
             return False
         try:
             received.reject(reason)
-        except NotConfirmed as exc:
+        except ClusterError as exc:  # no majority, or _DMQ is full: it stays where it is
             log.warning("dead-message-kept", identity=received.identity, problem=str(exc))
-            received.give_back()
+            received.give_back(_PULL_S)
         return True
 
     async def _open(self) -> None:
@@ -407,15 +463,28 @@ def cause_of_death(headers: Mapping[str, str], deliveries: int, max_deliveries: 
     return ""
 
 
+def refusal_of(headers: Mapping[str, str]) -> str:
+    """What the status that ends a request says, unless it just has no more messages: "". Pure."""
+    status = headers.get("Status", "")
+    return "" if status in _NO_MORE else f"{status} {headers.get('Description', '')}".strip() or "no status"
+
+
 def run_handler(consumer: Consumer, received: Received, handler: Callable[[Received], None]) -> None:
-    """In a thread of the pool: what returns is acknowledged, what raises comes again."""
-    if consumer.remove_if_dead(received):
+    """In a thread of the pool: what returns is acknowledged, what raises comes again.
+
+    What was given back meanwhile, as the consumer was closed, is not handled: it may be with another one.
+    """
+    if not received.is_held or consumer.remove_if_dead(received):
         return
+    again_s = min(AGAIN_S[1], AGAIN_S[0] * 2 ** min(received.deliveries - 1, 16))
     try:
         handler(received)
-        received.acknowledge()
-    except MessagesError as exc:
-        log.warning("message-not-acknowledged", identity=received.identity, problem=str(exc))
     except Exception:
         log.exception("message-handler-failed", identity=received.identity, destination=received.destination)
-        received.give_back()
+        received.give_back(again_s)
+        return
+    try:
+        received.acknowledge()
+    except ClusterError as exc:
+        log.warning("message-not-acknowledged", identity=received.identity, problem=str(exc))
+        received.give_back(again_s)

@@ -34,6 +34,8 @@ from sla_server.cluster.messages.producer import IDENTITY, SEND_LIMIT_S
 
 STREAM: Final = "SLA_FRAGMENTS"
 MANIFEST: Final = "Sla-Fragments"
+FIRST_IDENTITY: Final = "Sla-Identity"
+"""Of a dead message: the one that it was sent with."""
 FRAGMENT_BYTES: Final = 256 << 10
 FRAGMENTS_AT_ONCE: Final = 16
 """4 MiB of memory on either side."""
@@ -104,6 +106,11 @@ def fragment_subject(identity: str, place: int) -> str:
     return f"sla.f.{identity}.{place}"
 
 
+def fragments_identity(received: Received) -> str:
+    """The identity that fragments of a message are stored under; a copy in ``_DMQ`` has one of its own."""
+    return received.headers.get(FIRST_IDENTITY, received.identity)
+
+
 class FragmentStore:
     """Stores and reads fragments for one session.
 
@@ -153,7 +160,7 @@ class FragmentStore:
         assembly = Assembly(received.identity, manifest)
         for first in range(0, manifest.fragments, FRAGMENTS_AT_ONCE):
             places = range(first, min(first + FRAGMENTS_AT_ONCE, manifest.fragments))
-            for fragment in self._link.run(self._read_group(received.identity, places)):
+            for fragment in self._link.run(self._read_group(fragments_identity(received), places)):
                 assembly.add(fragment)
                 yield fragment
         assembly.finish()

@@ -10,7 +10,9 @@
 The node's number is configured. The epoch is of one run of one process: above all it has used before, and on
 disk before the first identifier is made of it. So a crash loses the rest of an epoch, and no identifier is
 made twice. The epoch is never below the wall clock in milliseconds: if the directory is lost, the next epoch
-is still a new one.
+is still a new one. The counter begins at random, so that two that have an epoch in common all the same
+(sessions of one program in one millisecond, a copied machine, a lost directory and a clock set back) make
+different ones.
 
 State: ``EPOCH_FILE`` in the directory; its lock is held while the source is open. A crash leaves either
 epoch.
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import threading
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -97,7 +100,7 @@ class IdentifierSource:
             raise
         self.node: Final = node
         self._lock = threading.Lock()  # guards _counter
-        self._counter = 0
+        self._counter = secrets.randbits(31) << 32
 
     def make(self) -> Identifier:
         """The next identifier."""

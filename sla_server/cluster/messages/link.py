@@ -9,6 +9,10 @@ Errors of nats end here. ``classify`` says which pass (a leader is elected, a no
 which are final. "Full" is an error of its own: the engine has one code for it and for a failed store, so the
 text decides.
 
+The library keeps what is published without a connection and sends it at the next node, be it an hour later,
+when the engine no longer knows the identities of what it has stored. So here nothing is kept: what has no
+connection fails at once, and ``retry`` asks again as long as it may.
+
 Thread: ``run`` from any thread but the link's own; coroutines run in the link's thread, ``cl-NAME``.
 """
 
@@ -18,9 +22,10 @@ import asyncio
 import concurrent.futures
 import contextlib
 import ssl
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 import nats
 import nats.aio.client
@@ -42,6 +47,7 @@ Result = TypeVar("Result")
 ANSWER_S: Final = 2.0
 """For one answer; less than an election takes (4 s at least)."""
 CONNECT_S: Final = 30.0
+HEADERS_BYTES: Final = 512  # of the engine's limit, for headers that the library and a batch add
 _PING_S: Final = 1  # two unanswered: a node that is stopped but not dead is left after 3 s
 _STORE_FAILED: Final = 10077
 _NO_PEERS: Final = 10005  # also while nodes are starting
@@ -63,17 +69,27 @@ def classify(exc: Exception) -> Trouble:
         is_passing = (exc.code or 503) >= 500 or exc.err_code == _NO_PEERS
         return Trouble.TRANSIENT if is_passing else Trouble.FINAL
     if isinstance(
-        exc, nats.errors.MaxPayloadError | nats.errors.BadSubjectError | nats.errors.AuthorizationError
+        exc,
+        nats.errors.MaxPayloadError
+        | nats.errors.BadSubjectError
+        | nats.errors.BadHeaderError
+        | nats.errors.AuthorizationError,
     ):
         return Trouble.FINAL
     return Trouble.TRANSIENT
+
+
+def size_bytes(data: bytes, headers: Mapping[str, str]) -> int:
+    """What the engine counts of a message."""
+    return len(data) + sum(len(name.encode()) + len(value.encode()) + 4 for name, value in headers.items())
 
 
 class EngineLink:
     """The connection; see the module.
 
     Args:
-        urls: of nodes of the cluster, ``nats://USER:PASSWORD@HOST:PORT``; others are learned from them.
+        urls: of nodes of the cluster, ``nats://USER:PASSWORD@HOST:PORT``; others are learned from them, and
+            connected to with the first one's user and password.
         name: of the session, for those who look at a node's connections.
         tls: if nodes ask for it.
 
@@ -144,10 +160,31 @@ class EngineLink:
                     raise NotConfirmed(what, limit_s, str(exc) or type(exc).__name__) from exc
             await asyncio.sleep(min(backoff.failed(), deadline.left_s()))
 
+    @property
+    def limit_bytes(self) -> int:
+        """Of a message with its headers."""
+        return self.client.max_payload - HEADERS_BYTES
+
+    @property
+    def node(self) -> str:
+        """Host and port of the node that is connected to, without user and password; "" if there is none."""
+        url = self.client.connected_url
+        return url.netloc.rpartition("@")[2] if url is not None else ""
+
+    def check_size(self, data: bytes, headers: Mapping[str, str]) -> None:
+        """Refuse what the engine would: its answer makes the library close the connection for good.
+
+        Raises:
+            nats.errors.MaxPayloadError: it is too large.
+        """
+        if size_bytes(data, headers) > self.limit_bytes:
+            raise nats.errors.MaxPayloadError
+
     async def publish(
         self, subject: str, data: bytes, headers: dict[str, str], *, stream: str | None = None
     ) -> int:
         """Store one message; its sequence. For ``retry``."""
+        self.check_size(data, headers)
         ack = await self.stream.publish(subject, data, timeout=ANSWER_S, headers=dict(headers), stream=stream)
         return int(ack.seq)
 
@@ -188,24 +225,37 @@ class EngineLink:
         self._loop.call_later(1.0, self._beat)
 
     async def _connect(self) -> None:
+        self.client = nats.aio.client.Client()
+
+        async def lost() -> None:
+            # Not yet written when the connection broke; the library has no public way to drop it.
+            self.client._pending.clear()
+            self.client._pending_data_size = 0
+
         async def reconnected() -> None:
             self.reconnections += 1
-            log.info("cluster-reconnected", session=self._name, node=str(self.client.connected_url))
+            log.info("cluster-reconnected", session=self._name, node=self.node)
 
         async def failed(exc: Exception) -> None:
             log.debug("cluster-connection", session=self._name, problem=str(exc))
 
-        options: dict[str, Any] = {"tls": self._tls} if self._tls is not None else {}
+        options: dict[str, Any] = {"reconnect_time_wait": 0.2}
+        if self._tls is not None:
+            options["tls"] = self._tls
+        first = urlsplit(self._urls[0])
+        if first.username and first.password:
+            options |= {"user": first.username, "password": first.password}
         try:
-            self.client = await asyncio.wait_for(
-                nats.connect(
+            await asyncio.wait_for(
+                self.client.connect(
                     self._urls,
                     name=self._name,
                     connect_timeout=2,
-                    reconnect_time_wait=0.2,
                     max_reconnect_attempts=-1,
                     ping_interval=_PING_S,
                     max_outstanding_pings=2,
+                    pending_size=0,
+                    disconnected_cb=lost,
                     reconnected_cb=reconnected,
                     error_cb=failed,
                     **options,

@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import dataclasses
+import re
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -42,7 +43,7 @@ from sla_server.cluster.messages.errors import (
     SessionClosed,
 )
 from sla_server.cluster.messages.identifiers import IdentifierSource
-from sla_server.cluster.messages.link import EngineLink, Trouble, classify
+from sla_server.cluster.messages.link import EngineLink, Trouble, classify, size_bytes
 
 IDENTITY: Final = "Nats-Msg-Id"
 OWN_HEADERS: Final = "Sla-"
@@ -55,7 +56,8 @@ STUCK_S: Final = 3.0
 forgets the identity; its successor does not."""
 FULL_FOR_S: Final = 1.0
 """So long a destination that has refused is taken for full; the next message asks it again."""
-_HEADERS_BYTES: Final = 512  # of the limit of the engine, for ours
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # as HTTP has them
+_IDENTITY: Final = re.compile(r"[A-Za-z0-9_.:-]{1,255}")  # also a part of subjects: no wildcards, no blanks
 
 
 @dataclasses.dataclass
@@ -68,6 +70,10 @@ class Outgoing:
     deadline: Deadline
     limit_s: float
     done: concurrent.futures.Future[str] = dataclasses.field(default_factory=concurrent.futures.Future)
+
+    def __post_init__(self) -> None:
+        # As if it ran: a caller that cancels it would else end the outbox, which has to set its result.
+        self.done.set_running_or_notify_cancel()
 
 
 class SendWindows:
@@ -198,7 +204,7 @@ class Outbox:
             self._finish(message, exc)
         except nats.errors.MaxPayloadError:
             self._finish(
-                message, PayloadTooLarge(len(message.data), self._link.client.max_payload - _HEADERS_BYTES)
+                message, PayloadTooLarge(size_bytes(message.data, message.headers), self._link.limit_bytes)
             )
         except nats.js.errors.APIError as exc:
             if classify(exc) is Trouble.FULL:
@@ -304,21 +310,34 @@ class Producer:
     ) -> Outgoing:
         if not 0 < limit_s < DUPLICATES_S:
             raise BadSettings("limit_s", limit_s, f"it must be above 0 and below {DUPLICATES_S:g} s")
+        if identity and not _IDENTITY.fullmatch(identity):
+            raise BadSettings("identity", identity, "it has 1 to 255 letters, digits, and - _ . : only")
         identity = identity or str(self._identifiers.make())
         return Outgoing(
             identity, bytes(data), checked_headers(headers) | {IDENTITY: identity}, Deadline(limit_s), limit_s
         )
 
 
+def is_utf8(text: str) -> bool:
+    """Whether it can be written at all: text from the system may have lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
     """A caller's headers.
 
     Raises:
-        BadSettings: a name is reserved, or a value has a line end.
+        BadSettings: a name is reserved or none, or a value has a line end or is no text.
     """
     for name, value in (headers or {}).items():
         if name.lower().startswith(("nats-", OWN_HEADERS.lower())):
             raise BadSettings("headers", name, "names that begin with Nats- or Sla- are reserved")
         if not name or any(char in name + value for char in "\r\n"):
             raise BadSettings("headers", name, "a name and its value have no line ends")
+        if not _HEADER_NAME.fullmatch(name) or not is_utf8(value):
+            raise BadSettings("headers", name, "a name is one as in HTTP, and a value is text")
     return dict(headers or {})

@@ -17,6 +17,7 @@ Lock ``_lock`` guards ``_outboxes``, ``_consumers``, ``_pool`` and ``_is_closed`
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,7 +37,7 @@ from sla_server.cluster.messages.consumer import (
     Received,
     run_handler,
 )
-from sla_server.cluster.messages.fragments import MANIFEST, FragmentStore
+from sla_server.cluster.messages.fragments import FIRST_IDENTITY, MANIFEST, FragmentStore, fragments_identity
 from sla_server.cluster.messages.identifiers import IdentifierSource
 from sla_server.cluster.messages.link import EngineLink
 from sla_server.cluster.messages.ordered import OrderedPool
@@ -154,7 +155,8 @@ class MessageSession:
             selector: a name, or a pattern.
             name: of the subscriber: a topic remembers under it what was acknowledged.
             credit: messages of each destination that may be handed out and not acknowledged.
-            ack_wait_s: after the death of the session what it held is handed out again after this time.
+            ack_wait_s: after the death of the session what it held is handed out again after this time, or
+                the longest that another consumer of the destination has asked for.
             max_deliveries: so often handed out without an acknowledgement, a message goes to ``_DMQ``.
         """
         return self._add_consumer(
@@ -247,7 +249,8 @@ class MessageSession:
             NotConfirmed, SessionClosed: as by ``Received.acknowledge``.
         """
         received.acknowledge()
-        self._fragments.remove(received.identity)
+        if MANIFEST in received.headers:
+            self._fragments.remove(fragments_identity(received))
 
     @property
     def resumptions(self) -> int:
@@ -257,11 +260,14 @@ class MessageSession:
     @property
     def connected_node(self) -> str:
         """Host and port of the node that the session is connected to; "" if there is none."""
-        url = self.link.client.connected_url
-        return url.netloc.rpartition("@")[2] if url is not None else ""
+        return self.link.node
 
     def close(self) -> None:
-        """End handlers, give back what is held; what is unconfirmed is not waited for."""
+        """End handlers, give back what is held; what is unconfirmed is not waited for.
+
+        Raises:
+            ThreadDidNotStop: a handler runs on; all else has ended.
+        """
         with self._lock:
             consumers, self._consumers = self._consumers, []
             outboxes, self._outboxes = list(self._outboxes.values()), {}
@@ -269,14 +275,17 @@ class MessageSession:
             is_closed, self._is_closed = self._is_closed, True
         if is_closed:
             return
-        if pool is not None:
-            pool.close()
-        for consumer in consumers:
-            consumer.close()
-        for outbox in outboxes:
-            outbox.close()
-        self.link.close()
-        self.identifiers.close()
+        # In this order from the last to the first, each whatever becomes of the others: a session half closed
+        # would keep what it holds from everyone else.
+        with contextlib.ExitStack() as ends:
+            ends.callback(self.identifiers.close)
+            ends.callback(self.link.close)
+            for outbox in outboxes:
+                ends.callback(outbox.close)
+            for consumer in consumers:
+                ends.callback(consumer.close)
+            if pool is not None:
+                ends.callback(pool.close)
 
     def _add_consumer(self, consumer: Consumer) -> Consumer:
         with self._lock:
@@ -307,7 +316,7 @@ class MessageSession:
         headers |= {
             ORIGIN: received.destination,
             REASON: " ".join(reason.split()),
-            "Sla-Identity": received.identity,
+            FIRST_IDENTITY: fragments_identity(received),
         }
         identity = f"dead:{received.destination}:{received.identity}"
         message = Outgoing(

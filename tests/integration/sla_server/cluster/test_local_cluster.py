@@ -6,9 +6,14 @@ import asyncio
 
 import nats
 import nats.errors
+import pytest
 from nats.js.api import StreamConfig
 
 from pmdaemon.runtime.clock import Deadline
+from sla_server.cluster import admin
+from sla_server.cluster.admin import Admin
+from sla_server.cluster.errors import ClusterRefused
+from sla_server.cluster.membership import Membership
 from tests.support.cluster import READY_S, LocalCluster
 
 
@@ -43,12 +48,12 @@ async def _stored(cluster: LocalCluster, name: str) -> list[int]:
         await client.close()
 
 
-async def _make(cluster: LocalCluster, name: str, subject: str) -> str:
-    """Make a stream with three copies; returns the name of its leader."""
+async def _make(cluster: LocalCluster, name: str, subject: str, copies: int = 3) -> str:
+    """Make a stream with so many copies; returns the name of its leader."""
     client = await nats.connect(cluster.urls)
     try:
         info = await client.jetstream(timeout=30).add_stream(
-            StreamConfig(name=name, subjects=[subject], num_replicas=3)
+            StreamConfig(name=name, subjects=[subject], num_replicas=copies)
         )
         return str(info.cluster.leader if info.cluster else "")
     finally:
@@ -65,3 +70,57 @@ def test_a_killed_leader_loses_nothing(cluster: LocalCluster) -> None:
     cluster.restore()
     asyncio.run(_publish(cluster, "killed.a", range(40, 50)))
     assert asyncio.run(_stored(cluster, "killed")) == list(range(50))
+
+
+def _member(cluster: LocalCluster) -> Membership:
+    return Membership("test", cluster.secrets, None)
+
+
+def test_the_only_copy_of_a_stream_is_neither_handed_over_nor_forgotten(cluster: LocalCluster) -> None:
+    leader = asyncio.run(_make(cluster, "alone", "alone.>", copies=1))
+    index = [node.config.node for node in cluster.nodes].index(leader)
+    other = cluster.nodes[index - 1].config
+    asyncio.run(_publish(cluster, "alone.a", range(3)))
+
+    async def asked() -> str:
+        async with Admin(other, _member(cluster)) as asker:
+            assert await asker.only_on(leader) == ["alone"]
+            cluster.kill(index)
+            deadline = Deadline(READY_S)
+            while True:  # the cluster may have to elect first, and the killed node be missed
+                try:
+                    await asker.forget(leader)
+                except ClusterRefused as exc:
+                    if "only copy" in str(exc):
+                        return str(exc) + (await asker.state()).trouble
+                    if deadline.passed:
+                        raise
+                    await asyncio.sleep(0.1)
+                else:
+                    raise AssertionError("it was forgotten with the only copy")
+
+    text = asyncio.run(asked())
+    assert f"{leader} may have the only copy" in text
+    assert "no node answers for alone" in text
+    cluster.restore()
+
+    async def is_back() -> None:
+        async with Admin(other, _member(cluster)) as asker:
+            deadline = Deadline(READY_S)
+            while await asker.silent_streams():
+                assert not deadline.passed
+                await asyncio.sleep(0.1)
+
+    asyncio.run(is_back())
+    assert asyncio.run(_stored(cluster, "alone")) == [0, 1, 2]
+
+
+def test_a_copy_of_a_machine_that_runs_is_refused(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, member = cluster.nodes[0].config, _member(cluster)
+    monkeypatch.setattr(admin, "LEFT_OVER_S", 0.0)  # nothing is left over of another process
+    with pytest.raises(ClusterRefused, match="a node n1 runs already"):
+        asyncio.run(admin.check_essentials(config, member))
+    cluster.kill(0)
+    assert "n1" not in asyncio.run(admin.check_essentials(config, member))

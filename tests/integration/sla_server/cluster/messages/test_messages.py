@@ -24,6 +24,8 @@ from sla_server.cluster.messages.errors import (
     DestinationFull,
     DestinationMissing,
     FragmentsDamaged,
+    NotConfirmed,
+    PayloadTooLarge,
 )
 from tests.support.cluster import LocalCluster
 
@@ -115,6 +117,45 @@ def test_a_repeated_send_is_stored_once(open_session: OpenSession) -> None:
     consumer = session.consumer("repeated", "reader")
     assert numbers(consumer, 3) == [1, 2, 3]
     assert consumer.receive(0.5) is None
+
+
+def test_what_was_given_up_is_not_stored_at_the_next_node(
+    cluster: LocalCluster, open_session: OpenSession
+) -> None:
+    """However long that takes: the engine may have forgotten by then that it has stored it already."""
+    session = open_session()
+    session.create(small("given-up"))
+    producer = session.producer("given-up")
+    producer.send(b"0")
+    for index in range(3):
+        cluster.kill(index)
+    with pytest.raises(NotConfirmed):
+        producer.send(b"1", limit_s=1.0)
+    cluster.restore()
+    producer.send(b"2", limit_s=SEND_S)
+    consumer = session.consumer("given-up", "reader")
+    assert numbers(consumer, 2) == [0, 2]
+    assert consumer.receive(0.5) is None
+
+
+def test_a_session_goes_on_at_a_node_that_it_was_not_given(cluster: LocalCluster, tmp_path: Path) -> None:
+    node = next(_nodes)
+    with MessageSession(cluster.urls[:1], "one", node=node, directory=tmp_path) as session:
+        session.create(small("learned"))
+        session.producer("learned").send(b"0")
+        cluster.kill(0)
+        session.producer("learned").send(b"1", limit_s=SEND_S)
+        assert session.resumptions == 1
+        assert session.connected_node != cluster.urls[0].rpartition("@")[2]
+
+
+def test_a_message_of_the_full_size_is_refused_and_the_session_goes_on(open_session: OpenSession) -> None:
+    session = open_session()
+    session.create(small("size"))
+    producer = session.producer("size")
+    with pytest.raises(PayloadTooLarge, match="send_large"):
+        producer.send(bytes(1 << 20))
+    producer.send(b"0")
 
 
 def test_what_a_closed_session_held_goes_to_another(open_session: OpenSession) -> None:

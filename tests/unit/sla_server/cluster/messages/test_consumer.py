@@ -1,9 +1,31 @@
-"""When a message is dead, and what a consumer remembers."""
+"""When a message is dead, what a consumer remembers, and that nothing ends it but ``close``."""
 
 from __future__ import annotations
 
-from sla_server.cluster.messages.catalogue import Destination, DestinationKind
-from sla_server.cluster.messages.consumer import EXPIRES, Seen, cause_of_death, engine_name
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import nats.js.errors
+from nats.js.api import ConsumerConfig
+
+from pmdaemon.runtime.backoff import Backoff
+from sla_server.cluster.messages.catalogue import Catalogue, Destination, DestinationKind
+from sla_server.cluster.messages.consumer import (
+    EXPIRES,
+    Consumer,
+    DestinationFeed,
+    Received,
+    Seen,
+    cause_of_death,
+    engine_name,
+    refusal_of,
+    run_handler,
+)
+from sla_server.cluster.messages.errors import DestinationFull, NotConfirmed
+from sla_server.cluster.messages.link import EngineLink
+from sla_server.cluster.messages.names import Selector
 
 
 def test_cause_of_death() -> None:
@@ -25,3 +47,160 @@ def test_consumers_of_a_queue_are_one_to_the_engine() -> None:
     queue, topic = Destination("orders.eu"), Destination("news", DestinationKind.TOPIC)
     assert engine_name(queue, "a") == engine_name(queue, "b") == "queue-orders_deu"
     assert engine_name(topic, "a.b") == "a_db-news" != engine_name(topic, "a_b")
+
+
+class FakeLink:
+    """An engine without a majority for so many tries; it is asked for messages and records that."""
+
+    def __init__(self, failures: int = 0, there: ConsumerConfig | None = None) -> None:
+        self.client = self.stream = self
+        self.failures = failures
+        self.there = there
+        self.made: list[ConsumerConfig] = []
+        self.asked: asyncio.Queue[str] = asyncio.Queue()
+        self.came: Callable[[Any], Awaitable[None]]
+
+    async def retry(self, attempt: Callable[[], Awaitable[None]], what: str, limit_s: float) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise NotConfirmed(what, limit_s, "no majority")
+        await attempt()
+
+    def new_inbox(self) -> str:
+        return "_INBOX.1"
+
+    async def subscribe(self, _subject: str, cb: Callable[[Any], Awaitable[None]]) -> FakeLink:
+        self.came = cb
+        return self
+
+    async def unsubscribe(self) -> None:
+        pass
+
+    async def consumer_info(self, _stream: str, _name: str) -> SimpleNamespace:
+        if self.there is None:
+            raise nats.js.errors.NotFoundError
+        return SimpleNamespace(config=self.there)
+
+    async def add_consumer(self, _stream: str, config: ConsumerConfig) -> None:
+        self.made.append(config)
+
+    async def publish(self, _subject: str, _data: bytes, reply: str = "") -> None:
+        self.asked.put_nowait(reply)
+
+
+class FakeConsumer:
+    credit = 5
+    ack_wait_s = 30.0
+    name = "reader"
+
+    def __init__(self) -> None:
+        self.ready_feeds = 0
+
+    def add_ready_feed(self) -> None:
+        self.ready_feeds += 1
+
+
+def feed_of(link: FakeLink, consumer: FakeConsumer) -> DestinationFeed:
+    feed = DestinationFeed(
+        cast(Consumer, consumer), cast(EngineLink, link), Destination("q"), lambda *_: None
+    )
+    feed._pause = Backoff(0.0, 0.0)  # no test waits
+    return feed
+
+
+def test_a_consumer_outlives_an_outage_and_the_loss_of_its_engine_side() -> None:
+    link, consumer = FakeLink(failures=2), FakeConsumer()
+
+    async def run() -> None:
+        feed = feed_of(link, consumer)
+        async with asyncio.timeout(60):
+            assert await link.asked.get() == "_INBOX.1.1"
+            await link.came(SimpleNamespace(subject="_INBOX.1.1", headers={"Status": "408"}))
+            assert await link.asked.get() == "_INBOX.1.2"
+            assert len(link.made) == 1
+            await link.came(SimpleNamespace(subject="_INBOX.1.2", headers={"Status": "503"}))
+            assert await link.asked.get() == "_INBOX.1.3"
+        assert len(link.made) == 2
+        await feed.close()
+
+    asyncio.run(run())
+    assert consumer.ready_feeds == 1
+
+
+def test_the_time_of_others_is_not_shortened() -> None:
+    link = FakeLink(there=ConsumerConfig(ack_wait=90.0))
+
+    async def run() -> None:
+        feed = feed_of(link, FakeConsumer())
+        async with asyncio.timeout(60):
+            await link.asked.get()
+        await feed.close()
+
+    asyncio.run(run())
+    assert [config.ack_wait for config in link.made] == [90.0]
+
+
+def test_what_ends_a_request() -> None:
+    assert refusal_of({"Status": "408", "Description": "Request Timeout"}) == ""
+    assert refusal_of({"Status": "404"}) == ""
+    assert refusal_of({"Status": "409", "Description": "Consumer Deleted"}) == "409 Consumer Deleted"
+    assert refusal_of({}) == "no status"
+
+
+class FakeReceived:
+    identity = destination = "x"
+    deliveries = 3
+    is_held = True
+
+    def __init__(self, problem: Exception | None = None) -> None:
+        self.problem = problem
+        self.steps: list[object] = []
+
+    def acknowledge(self) -> None:
+        self.steps.append("acknowledge")
+        if self.problem is not None:
+            raise self.problem
+
+    def give_back(self, after_s: float = 0.0) -> None:
+        self.steps.append(after_s)
+
+
+class Living:
+    def remove_if_dead(self, _received: object) -> bool:
+        return False
+
+
+def handled(received: FakeReceived, problem: Exception | None = None) -> list[object]:
+    def handler(_received: object) -> None:
+        if problem is not None:
+            raise problem
+
+    run_handler(cast(Consumer, Living()), cast(Received, received), handler)
+    return received.steps
+
+
+def test_a_handler_that_cannot_send_on_gives_the_message_back() -> None:
+    """Else it is held for as long as the session lives, and its credit is gone."""
+    assert handled(FakeReceived()) == ["acknowledge"]
+    assert handled(FakeReceived(), DestinationFull("q", "maximum messages")) == [0.4]
+    assert handled(FakeReceived(), ValueError("x")) == [0.4]
+    assert handled(FakeReceived(NotConfirmed("x", 1, "no answer"))) == ["acknowledge", 0.4]
+
+
+def test_what_was_given_back_meanwhile_is_not_handled() -> None:
+    received = FakeReceived()
+    received.is_held = False
+    assert handled(received, AssertionError("it was handled")) == []
+
+
+def test_what_cannot_be_buried_is_given_back() -> None:
+    link = cast(EngineLink, SimpleNamespace(run=lambda work: work.close()))
+
+    def full(*_: object) -> None:
+        raise DestinationFull("_DMQ", "maximum bytes")
+
+    consumer = Consumer(link, cast(Catalogue, None), Selector("q"), "reader", full, max_deliveries=2)
+    received = FakeReceived()
+    received.headers, received.reject = {}, full  # type: ignore[attr-defined]
+    assert consumer.remove_if_dead(cast(Received, received))
+    assert received.steps == [5.0]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sla_server.cluster.messages.consumer import Received
 from sla_server.cluster.messages.errors import FragmentsDamaged
-from sla_server.cluster.messages.fragments import Assembly, Manifest, fragment_subject
+from sla_server.cluster.messages.fragments import Assembly, Manifest, fragment_subject, fragments_identity
 
 
 def _manifest(pieces: list[bytes]) -> Manifest:
@@ -43,3 +46,9 @@ def test_words() -> None:
         with pytest.raises(FragmentsDamaged, match="manifest"):
             Manifest.parse("abc", bad)
     assert fragment_subject("abc", 3) == "sla.f.abc.3"
+
+
+def test_a_dead_message_has_the_fragments_of_the_first() -> None:
+    alive = SimpleNamespace(identity="abc", headers={})
+    dead = SimpleNamespace(identity="dead:films:abc", headers={"Sla-Identity": "abc"})
+    assert fragments_identity(cast(Received, alive)) == fragments_identity(cast(Received, dead)) == "abc"

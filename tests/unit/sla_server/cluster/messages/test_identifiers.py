@@ -45,6 +45,18 @@ def test_a_lost_directory_costs_no_uniqueness(tmp_path: Path) -> None:
     assert next_epoch(stored=10, unix_ms=5) == 11
 
 
+def test_an_epoch_in_common_costs_no_uniqueness(tmp_path: Path) -> None:
+    """Two sessions of one program in one millisecond; a copied machine is the same."""
+    clock = FakeClock()
+    sources = [IdentifierSource(tmp_path / name, 7, clock) for name in ("a", "b")]
+    assert sources[0].epoch == sources[1].epoch
+    made = [source.make() for source in sources for _ in range(3)]
+    assert len(set(made)) == 6
+    assert made[:3] == sorted(made[:3])
+    for source in sources:
+        source.close()
+
+
 def test_one_process_a_directory(tmp_path: Path) -> None:
     source = IdentifierSource(tmp_path, 7)
     with pytest.raises(StateInUse, match="in use"):

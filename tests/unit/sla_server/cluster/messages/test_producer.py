@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+from typing import cast
+
 import nats.errors
 import nats.js.errors
 import pytest
 
-from sla_server.cluster.messages.batch import is_repeated
+from pmdaemon.runtime.clock import Deadline
+from sla_server.cluster.messages.batch import is_repeated, store_batch
 from sla_server.cluster.messages.errors import BadSettings
-from sla_server.cluster.messages.link import Trouble, classify
-from sla_server.cluster.messages.producer import checked_headers
+from sla_server.cluster.messages.identifiers import IdentifierSource
+from sla_server.cluster.messages.link import EngineLink, Trouble, classify
+from sla_server.cluster.messages.producer import Outbox, Outgoing, Producer, checked_headers
 
 
 def test_headers() -> None:
     assert checked_headers(None) == {}
     assert checked_headers({"Kind": "x"}) == {"Kind": "x"}
-    for bad in ({"Nats-Msg-Id": "1"}, {"sla-reason": "x"}, {"a": "b\nc"}, {"": "x"}):
+    for bad in (
+        {"Nats-Msg-Id": "1"},
+        {"sla-reason": "x"},
+        {"a": "b\nc"},
+        {"": "x"},
+        {"a b": "x"},
+        {"a": "\udc80"},
+    ):
         with pytest.raises(BadSettings, match="headers"):
             checked_headers(bad)
 
@@ -33,3 +46,45 @@ def test_errors_of_the_engine() -> None:
     assert classify(nats.errors.MaxPayloadError()) is Trouble.FINAL
     assert is_repeated(refused(400, 10201, "duplicate"))
     assert not is_repeated(TimeoutError())
+
+
+class FakeLink:
+    """A primary that gives these answers to those who ask for one, and records what it is sent."""
+
+    limit_bytes = 1 << 20
+
+    def __init__(self, *answers: bytes) -> None:
+        self.client = self
+        self.answers = list(answers)
+        self.sent: list[str] = []
+
+    def check_size(self, _data: bytes, _headers: object) -> None:
+        pass
+
+    async def request(self, subject: str, _data: bytes, **_options: object) -> SimpleNamespace:
+        self.sent.append(subject)
+        return SimpleNamespace(data=self.answers.pop(0))
+
+    async def publish(self, subject: str, _data: bytes, **_options: object) -> None:
+        self.sent.append(subject)
+
+
+def test_a_primary_without_batches_gets_one_message_of_a_batch() -> None:
+    link = FakeLink(b'{"stream": "S", "seq": 1}', b'{"stream": "S", "seq": 3}')
+    with pytest.raises(nats.js.errors.APIError, match="no batches"):
+        asyncio.run(store_batch(cast(EngineLink, link), [(subject, b"", {}) for subject in "abc"]))
+    assert link.sent == ["a"]
+
+
+def test_a_caller_that_gives_up_its_result_ends_no_outbox() -> None:
+    message = Outgoing("1", b"", {}, Deadline(1), 1)
+    assert not message.done.cancel()
+    message.done.set_result("1")
+
+
+def test_identities_are_no_patterns() -> None:
+    """They are parts of subjects: the fragments of ``*`` are all fragments."""
+    producer = Producer(cast(Outbox, None), cast(IdentifierSource, None))
+    for bad in ("*", "a >", "a\r\nNats-Rollup: all", "\udc80", "x" * 256):
+        with pytest.raises(BadSettings, match="identity"):
+            producer.send(b"", identity=bad)

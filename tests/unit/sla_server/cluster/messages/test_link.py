@@ -1,0 +1,89 @@
+"""What the connection asks the library for, what it keeps and what it says; no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import ParseResult, urlparse
+
+import nats.aio.client
+import nats.errors
+import pytest
+import structlog.testing
+
+from sla_server.cluster.errors import ClusterRefused
+from sla_server.cluster.messages.link import EngineLink, Trouble, classify, size_bytes
+
+
+class FakeClient:
+    """Records how it is asked to connect."""
+
+    max_payload = 1 << 20
+
+    def __init__(self) -> None:
+        self.options: dict[str, Any] = {}
+        self.published: list[str] = []
+        self._pending = [b"PUB a 1\r\n"]
+        self._pending_data_size = 9
+
+    @property
+    def connected_url(self) -> ParseResult:
+        return urlparse("nats://sla:password@127.0.0.1:4222")
+
+    async def connect(self, urls: list[str], **options: Any) -> None:
+        self.options = {"urls": urls, **options}
+
+    def jetstream(self, **_options: Any) -> FakeClient:
+        return self
+
+    async def publish(self, subject: str, *_more: Any, **_options: Any) -> None:
+        self.published.append(subject)
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def link(monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineLink]:
+    monkeypatch.setattr(nats.aio.client, "Client", FakeClient)  # the only door to the network
+    link = EngineLink(["nats://sla:password@127.0.0.1:4222"], "test")
+    yield link
+    link.close()
+
+
+def fake(link: EngineLink) -> FakeClient:
+    assert isinstance(link.client, FakeClient)
+    return link.client
+
+
+def test_a_reconnection_is_logged_without_the_password(link: EngineLink) -> None:
+    with structlog.testing.capture_logs() as lines:
+        link.run(fake(link).options["reconnected_cb"]())
+    assert [line["node"] for line in lines] == ["127.0.0.1:4222"]
+    assert "password" not in str(lines)
+    assert link.reconnections == 1
+
+
+def test_nodes_that_are_learned_are_connected_to_with_the_same_user(link: EngineLink) -> None:
+    assert (fake(link).options["user"], fake(link).options["password"]) == ("sla", "password")
+
+
+def test_nothing_is_kept_for_the_next_node(link: EngineLink) -> None:
+    """It might be sent when the engine has forgotten the identities of what it has stored."""
+    assert fake(link).options["pending_size"] == 0
+    link.run(fake(link).options["disconnected_cb"]())
+    assert not fake(link)._pending  # the library shows its size only
+    assert fake(link)._pending_data_size == 0
+
+
+def test_headers_count(link: EngineLink) -> None:
+    """The engine counts them, and the library closes the connection for good when it refuses."""
+    headers = {"Kind": "film"}
+    assert size_bytes(b"12", headers) == len(b"12" + b"Kind: film\r\n")
+    link.check_size(b"x" * (link.limit_bytes - 12), headers)
+    with pytest.raises(nats.errors.MaxPayloadError):
+        link.check_size(b"x" * (link.limit_bytes - 11), headers)
+    with pytest.raises(ClusterRefused, match="maximum payload"):
+        link.run(link.publish("a", b"x" * link.limit_bytes, headers))
+    assert fake(link).published == []
+    assert classify(nats.errors.BadHeaderError("a b")) is Trouble.FINAL
