@@ -1,4 +1,4 @@
-"""Consumers: each message is handed out once, in order, ``credit`` of a destination at most (C1, C9, C11).
+"""Consumers: each message is handed out once, ``credit`` of a destination at most (C1, C9, C11).
 
 A ``Consumer`` has a ``DestinationFeed`` for each destination that its selector matches, also those created
 later. A feed asks the engine for as many messages as its credit leaves (``PullLedger``), so a consumer that
@@ -10,6 +10,9 @@ not acknowledged comes again, after ``ack_wait_s`` or when the feed ends; as lon
 keeps the engine from that. An acknowledgement is repeated until it is confirmed. What comes again all the
 same is recognised by its identity: handed out already, it is dropped; acknowledged already, it is
 acknowledged again and dropped (``Seen``).
+
+*Order.* Messages of a destination come in the order in which they are stored, but for those that were under way
+to a consumer when a node died: they come again after ``ack_wait_s``, behind what was handed out meanwhile.
 
 *Dead messages* (C12). What was handed out ``max_deliveries`` times without an acknowledgement, has expired,
 or is rejected by its receiver, is stored in ``_DMQ`` with its origin and the reason, and then taken from its
