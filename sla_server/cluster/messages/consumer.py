@@ -11,8 +11,8 @@ keeps the engine from that. An acknowledgement is repeated until it is confirmed
 same is recognised by its identity: handed out already, it is dropped; acknowledged already, it is
 acknowledged again and dropped (``Seen``).
 
-*Order.* Messages of a destination come in the order in which they are stored, but for those that were under way
-to a consumer when a node died: they come again after ``ack_wait_s``, behind what was handed out meanwhile.
+*Order.* Messages of a destination come in the order in which they are stored, but for those that were under
+way to a consumer when a node died: they come again after ``ack_wait_s``, behind what came meanwhile.
 
 *Dead messages* (C12). What was handed out ``max_deliveries`` times without an acknowledgement, has expired,
 or is rejected by its receiver, is stored in ``_DMQ`` with its origin and the reason, and then taken from its
