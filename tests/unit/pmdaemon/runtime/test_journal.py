@@ -89,6 +89,7 @@ def test_a_file_is_no_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert not is_stream(file.fileno())
 
 
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # it is open until the process ends
 def test_a_journal_that_was_started_again_gets_every_entry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
