@@ -107,16 +107,18 @@ class FilesAt:
 
     Attributes:
         url: as ``files.url``; empty: ``directory``.
+        group_readable: as ``files.group_readable``.
     """
 
     directory: str
     url: str = ""
+    group_readable: bool = False
 
     def open(self) -> FileStore:
         """The store, in whatever process."""
         if self.url:
             return UrlFiles(self.url, Path(tempfile.gettempdir()) / "sla-rollups")
-        return LocalFiles(Path(self.directory))
+        return LocalFiles(Path(self.directory), group_readable=self.group_readable)
 
 
 def due_days(rows: Iterable[FileRow], moved_until_us: int, kept_from_us: int) -> list[tuple[int, int]]:
@@ -155,7 +157,8 @@ class RollupStore:
         self._clock = clock
         self._max_age_us = round(config.files.rollups_max_age_days * DAY_US)
         self._files = open_files(config, data_dir)
-        self.files_at = FilesAt(str(config.resolved_parquet_dir(data_dir)), config.files.url)
+        directory = str(config.resolved_parquet_dir(data_dir))
+        self.files_at = FilesAt(directory, config.files.url, config.files.group_readable)
         self.jobs = PolicyStore(engine, clock)
 
     def close(self) -> None:
