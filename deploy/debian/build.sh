@@ -40,7 +40,8 @@ else
         --disable-pip-version-check -c "$root/constraints.txt" "$wheel${extras:+[$extras]}" >&2
     rm -rf "$tree/wheel"
     # Programs name their interpreter where it will be; modules are compiled now, because nobody may write there later.
-    sed -i "1s|^#!$tree|#!|" "$tree$prefix"/bin/*
+    # The interpreter stays a link to Debian's own, which gets Debian's security updates: sed would put a copy there.
+    find "$tree$prefix/bin" -type f -exec sed -i "1s|^#!$tree|#!|" {} +
     rm -f "$tree$prefix"/bin/activate* "$tree$prefix"/bin/Activate*
     sed -i '/^command = /d' "$tree$prefix/pyvenv.cfg"
     "$tree$prefix/bin/python" -m compileall -q -s "$tree" -p / "$tree$prefix/lib" || true

@@ -2,7 +2,9 @@
 
 Ctrl-C ends a command without a traceback at any moment, also during its imports, which take most of a short
 command's time: until the command itself runs, the signal has its plain effect. Everything a command makes is
-closed to other users (umask 077); what is meant for others is opened explicitly.
+closed to other users (umask 077); what is meant for others is opened explicitly. Processes of ours that it
+starts (``python -m``) import nothing from the directory in which it was started: that may be /tmp, where
+any user can put a module of a library's name.
 
 Imports nothing of ours at its top, so that it acts first.
 """
@@ -22,6 +24,7 @@ def run(module: str, program: str) -> None:
     if not is_ignored:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.umask(PRIVATE_UMASK)
+    os.environ.setdefault("PYTHONSAFEPATH", "1")
     command = importlib.import_module(module).cli
     if not is_ignored:
         signal.signal(signal.SIGINT, signal.default_int_handler)

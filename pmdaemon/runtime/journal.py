@@ -16,6 +16,7 @@ Nothing here waits: a journal that does not take an entry has it counted as lost
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import socket
@@ -31,6 +32,8 @@ PRIORITIES: Final = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical"
 MOST_VALUE_BYTES: Final = 16 << 10  # of one field; a datagram holds some 200 KB
 MOST_FIELDS: Final = 10  # of that length: what a line has beyond them is in MESSAGE alone
 APART: Final = frozenset({"event", "level", "process", "timestamp"})
+_GONE: Final = (errno.ECONNREFUSED, errno.ECONNRESET, errno.ENOTCONN)
+"""Of a journal that was started again, with another socket of this name: refused once, then not connected."""
 _NAMESPACE: Final = uuid.UUID("5d0f2a86-8f0c-5a43-9d0b-6d2a4c8b7a10")  # any constant; releases must agree
 
 
@@ -76,8 +79,11 @@ def opened(descriptor: int) -> Callable[[bytes], int] | None:
     def send(data: bytes) -> int:
         try:
             return sender.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-        except ConnectionError:  # the journal was started again, with another socket of this name
-            return sender.sendto(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL, SOCKET)
+        except OSError as exc:
+            if exc.errno not in _GONE:
+                raise
+            sender.connect(SOCKET)
+            return sender.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
     return send
 

@@ -17,6 +17,10 @@ Messages (SOCK_SEQPACKET, JSON, one answer to each):
     {"command", "env", "fds", "session"}    -> {"pid"}, {"errno"}, {"refused"}; descriptors by SCM_RIGHTS
     {"reap": pid}                           -> {"status"} or {"errno"}     as ``subprocess`` gives it
 
+A child waits until the parent has its process id and lets it go, by a pipe of its own (the last descriptor).
+A template that is lost between fork and answer would else leave a child that the parent knows nothing of,
+beside the one that it starts instead: two parts would write to the same files.
+
 Thread: the parent's only thread; the template has one.
 """
 
@@ -129,12 +133,19 @@ class Template:
         if not self.wait_ready(0):
             raise NoTemplate("it is not ready")
         request = {"command": list(command), "env": dict(env), "fds": list(fds), "session": has_session}
-        answer = self._ask(request, fds)
-        if "refused" in answer:
-            raise NoTemplate(answer["refused"])
-        if "errno" in answer:
-            raise OSError(answer["errno"], os.strerror(answer["errno"]))
-        return ForkedProcess(self, answer["pid"])
+        waits, go = os.pipe2(os.O_CLOEXEC)
+        try:
+            answer = self._ask(request, (*fds, waits))
+            if "refused" in answer:
+                raise NoTemplate(answer["refused"])
+            if "errno" in answer:
+                raise OSError(answer["errno"], os.strerror(answer["errno"]))
+            process = ForkedProcess(self, answer["pid"])
+            os.write(go, b"\0")
+            return process
+        finally:
+            os.close(waits)
+            os.close(go)
 
     def reap(self, pid: int) -> int:
         """The exit status of a child that has ended."""
@@ -226,6 +237,11 @@ def main(fd: int, modules: Sequence[str]) -> None:
     with socket.socket(fileno=fd) as link:
         request = _serve(link)
     if request is not None:
+        *received, waits = request["received"]
+        if not os.read(waits, 1):  # nobody knows of this child
+            os._exit(UNKNOWN_STATUS)
+        os.close(waits)
+        _place(received, request["fds"])
         setproctitle(" ".join(request["command"]))
         _run(request)
 
@@ -245,9 +261,7 @@ def _serve(link: socket.socket) -> dict[str, Any] | None:
             elif threads := _other_threads():
                 answer = {"refused": f"it runs threads: {', '.join(threads)}"}
             elif (pid := _fork()) == 0:
-                link.close()
-                _place(fds, request["fds"])
-                return dict(request)
+                return {**request, "received": fds}
             else:
                 answer = {"pid": pid}
         except OSError as exc:

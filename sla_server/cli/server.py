@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,7 +60,7 @@ STATUS_INTERVAL_S = 0.5  # each question makes a client of its own, which costs 
 EX_TEMPFAIL = 75
 NO_ANSWER = "the application server does not answer"
 LEFTOVER_LIMIT_S = 5.0  # parts whose supervisor was killed end within this
-GENERATIONS = 4  # supervisor, pmdaemon, pair; one to spare
+GENERATIONS = 4  # supervisor, template, pmdaemon, pair
 
 
 class ServerCommands(CommandGroup):
@@ -410,12 +410,27 @@ def _checked(row: dict[str, Any], supervisor: int) -> dict[str, Any]:
 
 
 def is_below(pid: int | None, ancestor: int) -> bool:
-    """Whether the process lives and was started by ``ancestor``, or by one that was."""
+    """Whether the process lives and was started by ``ancestor``, or by one that was.
+
+    Parts whose template has ended have another parent; the pipe of theirs (``stop.ParentPipe``) they keep.
+    """
+    known = _pipes_of(ancestor)
     for _ in range(GENERATIONS):
         if not pid or pid == ancestor:
             break
-        pid = _parent_of(pid)
+        pid = ancestor if (parent := _parent_of(pid)) and known & _pipes_of(pid) else parent
     return bool(pid) and pid == ancestor
+
+
+def _pipes_of(pid: int) -> set[str]:
+    """Those that it holds, but for its standard ones; none that this user may not see."""
+    found = set()
+    with suppress(OSError):
+        for path in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                if int(path.name) > 2 and (target := os.readlink(path)).startswith("pipe:"):
+                    found.add(target)
+    return found
 
 
 def _parent_of(pid: int) -> int:

@@ -136,6 +136,58 @@ def test_the_server_is_installed_upgraded_removed_and_purged(
     assert root.run("getent passwd sla").startswith("sla:"), "its number is given to no other user"
 
 
+SYSTEMD = """mkdir -p /run/systemd/system
+cat >/usr/bin/systemctl <<'END'
+#!/bin/sh
+case $* in *is-active*sla-server.service) exit 0 ;; *is-active*) exit 3 ;; esac
+echo "systemctl $*"
+END
+chmod 755 /usr/bin/systemctl
+"""
+
+
+def test_a_server_that_was_stopped_for_an_upgrade_that_failed_runs_again(
+    build: Callable[[str, str], Path], root: CleanRoot
+) -> None:
+    root.install(build("server", "1.0"))
+    shutil.copy(build("server", "1.1"), root.upper / "newer.deb")
+    said = root.run(
+        f"{SYSTEMD}dpkg-deb -R /newer.deb /newer; printf '#!/bin/sh\\nexit 1\\n' >/newer/DEBIAN/preinst\n"
+        "chmod 755 /newer/DEBIAN/preinst; dpkg-deb -b /newer /newer.deb >/dev/null\n"
+        "dpkg --force-depends -i /newer.deb 2>&1 && exit 1; ls /run/storage-sla-upgrade 2>&1 || true"
+    )
+    assert said.index("systemctl stop sla-server.service") < said.index("systemctl start sla-server.service")
+    assert "systemctl start sla-relay.service" not in said
+    assert "cannot access '/run/storage-sla-upgrade'" in said, "no later upgrade takes it for its own"
+
+
+def test_the_interpreter_of_a_package_is_a_link_to_that_of_debian(tmp_path: Path) -> None:
+    """A copy would get none of its security updates. ``pip`` is played by scripts."""
+    python, pip = tmp_path / "python", tmp_path / "pip"
+    python.write_text(
+        '#!/bin/sh\ncase $* in "-m pip wheel"*) touch "$8/storage_sla_server-1.whl" ;;\n'
+        '*) exec /usr/bin/python3 "$@" ;; esac\n'
+    )
+    pip.write_text(
+        '#!/bin/sh\nbin=${4%/python}; printf \'#!%s\\n\' "$4" >"$bin/gateway-agent"; chmod 755 "$bin"/g*\n'
+    )
+    for program in (python, pip):
+        program.chmod(0o755)
+    done = subprocess.run(
+        [str(ROOT / "deploy/debian/build.sh"), "agent", str(tmp_path / "out")],
+        env={**os.environ, "PYTHON": str(python), "PIP_PYTHON": str(pip), "VERSION": "1.0"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    subprocess.run(["dpkg-deb", "-x", done.stdout.strip(), tmp_path / "tree"], check=True, timeout=LIMIT_S)
+    programs = tmp_path / "tree/opt/sla-agent/bin"
+    assert (programs / "python3").readlink() == Path("/usr/bin/python3")
+    assert (programs / "gateway-agent").read_text() == "#!/opt/sla-agent/bin/python\n"
+
+
 def test_server_and_agent_are_installed_side_by_side_and_apart(
     build: Callable[[str, str], Path], root: CleanRoot
 ) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,14 +115,15 @@ class LocalFiles:
     def publish(self, aside: Path, name: str) -> None:
         """See ``FileStore``."""
         final = self._root / name
+        directories = (final.parent, final.parent.parent, self._root)
         if self._group_readable:
             aside.chmod(0o640)
+            for directory in directories:
+                _let_group_in(directory)
         sync_file(aside)
         aside.rename(final)
         # The process that made the directories may have died before their names were on disk.
-        for directory in (final.parent, final.parent.parent, self._root):
-            if self._group_readable:
-                directory.chmod(0o750)
+        for directory in directories:
             sync_directory(directory)
 
     def open(self, name: str) -> BinaryIO:
@@ -236,6 +238,13 @@ class UrlFiles:
     def path_for_readers(self, name: str) -> str:
         """See ``FileStore``."""
         return f"{self._url}/{name}"
+
+
+def _let_group_in(directory: Path) -> None:
+    """What else the directory allows stays as it is; one that the group may enter need not be ours."""
+    mode = stat.S_IMODE(directory.stat().st_mode)
+    if mode & 0o050 != 0o050:
+        directory.chmod(mode | 0o050)
 
 
 def open_files(config: DatabaseConfig, data_dir: Path) -> FileStore:

@@ -47,6 +47,21 @@ def test_an_interrupt_leaves_no_traceback(tmp_path: Path, module: str, status: i
     assert "Traceback" not in done.stderr
 
 
+def test_processes_of_a_command_import_nothing_from_where_it_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In /tmp anybody can put a module that an administrator's command, or the server's user, would run."""
+    foreign, own = tmp_path / "tmp", tmp_path / "own"
+    foreign.mkdir()
+    own.mkdir()
+    (foreign / "planted.py").write_text("print('it runs')")
+    monkeypatch.chdir(foreign)
+    start = "import subprocess, sys; subprocess.run([sys.executable, '-m', 'planted'])"
+    done = run(own, COMMAND.replace("pass", start))
+    assert done.stdout == ""
+    assert "No module named planted" in done.stderr
+
+
 def test_an_interrupt_that_the_shell_ignores_stays_ignored(tmp_path: Path) -> None:
     ignored = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
     assert run(tmp_path, INTERRUPT + COMMAND, before=ignored).returncode == 0

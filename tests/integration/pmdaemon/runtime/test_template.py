@@ -170,6 +170,18 @@ def test_a_template_that_hangs_is_killed(
     assert not Path(f"/proc/{pid}").exists()
 
 
+def test_a_child_of_which_nobody_was_told_does_not_run(
+    folder: Path, opened: Callable[..., Template], pipes: Pipes
+) -> None:
+    """The template is lost after a fork: what is started instead must be the only one."""
+    (folder / "lost.py").write_text("import os\nos.register_at_fork(after_in_parent=lambda: os._exit(1))\n")
+    with pytest.raises(NoTemplate):
+        opened("lost").start(command("told", "0"), pipes.env, pipes.fds, has_session=True)
+    os.close(pipes.tells)
+    assert os.read(pipes.told, 1 << 16) == b"", "it has ended, and told nothing"
+    pipes.tells = os.open(os.devnull, os.O_WRONLY)
+
+
 PARENT = """
 import os, signal
 from pmdaemon.runtime.template import Template

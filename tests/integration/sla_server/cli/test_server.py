@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from pmdaemon.errors import ConfigError, SlaError
+from pmdaemon.runtime.stop import ParentPipe
 from sla_server import config as configuration
 from sla_server import directories
 from sla_server.cli.client import Client
@@ -121,6 +123,25 @@ def test_a_process_below_the_supervisor_is_ours() -> None:
         assert not is_below(child.pid, grandchild)
         child.communicate(b"\n")
     assert not is_below(child.pid, os.getpid())
+
+
+def test_a_part_whose_template_has_ended_is_ours() -> None:
+    """It has another parent then; status called every part dead while all of them ran."""
+    pipe = ParentPipe()
+    script = "sleep 60 >/dev/null & echo $!"
+    with subprocess.Popen(["sh", "-c", script], stdout=-1, pass_fds=(pipe.child_fd,)) as template:
+        assert template.stdout is not None
+        part = int(template.stdout.readline())
+    with subprocess.Popen(["sh", "-c", script], stdout=-1) as strange:
+        assert strange.stdout is not None
+        stranger = int(strange.stdout.readline())
+    try:
+        assert is_below(part, os.getpid())
+        assert not is_below(stranger, os.getpid())
+    finally:
+        os.kill(part, signal.SIGKILL)
+        os.kill(stranger, signal.SIGKILL)
+        pipe.close()
 
 
 def test_status_says_why_a_part_does_not_start(server: Server) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 import struct
 from pathlib import Path
 
 import pytest
 
+from pmdaemon.runtime import journal
 from pmdaemon.runtime.journal import MOST_FIELDS, STREAM, JournalEntry, encoded, is_stream, message_id, opened
 
 
@@ -85,3 +87,32 @@ def test_a_file_is_no_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert is_stream(file.fileno())
         monkeypatch.setenv(STREAM, "nonsense")
         assert not is_stream(file.fileno())
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # it is open until the process ends
+def test_a_journal_that_was_started_again_gets_every_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = tmp_path / "socket"
+    monkeypatch.setattr(journal, "SOCKET", str(address))
+
+    def started() -> socket.socket:
+        address.unlink(missing_ok=True)
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        made.bind(str(address))
+        return made
+
+    with started() as before, (tmp_path / "log").open("w") as file:
+        status = os.fstat(file.fileno())
+        monkeypatch.setenv(STREAM, f"{status.st_dev}:{status.st_ino}")
+        send = opened(file.fileno())
+        assert send is not None
+        send(b"1")
+        assert before.recv(10) == b"1"
+    for _ in range(2):
+        with pytest.raises(OSError):
+            send(b"lost")
+    with started() as after:
+        for data in (b"2", b"3"):
+            send(data)
+            assert after.recv(10) == data

@@ -9,6 +9,7 @@ import pytest
 from sla_server.db.archive.store import LocalFiles, UrlFiles, open_files, sweep
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.errors import FilesUnavailable
+from sla_server.db.rollups import FilesAt
 
 NAME = "cuts/2027-01-15/abcd-1-5.parquet"
 
@@ -88,6 +89,18 @@ def test_the_group_reads_files_if_it_may(tmp_path, is_shared, modes):
         os.umask(former)
     root = tmp_path / "parquet"
     assert {path.stat().st_mode & 0o777 for path in (root, *root.rglob("*"))} == modes
+
+
+def test_what_else_a_directory_allows_stays(tmp_path):
+    """An administrator's directory of several servers; one that is not ours could not be changed at all."""
+    tmp_path.chmod(0o2775)
+    put(LocalFiles(tmp_path, group_readable=True), NAME)
+    assert tmp_path.stat().st_mode & 0o7777 == 0o2775
+
+
+def test_files_of_the_rollup_job_are_read_by_the_group_too(tmp_path):
+    put(FilesAt(str(tmp_path), group_readable=True).open(), NAME)
+    assert (tmp_path / NAME).stat().st_mode & 0o777 == 0o640
 
 
 def test_the_configuration_chooses(tmp_path):
