@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from selenium.webdriver.support.ui import Select
 
 from sla_server.agreements.errors import AgreementsRefused
 from sla_server.agreements.load import load_documents
+from sla_server.agreements.periods import from_local
 from tests.support import api
 from tests.support.axe import violations
 from tests.support.browser import console_errors, until, wait_for
@@ -244,6 +246,27 @@ def test_times_are_of_the_zone_that_was_chosen(site: Site, page: Page) -> None:
         assert len({each[:16] for each in seen.values()}) == 3, "charts, too"
         driver.get(f"{site.url}volumes")
         until(driver, lambda: chosen(driver) == "America/New_York", "kept in this browser")
+
+
+CHANGES = {
+    "Europe/Berlin": ("2026-03-29", "2026-10-25"),
+    "America/New_York": ("2026-03-08", "2026-11-01"),
+    "Australia/Lord_Howe": ("2026-10-04", "2026-04-05"),
+}
+"""Days on which clocks are set forward, and back."""
+
+
+@pytest.mark.parametrize("zone", CHANGES)
+def test_a_time_on_the_clock_is_the_one_that_the_server_reads(site: Site, page: Page, zone: str) -> None:
+    """Also one that comes twice, and one that is skipped."""
+    walls = [f"{day}T{at // 2:02}:{at % 2 * 30:02}" for day in CHANGES[zone] for at in range(48)]
+    script = """return import("/static/zone.js").then((m) => arguments[0].map((each) => m.fromWall(each)))"""
+    with page() as driver:
+        driver.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": zone})
+        driver.get(f"{site.url}events")
+        found = driver.execute_script(script, walls)
+    wanted = [from_local(datetime.fromisoformat(wall), zone) // 1000 for wall in walls]
+    assert dict(zip(walls, found, strict=True)) == dict(zip(walls, wanted, strict=True))
 
 
 def chosen(driver: Chrome) -> str:
