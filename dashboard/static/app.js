@@ -17,7 +17,7 @@ const REFRESH_MS = 5000;
 const page = {snapshot: null, takenMs: Date.now(), connection: "connecting", signedIn: false, notice: "",
   database: "", old: null, isOld: false};
 const shell = {name: document.body.dataset.name, title: document.body.dataset.title, signedIn: () => page.signedIn,
-  notice, change, isStale};
+  notice, change, said, isStale};
 const view = await import(`./views/${document.body.dataset.view}.js`);
 
 // Between two questions about the server's health nothing new is known of it.
@@ -132,13 +132,16 @@ function notice(text) {
 // A change that was asked for; what the server answers is said in the banner, if it is not just done.
 async function change(method, path, body, done = "") {
   try {
-    const answer = await call(method, path, body);
-    if (answer.body?.approval) notice(`${answer.body.detail}.`);
-    else if (answer.status === 202) notice("The change is on its way: the services part has not answered yet.");
-    else if (done) notice(done);
+    said(await call(method, path, body), done);
   } catch (error) {
     notice(error.message);
   }
+}
+
+function said(answer, done = "") {
+  if (answer.body?.approval) notice(`${answer.body.detail}.`);
+  else if (answer.status === 202) notice("The change is on its way: the services part has not answered yet.");
+  else if (done) notice(done);
 }
 
 const signOut = async () => { await change("DELETE", "/session"); await loadSession(); };

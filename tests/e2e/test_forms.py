@@ -211,6 +211,36 @@ def test_maintenance_silence_throttle_and_mode_say_what_they_do(site: Site, page
     assert others == [("throttle_set", expected), ("mode", {"mode": "observe", "backend": "disk-0"})]
 
 
+PRESS = "document.getElementById('throttle-form').requestSubmit();"
+
+
+def test_a_form_is_sent_once_and_what_is_meant_all_the_same_is_of_what_was_refused(
+    site: Site, page: Page
+) -> None:
+    refusal = {"errors": [{"line": 0, "problem": "below what is promised", "fix": "--force"}]}
+    site.mailbox.answer = lambda header: (
+        (False, 409, refusal) if header["body"].get("iops", 300) < 3 else (True, 200, {"throttle_id": "t"})
+    )
+    with page() as driver:
+        sign_in(driver, site, "volumes/batch")
+        wait_for(driver, "#throttle", visible=True)
+        driver.find_element(By.ID, "throttle").click()
+        fill(driver, "#throttle-form", rate="1", reason="try")
+        driver.execute_script(PRESS)
+        wait_for(driver, "#throttle-form [name=force]", visible=True)
+        driver.find_element(By.CSS_SELECTOR, "#throttle-form [name=force]").click()
+        fill(driver, "#throttle-form", rate="2")
+        assert not driver.find_element(By.CSS_SELECTOR, "#throttle-form [name=force]").is_displayed()
+        driver.execute_script(PRESS)
+        wait_for(driver, "#throttle-form .problem", visible=True)
+        fill(driver, "#throttle-form", rate="300")
+        driver.execute_script(PRESS + PRESS)
+        until(driver, lambda: not driver.find_elements(By.CSS_SELECTOR, "dialog[open]"), "it is set")
+    bodies = [header["body"] for header in site.mailbox.posted if header["op"] == "throttle_set"]
+    asked = [(body["iops"], body.get("force")) for body in bodies]
+    assert asked == [(1.0, None), (2.0, None), (300.0, None)]
+
+
 def test_without_the_right_to_change_there_is_no_form(site: Site, page: Page) -> None:
     with page() as driver:
         for view, css in FORMS.items():
