@@ -19,6 +19,7 @@ from selenium.webdriver.support.ui import Select
 from sla_server.agreements.errors import AgreementsRefused
 from sla_server.agreements.load import load_documents
 from sla_server.agreements.periods import from_local
+from sla_server.api.roles import Principal, Role
 from tests.support import api
 from tests.support.axe import violations
 from tests.support.browser import console_errors, until, wait_for
@@ -249,6 +250,18 @@ def test_without_the_right_to_change_there_is_no_form(site: Site, page: Page) ->
             assert not driver.find_element(By.CSS_SELECTOR, css).is_displayed(), view
         driver.get(f"{site.url}apply")
         wait_for(driver, "#not-here", visible=True)
+
+
+def test_an_account_with_labels_is_told_nothing_of_what_it_does_not_see(site: Site, page: Page) -> None:
+    with page() as driver:
+        customer = Principal("glo", Role.viewer, labels="customer=acme")
+        driver.get(f"{site.url}login?code={site.server.context.logins.issue(customer)}")
+        driver.find_element(By.ID, "sign-in").click()
+        wait_for(driver, "#slas [data-sla^=erp-gold]")
+        for what in ("obody is throttled", "No gateway", "No policy", "in trouble", "Nothing has happened"):
+            assert what not in text(driver, "main")
+        assert "erp-gold" in text(driver, "#slas")
+        assert violations(driver) == []
 
 
 def test_times_are_of_the_zone_that_was_chosen(site: Site, page: Page) -> None:
