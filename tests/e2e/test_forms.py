@@ -252,6 +252,19 @@ def test_without_the_right_to_change_there_is_no_form(site: Site, page: Page) ->
         wait_for(driver, "#not-here", visible=True)
 
 
+def test_enter_in_the_note_of_an_approval_decides_nothing(site: Site, page: Page) -> None:
+    with page() as driver:
+        sign_in(driver, site, "approvals")
+        wait_for(driver, "[data-approval] button", visible=True)
+        driver.find_element(By.CSS_SELECTOR, "[data-approval] button").click()
+        driver.find_element(By.CSS_SELECTOR, "#approve-form [name=note]").send_keys("as agreed", Keys.ENTER)
+        wait_for(driver, "#approve-dialog[open]")
+        driver.find_element(By.CSS_SELECTOR, "#approve-form [value=refuse]").send_keys(Keys.ENTER)
+        until(driver, lambda: "Refused: mode enforce" in text(driver, "#banner"), "refused by its button")
+    asked = [header["body"] for header in site.mailbox.posted if header["op"] == "approval_decide"]
+    assert [(body["approves"], body["note"]) for body in asked] == [(False, "as agreed")]
+
+
 def test_an_account_with_labels_is_told_nothing_of_what_it_does_not_see(site: Site, page: Page) -> None:
     with page() as driver:
         customer = Principal("glo", Role.viewer, labels="customer=acme")
