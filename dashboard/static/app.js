@@ -14,10 +14,10 @@ import {startZone} from "./zone.js";
 const $ = (id) => document.getElementById(id);
 const STALE_MS = 5000;
 const REFRESH_MS = 5000;
-const page = {snapshot: null, takenMs: Date.now(), connection: "connecting", signedIn: false, notice: "",
+const page = {snapshot: null, takenMs: Date.now(), connection: "connecting", signedIn: false, labels: "", notice: "",
   database: "", old: null, isOld: false};
-const shell = {name: document.body.dataset.name, title: document.body.dataset.title, signedIn: () => page.signedIn,
-  notice, change, isStale};
+const shell = {name: document.body.dataset.name, title: document.body.dataset.title, signedIn: () => page.signedIn, labels: () => page.labels,
+  notice, change, said, isStale};
 const view = await import(`./views/${document.body.dataset.view}.js`);
 
 // Between two questions about the server's health nothing new is known of it.
@@ -104,6 +104,7 @@ async function loadSession() {
   const answer = await read("/session");
   if (answer?.login_needed) location.assign("/login");
   page.signedIn = Boolean(answer?.signed_in) && answer.role !== "viewer"; // whether it may change something
+  page.labels = answer?.labels || ""; // of an account that sees its own agreements alone
   const node = $("session");
   if (answer?.signed_in) node.replaceChildren(`signed in: ${answer.who} (${answer.role}) `, element("button", {type: "button", onclick: signOut}, "Sign out"));
   else node.replaceChildren("read only; ", element("a", {href: "/login"}, "sign in"), " or ", element("code", {}, "sla login"), " lets you make changes");
@@ -132,13 +133,16 @@ function notice(text) {
 // A change that was asked for; what the server answers is said in the banner, if it is not just done.
 async function change(method, path, body, done = "") {
   try {
-    const answer = await call(method, path, body);
-    if (answer.body?.approval) notice(`${answer.body.detail}.`);
-    else if (answer.status === 202) notice("The change is on its way: the services part has not answered yet.");
-    else if (done) notice(done);
+    said(await call(method, path, body), done);
   } catch (error) {
     notice(error.message);
   }
+}
+
+function said(answer, done = "") {
+  if (answer.body?.approval) notice(`${answer.body.detail}.`);
+  else if (answer.status === 202) notice("The change is on its way: the services part has not answered yet.");
+  else if (done) notice(done);
 }
 
 const signOut = async () => { await change("DELETE", "/session"); await loadSession(); };

@@ -13,16 +13,18 @@ function document_({start, duration, reason}, name, agreement) {
 }
 
 // Returns what opens it.
-export function startMaintenance(agreement, done) {
+export function startMaintenance(shell, done) {
+  const agreement = shell.name;
   const dialog = document.getElementById("maintenance-dialog");
   let name = "";
-  const open = startForm(dialog, {
+  const open = startForm(shell, dialog, {
     consequence: async (given) => {
       const {body} = await call("POST", "/slas?dry_run=1", document_(given, name, agreement));
-      const from = fromWall(given.start) * 1000;
-      const to = from + parseInt(given.duration, 10) * HOUR_MS * 1000;
-      return [`From ${f.moment(from)} to ${f.moment(to)} (${zone}) bad slices of ${agreement} do not count, and nobody is slowed down for it.`,
-        ...(body?.warnings || []).map(f.sentence)].join(" ");
+      const begins = fromWall(given.start);
+      const ends = begins + parseInt(given.duration, 10) * HOUR_MS;
+      const from = begins < Date.now() ? "now" : f.moment(begins * 1000); // it excuses nothing that was before
+      return [...(ends < Date.now() ? [] : [`From ${from} to ${f.moment(ends * 1000)} (${zone}) bad slices of ${agreement} do not count, `
+        + "and nobody is slowed down for it."]), ...(body?.warnings || []).map(f.sentence)].join(" ");
     },
     send: (given) => call("POST", "/slas", document_(given, name, agreement)),
     done});

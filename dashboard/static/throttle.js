@@ -7,29 +7,28 @@ import * as f from "./format.js";
 
 const $ = (id) => document.getElementById(id);
 const UNITS = {iops: 1, bytes_per_s: 1e6, cost_per_s: 1};
-const page = {volume: "", row: null, open: null};
+const page = {volume: "", open: null};
 
 export function openThrottle(volume) {
   page.volume = volume;
-  page.row = null;
   setText($("throttle-title"), `Throttle ${volume}`);
   page.open();
 }
 
 // "batch will be held to 300 IOPS until 14:20; it does 412 IOPS now."
 async function consequence({rate, unit, duration}) {
-  page.row ||= await read(`/volumes/${encodeURIComponent(page.volume)}`);
-  const live = page.row?.live || {};
+  const {volume} = page;
+  const live = (await read(`/volumes/${encodeURIComponent(volume)}`))?.live || {};
   const name = {iops: "ops_per_s", bytes_per_s: "bytes_per_s", cost_per_s: "cost_per_s"}[unit];
   const wanted = Number(rate) * UNITS[unit];
   const now = {iops: live.iops, bytes_per_s: live.bytes_per_s}[unit];
   const until = duration ? `until ${f.clock((Date.now() + duration * 1000) * 1000)}` : "until somebody releases it";
   const does = now === undefined ? "" : ` It does ${f.capWords({[name]: now})} now${wanted < now ? ": its I/Os will wait" : ", so nothing changes yet"}.`;
-  return `${page.volume} will be held to ${f.capWords({[name]: wanted})} ${until}.${does}`;
+  return `${volume} will be held to ${f.capWords({[name]: wanted})} ${until}.${does}`;
 }
 
 export function startThrottle(shell) {
-  page.open = startForm($("throttle-dialog"), {
+  page.open = startForm(shell, $("throttle-dialog"), {
     consequence,
     send: (given) => call("POST", "/throttles", {volume: page.volume, [given.unit]: Number(given.rate) * UNITS[given.unit],
       duration_s: given.duration ? Number(given.duration) : null, reason: given.reason, ...(given.force ? {force: true} : {})}),

@@ -9,6 +9,7 @@ import {fromWall, wallTime, zone} from "./zone.js";
 
 const $ = (id) => document.getElementById(id);
 const REFRESH_MS = 3000;
+const LAST_US = 6e16; // in the year 3871
 const REST = 10; // times what the last answer took: of a very large installation some seconds
 const BADGES = {throttled: "warn", observed: "warn", "at-risk": "warn", violated: "bad", "no-data": "warn", kept: "ok", free: "ok"};
 let shown = null; // {kind, name, objective}, while the detail is open
@@ -28,13 +29,15 @@ function parse(hash) {
     return null; // a % that stands for nothing: the rest of the page is as good without it
   }
   const [what, kind, name, objective, atUs] = parts;
+  if (atUs && !(Math.abs(Number(atUs)) < LAST_US)) return null; // what no clock shows
   return what === "why" && name ? {kind, name, objective, atUs} : null;
 }
 
 // The time in the field, in milliseconds; null: now. What cannot be asked is refused here, in the page's own words.
 function moment(at) {
   if (!at) return null;
-  const ms = fromWall(at);
+  const given = Number(shown.atUs) / 1000;
+  const ms = given && fromWall(at) === fromWall(wallTime(given)) ? given : fromWall(at); // also the second of an hour that comes twice
   if (Number.isNaN(ms)) throw new Error(`At: ${at} is no time. Choose another one`);
   if (ms > Date.now()) throw new Error(`At: ${said(ms * 1000)} lies ahead of now, ${said(Date.now() * 1000)}. Choose a time that has passed`);
   if (ms < 0) throw new Error(`At: ${said(ms * 1000)} lies before 1970-01-01, where times begin. Choose a later one`);

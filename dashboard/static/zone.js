@@ -3,6 +3,7 @@
 import {element} from "./dom.js";
 
 const KEY = "sla-time-zone";
+const DAY_MS = 86400e3;
 const SLOT_MS = 900e3; // clocks change at a quarter of an hour, if at all
 const own = () => Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC";
 
@@ -50,11 +51,16 @@ export const wallTime = (ms) => shifted(ms).toISOString().slice(0, 19);
 export const hourOf = (ms) => shifted(ms).getUTCHours();
 export const dayKey = (ms) => shifted(ms).toISOString().slice(0, 10);
 
-// The time in ms at which its clock shows this; NaN for what is no time.
+// The time in ms at which its clock shows this; NaN for what is no time. As the server reads it: the first of a time
+// that comes twice, and of one that is skipped the next there is.
 export function fromWall(text) {
   const shown = Date.parse(`${text.length === 16 ? `${text}:00` : text}Z`);
   if (Number.isNaN(shown)) return NaN;
-  return shown - offset(shown - offset(shown));
+  const [before, after] = [offset(shown - DAY_MS), offset(shown + DAY_MS)];
+  if (offset(shown - before) === before) return shown - before;
+  let ms = shown - after;
+  while (offset(ms) !== after && ms < shown - before) ms = (Math.floor(ms / SLOT_MS) + 1) * SLOT_MS;
+  return ms;
 }
 
 const formats = new Map();

@@ -229,6 +229,7 @@ ROUTES: Final = (
             PAGE,
         ),
         items=ANY,
+        scope="slas",
     ),
     ApiRoute(
         "GET",
@@ -286,6 +287,7 @@ ROUTES: Final = (
             ),
         ),
         items=ANY,
+        scope="sla",
     ),
     ApiRoute(
         "GET",
@@ -587,13 +589,7 @@ ROUTES: Final = (
     ApiRoute("GET", "/operations/{operation_id}", "operation", "How a change that was answered 202 went."),
     ApiRoute("GET", "/processes", "processes", "The server's own processes.", items="processes"),
     ApiRoute("GET", "/metrics", "metrics", "Metrics of this part, for Prometheus.", answer="text/plain"),
-    ApiRoute(
-        "GET",
-        "/openapi.json",
-        "openapi",
-        "This document.",
-        scope="free",
-    ),
+    ApiRoute("GET", "/openapi.json", "openapi", "This document.", scope="free"),
     *REPORT_ROUTES,
     *ACCESS_ROUTES,
 )

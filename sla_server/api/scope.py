@@ -59,6 +59,12 @@ SHOWN: Final = {
 """Of rows that control and delivery write, which grow columns: these and no other."""
 OWN_REASON: Final = ABOUT_OTHERS - {"reason"}
 """Of a judged slice the reason is its own: slow, few I/Os, no samples."""
+COUNTED: Final = {
+    "promises": ("count", "before", "states"),
+    "volumes": ("count", "before"),
+    "slas": ("count", "before"),
+}
+"""By operation: what their handlers count of their rows alone."""
 LIVE_KEYS: Final = ("at_us", "mode", "server")
 """Of a snapshot: what is no list and the same for everybody."""
 
@@ -129,7 +135,8 @@ class LabelScope:
         elif route.scope in is_theirs:
             shown = SHOWN.get(route.scope)
             rows = [_plain(row, shown=shown) for row in body["items"] if is_theirs[route.scope](row)]
-            body = {key: body[key] for key in ("next", "server") if key in body} | {"items": rows}
+            kept = ("next", "server", *COUNTED.get(route.operation, ()))
+            body = {key: body[key] for key in kept if key in body} | {"items": rows}
         elif route.scope in ("sla", "volume"):
             body = _first_level(body)
             if "items" in body:

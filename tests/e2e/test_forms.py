@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from selenium.webdriver.support.ui import Select
 
 from sla_server.agreements.errors import AgreementsRefused
 from sla_server.agreements.load import load_documents
+from sla_server.agreements.periods import from_local
+from sla_server.api.roles import Principal, Role
 from tests.support import api
 from tests.support.axe import violations
 from tests.support.browser import console_errors, until, wait_for
@@ -217,6 +220,36 @@ def test_maintenance_silence_throttle_and_mode_say_what_they_do(site: Site, page
     assert others == [("throttle_set", expected), ("mode", {"mode": "observe", "backend": "disk-0"})]
 
 
+PRESS = "document.getElementById('throttle-form').requestSubmit();"
+
+
+def test_a_form_is_sent_once_and_what_is_meant_all_the_same_is_of_what_was_refused(
+    site: Site, page: Page
+) -> None:
+    refusal = {"errors": [{"line": 0, "problem": "below what is promised", "fix": "--force"}]}
+    site.mailbox.answer = lambda header: (
+        (False, 409, refusal) if header["body"].get("iops", 300) < 3 else (True, 200, {"throttle_id": "t"})
+    )
+    with page() as driver:
+        sign_in(driver, site, "volumes/batch")
+        wait_for(driver, "#throttle", visible=True)
+        driver.find_element(By.ID, "throttle").click()
+        fill(driver, "#throttle-form", rate="1", reason="try")
+        driver.execute_script(PRESS)
+        wait_for(driver, "#throttle-form [name=force]", visible=True)
+        driver.find_element(By.CSS_SELECTOR, "#throttle-form [name=force]").click()
+        fill(driver, "#throttle-form", rate="2")
+        assert not driver.find_element(By.CSS_SELECTOR, "#throttle-form [name=force]").is_displayed()
+        driver.execute_script(PRESS)
+        wait_for(driver, "#throttle-form .problem", visible=True)
+        fill(driver, "#throttle-form", rate="300")
+        driver.execute_script(PRESS + PRESS)
+        until(driver, lambda: not driver.find_elements(By.CSS_SELECTOR, "dialog[open]"), "it is set")
+    bodies = [header["body"] for header in site.mailbox.posted if header["op"] == "throttle_set"]
+    asked = [(body["iops"], body.get("force")) for body in bodies]
+    assert asked == [(1.0, None), (2.0, None), (300.0, None)]
+
+
 def test_without_the_right_to_change_there_is_no_form(site: Site, page: Page) -> None:
     with page() as driver:
         for view, css in FORMS.items():
@@ -225,6 +258,31 @@ def test_without_the_right_to_change_there_is_no_form(site: Site, page: Page) ->
             assert not driver.find_element(By.CSS_SELECTOR, css).is_displayed(), view
         driver.get(f"{site.url}apply")
         wait_for(driver, "#not-here", visible=True)
+
+
+def test_enter_in_the_note_of_an_approval_decides_nothing(site: Site, page: Page) -> None:
+    with page() as driver:
+        sign_in(driver, site, "approvals")
+        wait_for(driver, "[data-approval] button", visible=True)
+        driver.find_element(By.CSS_SELECTOR, "[data-approval] button").click()
+        driver.find_element(By.CSS_SELECTOR, "#approve-form [name=note]").send_keys("as agreed", Keys.ENTER)
+        wait_for(driver, "#approve-dialog[open]")
+        driver.find_element(By.CSS_SELECTOR, "#approve-form [value=refuse]").send_keys(Keys.ENTER)
+        until(driver, lambda: "Refused: mode enforce" in text(driver, "#banner"), "refused by its button")
+    asked = [header["body"] for header in site.mailbox.posted if header["op"] == "approval_decide"]
+    assert [(body["approves"], body["note"]) for body in asked] == [(False, "as agreed")]
+
+
+def test_an_account_with_labels_is_told_nothing_of_what_it_does_not_see(site: Site, page: Page) -> None:
+    with page() as driver:
+        customer = Principal("glo", Role.viewer, labels="customer=acme")
+        driver.get(f"{site.url}login?code={site.server.context.logins.issue(customer)}")
+        driver.find_element(By.ID, "sign-in").click()
+        wait_for(driver, "#slas [data-sla^=erp-gold]")
+        for what in ("obody is throttled", "No gateway", "No policy", "in trouble", "Nothing has happened"):
+            assert what not in text(driver, "main")
+        assert "erp-gold" in text(driver, "#slas")
+        assert violations(driver) == []
 
 
 def test_times_are_of_the_zone_that_was_chosen(site: Site, page: Page) -> None:
@@ -252,6 +310,27 @@ def test_times_are_of_the_zone_that_was_chosen(site: Site, page: Page) -> None:
         assert len({each[:16] for each in seen.values()}) == 3, "charts, too"
         driver.get(f"{site.url}volumes")
         until(driver, lambda: chosen(driver) == "America/New_York", "kept in this browser")
+
+
+CHANGES = {
+    "Europe/Berlin": ("2026-03-29", "2026-10-25"),
+    "America/New_York": ("2026-03-08", "2026-11-01"),
+    "Australia/Lord_Howe": ("2026-10-04", "2026-04-05"),
+}
+"""Days on which clocks are set forward, and back."""
+
+
+@pytest.mark.parametrize("zone", CHANGES)
+def test_a_time_on_the_clock_is_the_one_that_the_server_reads(site: Site, page: Page, zone: str) -> None:
+    """Also one that comes twice, and one that is skipped."""
+    walls = [f"{day}T{at // 2:02}:{at % 2 * 30:02}" for day in CHANGES[zone] for at in range(48)]
+    script = """return import("/static/zone.js").then((m) => arguments[0].map((each) => m.fromWall(each)))"""
+    with page() as driver:
+        driver.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": zone})
+        driver.get(f"{site.url}events")
+        found = driver.execute_script(script, walls)
+    wanted = [from_local(datetime.fromisoformat(wall), zone) // 1000 for wall in walls]
+    assert dict(zip(walls, found, strict=True)) == dict(zip(walls, wanted, strict=True))
 
 
 def chosen(driver: Chrome) -> str:

@@ -247,6 +247,9 @@ def test_a_past_period_has_its_own_figures_and_a_broken_address_breaks_nothing(
         driver.get(f"{site.url}agreements/erp-gold#why/sla/%")
         until(driver, lambda: "Error budget left" in text(driver, "#figures"), "the view is there")
         until(driver, lambda: text(driver, "#feed") == "live", "and the rest of the page")
+        driver.get("about:blank")
+        driver.get(f"{site.url}agreements/erp-gold#why/sla/erp-gold/latency/9e30")
+        until(driver, lambda: text(driver, "#feed") == "live", "also with a time that no clock shows")
         site.source.__dict__["slice_hours"] = lambda _name, _objective, from_us, _to_us: [
             {**api.slice_sum("bad", 60), "hour_us": from_us, "newest_us": from_us}
         ]

@@ -257,7 +257,7 @@ export async function start(shell) {
   page.shell = shell;
   page.name = shell.name;
   $("edit").href = `/apply?name=${encodeURIComponent(shell.name)}`;
-  $("maintenance-open").addEventListener("click", startMaintenance(shell.name, loadOnce));
+  $("maintenance-open").addEventListener("click", startMaintenance(shell, loadOnce));
   page.base = `/slas/${encodeURIComponent(shell.name)}`;
   page.address = startAddress(FIELDS, null, show);
   if (!await loadLive()) return;

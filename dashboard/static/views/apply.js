@@ -93,13 +93,13 @@ const soon = (what) => { clearTimeout(page.timer); page.timer = setTimeout(what,
 
 export async function start(shell) {
   page.shell = shell;
-  const ask = startForm($("apply-dialog"), {
+  const ask = startForm(shell, $("apply-dialog"), {
     consequence: () => `${$("valid-words").textContent} ${page.admitted?.answer === "no" ? "It cannot be kept beside what is promised already." : ""}`,
     send: () => call("POST", "/slas", page.checked),
     done: ({body}) => {
       const name = body?.applied?.[0]?.name;
       if (name && (body.applied[0].kind || "SLA") === "SLA") location.assign(agreementAddress(name));
-      else shell.notice("It is on its way.");
+      else if (name) shell.notice(`${name} is in force.`);
     }});
   for (const kind of ["input", "change"]) $("fields").addEventListener(kind, () => { $("apply").disabled = true; soon(onFields); });
   $("fields").addEventListener("submit", (event) => event.preventDefault());

@@ -10,6 +10,7 @@ const $ = (id) => document.getElementById(id);
 let page = null; // the shell
 let list = null;
 let seen = null; // the change that the dialog is about
+let sent = null; // the one whose decision is on its way
 
 const columns = [
   {label: "Change", cls: "wrap head", text: (row) => row.text},
@@ -30,24 +31,30 @@ function open(row) {
   $("approve-dialog").showModal();
 }
 
+// By its own button alone: Enter in the note decides nothing.
 async function decide(event) {
-  event.preventDefault();
-  const body = {digest: seen.digest, note: new FormData($("approve-form")).get("note")};
-  const verb = event.submitter?.value === "refuse" ? "refuse" : "approve";
+  const verb = event.target.value;
+  if (sent === seen || !["approve", "refuse"].includes(verb)) return;
+  const row = sent = seen;
+  const body = {digest: row.digest, note: new FormData($("approve-form")).get("note")};
   try {
-    await call("POST", `/approvals/${seen.approval_id}/${verb}`, body);
-    $("approve-dialog").close();
-    page.notice(verb === "approve" ? `Approved: ${seen.text}.` : `Refused: ${seen.text}.`);
+    await call("POST", `/approvals/${row.approval_id}/${verb}`, body);
+    if (seen === row) $("approve-dialog").close();
+    page.notice(verb === "approve" ? `Approved: ${row.text}.` : `Refused: ${row.text}.`);
   } catch (error) {
-    $("approve-form").querySelector(".problem").hidden = false;
+    if (seen !== row) page.notice(error.message);
+    $("approve-form").querySelector(".problem").hidden = seen !== row;
     setText($("approve-form").querySelector(".problem"), error.message);
+  } finally {
+    if (sent === row) sent = null;
   }
   list.refresh();
 }
 
 export function start(shell) {
   page = shell;
-  $("approve-form").addEventListener("submit", decide);
+  $("approve-form").addEventListener("submit", (event) => event.preventDefault());
+  $("approve-form").addEventListener("click", decide);
   $("approve-cancel").addEventListener("click", () => $("approve-dialog").close());
   list = startList({path: "/approvals", id: "approvals", columns, keyOf: (row) => row.approval_id, fields: {},
     empty: () => ["No change waits. Which ones do: ", code("[api] approval")]});

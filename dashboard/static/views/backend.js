@@ -104,7 +104,7 @@ export function onSession() {
 export async function start(around) {
   shell = around;
   name = shell.name;
-  $("mode-open").addEventListener("click", startForm($("backend-mode-dialog"), {
+  $("mode-open").addEventListener("click", startForm(shell, $("backend-mode-dialog"), {
     consequence: modeWords, send: ({mode}) => call("PUT", "/mode", {mode, backend: name}), done: loadLive}));
   $("all-members").href = `/volumes?backend=${encodeURIComponent(name)}`;
   if (!await loadLive()) return;

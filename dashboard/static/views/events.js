@@ -172,7 +172,7 @@ export function start(shell) {
   address = startAddress(FIELDS, $("inbox-filter"), refresh);
   onSubmit($("note-form"), $("note-dialog"), ({note}) =>
     call("POST", `/events/${encodeURIComponent($("note-form").dataset.event)}/acknowledge`, {note}));
-  $("silence-open").addEventListener("click", startForm($("silence-dialog"), {
+  $("silence-open").addEventListener("click", startForm(shell, $("silence-dialog"), {
     consequence: silenceWords, send: (given) => call("POST", "/slas", silence(given)), done: refresh}));
   setInterval(() => { if (!document.hidden) refresh(); }, REFRESH_MS);
   address.show();

@@ -36,7 +36,7 @@ function showSummary(snapshot) {
       : `${f.plural(totals.promises, "promise")}: ${(states.length ? states : quiet).join(", ")}`;
   const throttled = new Set(snapshot.throttles.filter((row) => row.state !== "observed").map((row) => row.volume)).size;
   const held = throttled ? `${f.plural(throttled, "volume")} throttled` : "nobody is throttled";
-  setText($("summary"), `${promises}; ${held}.`);
+  setText($("summary"), shell.labels() ? `${promises}.` : `${promises}; ${held}.`);
   const shown = Math.min(snapshot.slas.length, MOST_ROWS);
   const all = $("all-promises");
   setText(all, totals.promises > shown ? `Shown are ${f.count(shown)} of ${f.plural(f.count(totals.promises), "promise")}: `
@@ -48,6 +48,7 @@ function showSummary(snapshot) {
 function actionsFor(row, snapshot) {
   const own = keyOf(row);
   const helping = snapshot.throttles.filter((each) => f.helpedBy(each, snapshot.backends).includes(own));
+  if (shell.labels()) return "";
   if (!helping.length) return row.state === "violating" || row.state === "at-risk" ? "nobody is throttled for it" : "";
   const [first, ...more] = helping;
   const verb = first.state === "observed" ? "would be held to" : "held to";
@@ -235,6 +236,12 @@ export async function start(around) {
   document.addEventListener("visibilitychange", draw);
   setInterval(() => { if (!document.hidden) loadFacts().then(draw); }, REFRESH_MS);
   await Promise.all([loadTrends(), loadFacts()]);
+}
+
+// What an account with labels is not told must not be said to be none.
+export function onSession() {
+  for (const id of ["h-throttles", "h-health", "h-events"]) $(id).closest("section").hidden = Boolean(shell.labels());
+  draw();
 }
 
 export const onBack = () => Promise.all([loadTrends(), loadFacts()]).then(draw);

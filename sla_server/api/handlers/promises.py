@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from flask import Request, Response
+from flask import Request, Response, g
 
 from sla_server.agreements.compliance import (
     Terms,
@@ -58,6 +58,8 @@ def promises(context: AppContext, request: Request) -> Response:
     known = context.source.pages.agreement_names()
     if part:
         known = {name: priority for name, priority in known.items() if part in name.lower()}
+    if g.scope is not None:  # here: neither `count` nor `next` is to tell of those of others
+        known = {name: priority for name, priority in known.items() if g.scope.has_agreement(name)}
     live = {} if context.live.is_stale() else context.live.others()
     found = [row for (name, _objective), row in live.items() if name in known]
     heard = {row["name"] for row in found}

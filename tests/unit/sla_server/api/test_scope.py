@@ -122,6 +122,16 @@ def test_what_is_its_own_is_shown(globex: FlaskClient) -> None:
         assert globex.get(path).status_code == 403, "they are about all agreements"
 
 
+def test_its_own_promises_are_listed_and_counted(globex: FlaskClient) -> None:
+    for query in ("", "?match=g", "?limit=1", "?sort=name"):
+        answer = globex.get(f"/api/v1/promises{query}").json
+        assert [row["name"] for row in answer["items"]] == ["globex-silver"]
+        assert (answer["count"], answer["before"], answer["next"]) == (1, 0, None)
+        assert sum(answer["states"].values()) == 1
+    assert globex.get("/api/v1/promises?match=erp").json["count"] == 0
+    assert globex.get("/api/v1/volumes?limit=5").json["count"] == 1
+
+
 @pytest.mark.parametrize("query", ["limit=1", "limit=1&match=b", "limit=1&backend=disk-0"])
 def test_pages_of_volumes_count_none_of_others(globex: FlaskClient, query: str) -> None:
     """With ``match`` and ``next`` the names of others could be guessed letter by letter."""
