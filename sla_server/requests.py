@@ -212,6 +212,16 @@ class GatewayListing(ListedGateway):
 
 
 ACCOUNT_NAME: Final = r"^[a-z0-9][a-z0-9._@+-]{0,63}$"
+NOT_ACCOUNTS: Final = frozenset(("local", "schedule", "services"))
+"""Who the audit log and API tokens name so is no account: the server's own token, and parts of the server."""
+
+
+def _is_free(name: str) -> str:
+    if name in NOT_ACCOUNTS:
+        raise ValueError(f"{name!r} is not a person's name here; choose another one")
+    return name
+
+
 AccountName = Annotated[str, StringConstraints(pattern=ACCOUNT_NAME)]
 RoleName = Literal["viewer", "operator", "admin"]
 Password = Annotated[str, StringConstraints(min_length=12, max_length=1024)]
@@ -289,7 +299,7 @@ class _LabelledBody(RequestBody):
 class NewUser(_LabelledBody):
     """An account to make."""
 
-    name: AccountName
+    name: Annotated[AccountName, AfterValidator(_is_free)]
     role: RoleName
     password: Password
 

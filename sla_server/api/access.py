@@ -17,10 +17,19 @@ import structlog
 from pmdaemon.errors import SlaError
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.excerpt import printable
-from sla_server.api.accounts import ACTIVE, DELETED, SESSIONS_MAX, Directory, digest_of, role_of
+from sla_server.api.accounts import (
+    ACTIVE,
+    DELETED,
+    DISABLED,
+    SESSIONS_MAX,
+    WITHDRAWN,
+    Directory,
+    digest_of,
+    role_of,
+)
 from sla_server.api.approvals import Approvals
 from sla_server.api.config import ApiConfig
-from sla_server.api.errors import ApiError, LoginRefused, TooManyLogins
+from sla_server.api.errors import ApiError, LoginRefused, NothingGuessed, TooManyLogins
 from sla_server.api.failed_logins import Entry, FailedLogins
 from sla_server.api.identity import ASK, ProviderIdentity
 from sla_server.api.operations import Operation, Operations
@@ -133,6 +142,8 @@ class Access:
             name = identity.name
             principal = self._of_identity(identity)
         except LoginRefused as exc:
+            if isinstance(exc, NothingGuessed):
+                self._limits.succeeded(key, address)
             why = {"by": PROVIDER, "why": exc.detail}
             entries = self._failed.add(name, address)
             self._record_failed((of, {**why, **after} if of == name else after) for of, after in entries)
@@ -147,6 +158,11 @@ class Access:
     def _of_identity(self, identity: ProviderIdentity) -> Principal:
         """The account of somebody whom the provider vouches for; made, or changed, as the mapping says."""
         with self._provided:
+            if not identity.role:
+                self._withdraw(identity)
+                raise LoginRefused(
+                    f"{identity.name!r} is known to the provider, but may not come in here", ASK
+                )
             self._check_one_account(identity)
             account = self.directory.account(identity.name)
             if account is not None and account.get("identity", "") != identity.subject:
@@ -157,12 +173,7 @@ class Access:
                 raise LoginRefused(
                     problem, f"An administrator ends it first: sla user delete {identity.name}"
                 )
-            if not identity.role:
-                self._end_all(account)
-                raise LoginRefused(
-                    f"{identity.name!r} is known to the provider, but may not come in here", ASK
-                )
-            if account is not None and account["state"] != ACTIVE:
+            if account is not None and account["state"] == DISABLED:
                 problem = f"the account {identity.name!r} is disabled"
                 raise LoginRefused(problem, f"An administrator enables it: sla user enable {identity.name}")
             row = self._provided_row(identity, account)
@@ -178,7 +189,7 @@ class Access:
                 raise LoginRefused(problem, f"An administrator ends that: sla user delete {former}")
 
     def _provided_row(self, identity: ProviderIdentity, account: Row | None) -> Row:
-        given = {"role": identity.role, "labels": identity.labels}
+        given = {"role": identity.role, "labels": identity.labels, "state": ACTIVE}
         if account is not None:
             before = {key: account[key] for key in given}
             if before == given:
@@ -190,21 +201,20 @@ class Access:
         former = {row["name"]: row for row in self.directory.rows("accounts")}.get(identity.name)
         assert former is None or former["state"] == DELETED
         at_us = self.directory.changed_us(former)
-        row = {"name": identity.name, **given, "password": "", "identity": identity.subject, "state": ACTIVE}
+        row = {"name": identity.name, **given, "password": "", "identity": identity.subject}
         row |= dict.fromkeys(("created_us", "changed_us", "sessions_from_us"), at_us)
         after = {**given, "identity": identity.subject}
         self.change(f"{identity.name} ({PROVIDER})", "user-add", identity.name, "accounts", row, after=after)
         return row
 
-    def _end_all(self, account: Row | None) -> None:
-        """Somebody may come in no more: the sessions that are open end, too."""
-        if account is None:
-            return
-        name = account["name"]
-        ended = len(self.directory.open_sessions(lambda row: row["account"] == name))
-        if ended:
-            row, after = self.directory.without_sessions(account), {"sessions": ended}
-            self.change(PROVIDER, "sessions-end", name, "accounts", row, after=after)
+    def _withdraw(self, identity: ProviderIdentity) -> None:
+        """Somebody may come in no more: sessions end, and API tokens are worth nothing, whatever the name."""
+        for account in self.directory.rows("accounts"):
+            if account.get("identity", "") == identity.subject and account["state"] == ACTIVE:
+                row = {**self.directory.without_sessions(account), "state": WITHDRAWN}
+                before, after = {"state": ACTIVE}, {"state": WITHDRAWN}
+                name = account["name"]
+                self.change(PROVIDER, "user-change", name, "accounts", row, before=before, after=after)
 
     def code_refused(self, address: str) -> None:
         """Somebody tried a one-time code that is not good; counted as often as passwords may be tried."""

@@ -31,6 +31,8 @@ REFRESH_S: Final = 10.0
 ACTIVE: Final = "active"
 DISABLED: Final = "disabled"
 DELETED: Final = "deleted"
+WITHDRAWN: Final = "withdrawn"
+"""Of an account that its provider lets in no more; the next sign-in that is allowed makes it active."""
 SESSIONS_MAX: Final = 32
 """Open sessions of one account; the oldest ends when one more begins."""
 KEYS: Final = {

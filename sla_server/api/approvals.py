@@ -28,6 +28,8 @@ LOCAL_PERSON: Final = "local"
 """Whoever can read the server's own token; no account has this as its person."""
 PENDING: Final = "pending"
 PENDING_MAX: Final = 100
+OF_ONE_MAX: Final = 10
+"""Of one person, so that nobody takes the places of all."""
 CHAIN_MAX: Final = 8
 SEE: Final = "'sla approvals list' shows what waits"
 
@@ -56,9 +58,11 @@ class Approvals:
             ServiceRefused: too much waits, or it is not possible.
             Unavailable: accounts cannot be read, or ``services`` take nothing.
         """
-        if len(self.pending()) >= PENDING_MAX:
+        waiting, person = self.pending(), self._person_of(principal)
+        if len(waiting) >= PENDING_MAX:
             raise _conflict(f"{PENDING_MAX} changes wait for approval already", SEE)
-        person = self._person_of(principal)
+        if sum(row["requested_as"] == person for row in waiting) >= OF_ONE_MAX:
+            raise _conflict(f"{OF_ONE_MAX} changes that you asked for wait for approval already", SEE)
         asked = ApprovalRequest.model_validate(
             {"op": op, "body": body, "requested_as": person, "lasts_s": self._lasts_s}
         )

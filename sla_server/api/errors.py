@@ -92,6 +92,13 @@ class LoginRefused(ApiError):
         super().__init__(problem, fix)
 
 
+class NothingGuessed(LoginRefused):
+    """A way back from the provider that no sign-in here waits for, so that nothing could be guessed by it.
+
+    Any web site can send a browser there: counted as a try, it would lock out all who share its address.
+    """
+
+
 class Forbidden(ApiError):
     """Who asks is known, and may not."""
 

@@ -34,7 +34,7 @@ from joserfc.jws import JWSRegistry
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.excerpt import printable
 from sla_server.api.config import OidcConfig
-from sla_server.api.errors import LoginRefused, Unavailable
+from sla_server.api.errors import LoginRefused, NothingGuessed, Unavailable
 from sla_server.api.identity import BEGIN_AGAIN, ProviderIdentity, identity_of, is_complete
 from sla_server.events.recipients.secret_files import SecretUnusable, read_secret
 
@@ -47,6 +47,8 @@ LEEWAY_S: Final = 120
 ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 """Signatures that the provider alone can make; never "none", never one with a key that we have, too."""
 ENDPOINTS: Final = ("authorization_endpoint", "token_endpoint", "jwks_uri")
+USERINFO: Final = "userinfo_endpoint"
+"""Not every provider has one."""
 LOCAL_WORKS: Final = "Try again later, or sign in with name and password, which needs no provider"
 
 
@@ -54,6 +56,7 @@ class ProviderClient(OAuth2Client):  # type: ignore[misc]  # authlib has no type
     """One conversation with the provider. What is said is authlib's; ``httpx`` carries it."""
 
     session: httpx.Client
+    """Of one that only makes addresses None."""
 
     def _fetch_token(
         self, url: str, *, body: str, headers: dict[str, str], auth: ClientAuth, **_how: Any
@@ -97,11 +100,16 @@ class OidcProvider:
         Raises:
             Unavailable: the provider does not answer as it should, or its secret cannot be read.
         """
-        with self._asking() as client:
-            metadata, _keys = self._provider(client)
+        known = self._remembered()
+        if known is None:
+            with self._asking() as client:
+                known = self._provider(client)
+        with self._explained():
+            # Without a connection: to make ready for TLS takes 35 ms of a processor, and anybody may begin.
+            client = self._client(None)
             pending = {name: secrets.token_urlsafe(32) for name in ("state", "nonce", "verifier")}
             address, _state = client.create_authorization_url(
-                metadata["authorization_endpoint"],
+                known[0]["authorization_endpoint"],
                 state=pending["state"],
                 nonce=pending["nonce"],
                 code_verifier=pending["verifier"],
@@ -112,21 +120,22 @@ class OidcProvider:
         """Who it is, by what the provider has sent back with the browser.
 
         Raises:
-            LoginRefused: another browser began it, it is too old, or the provider or its mapping refuse it.
+            NothingGuessed: another browser began it, it is too old, or the provider says no by itself.
+            LoginRefused: what the provider answers, or the mapping, refuse it.
             Unavailable: as ``begin``.
         """
         pending = self._pending(cookie)
         if not hmac.compare_digest(
             pending["state"].encode(), answer.get("state", "").encode(errors="replace")
         ):
-            raise LoginRefused(
+            raise NothingGuessed(
                 "this sign-in was not begun in this browser, or another one was since", BEGIN_AGAIN
             )
         if answer.get("iss", self.config.issuer) != self.config.issuer:
-            raise LoginRefused("the answer is that of another provider", BEGIN_AGAIN)
+            raise NothingGuessed("the answer is that of another provider", BEGIN_AGAIN)
         if "code" not in answer:
             said = printable(answer.get("error_description") or answer.get("error") or "nothing", 200)
-            raise LoginRefused(f"the provider did not let you in: {said}", BEGIN_AGAIN)
+            raise NothingGuessed(f"the provider did not let you in: {said}", BEGIN_AGAIN)
         with self._asking() as client:
             return identity_of(self.config, self._claims(client, answer["code"], pending))
 
@@ -135,21 +144,30 @@ class OidcProvider:
             pending: dict[str, Any] = self._signer.loads(cookie)
         except BadData as exc:
             problem = "this browser has not begun to sign in, or does not take cookies"
-            raise LoginRefused(problem, BEGIN_AGAIN) from exc
+            raise NothingGuessed(problem, BEGIN_AGAIN) from exc
         if not 0 <= self._clock.unix_us() - pending["at_us"] <= PENDING_S * 1e6:
-            raise LoginRefused(f"it took longer than {PENDING_S / 60:.0f} minutes", BEGIN_AGAIN)
+            raise NothingGuessed(f"it took longer than {PENDING_S / 60:.0f} minutes", BEGIN_AGAIN)
         return pending
 
     @contextmanager
     def _asking(self) -> Iterator[ProviderClient]:
-        """A client of the provider; every failure of it as one of ours."""
+        """A client of the provider, in one of the places."""
         if not self._places.acquire(blocking=False):
             raise Unavailable("too many people sign in at this moment", "Try again in some seconds")
+        try:
+            with self._explained():
+                trust = ssl.create_default_context(cafile=self.config.ca_file)
+                with httpx.Client(verify=trust, timeout=ANSWER_S, follow_redirects=False) as http:
+                    yield self._client(http)
+        finally:
+            self._places.release()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Every failure at the provider as one of ours."""
         issuer = self.config.issuer
         try:
-            trust = ssl.create_default_context(cafile=self.config.ca_file)
-            with httpx.Client(verify=trust, timeout=ANSWER_S, follow_redirects=False) as http:
-                yield self._client(http)
+            yield
         except (OAuth2Error, JoseError) as exc:
             problem = f"the provider's answer is not accepted: {printable(str(exc), 200)}"
             raise LoginRefused(problem, BEGIN_AGAIN) from exc
@@ -165,10 +183,8 @@ class OidcProvider:
             # What is no JSON, or JSON of another form, fails in the libraries in many ways.
             problem = f"the sign-in provider {issuer} answers what is not understood ({type(exc).__name__})"
             raise Unavailable(problem, LOCAL_WORKS) from exc
-        finally:
-            self._places.release()
 
-    def _client(self, http: httpx.Client) -> ProviderClient:
+    def _client(self, http: httpx.Client | None) -> ProviderClient:
         config = self.config
         secret = read_secret(config.client_secret_file) if config.client_secret_file else None
         return ProviderClient(
@@ -181,21 +197,27 @@ class OidcProvider:
             code_challenge_method="S256",
         )
 
+    def _remembered(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """What the provider said of itself, and its keys, if that is not old."""
+        with self._lock:
+            known = self._known
+        if known is None or self._clock.monotonic_ns() - known[0] >= FRESH_S * 1e9:
+            return None
+        return known[1], known[2]
+
     def _provider(
         self, client: ProviderClient, *, fresh: bool = False
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """What the provider says of itself, and its keys."""
-        now_ns = self._clock.monotonic_ns()
-        with self._lock:
-            known = self._known
-        if known is not None and not fresh and now_ns - known[0] < FRESH_S * 1e9:
-            return known[1], known[2]
+        now_ns, known = self._clock.monotonic_ns(), None if fresh else self._remembered()
+        if known is not None:
+            return known
         metadata = client.ask(f"{self.config.issuer.rstrip('/')}/.well-known/openid-configuration")
         if metadata.get("issuer") != self.config.issuer:
             said = printable(str(metadata.get("issuer")), 200)
             problem = f"the provider at {self.config.issuer} names itself {said}"
             raise Unavailable(problem, "An administrator corrects issuer in [api.oidc]")
-        for name in ENDPOINTS:
+        for name in (*ENDPOINTS, *({USERINFO} & metadata.keys())):
             if urlsplit(str(metadata.get(name))).scheme != "https":
                 raise Unavailable(f"the provider's {name} is no https address", LOCAL_WORKS)
         keys = client.ask(metadata["jwks_uri"])
@@ -227,8 +249,8 @@ class OidcProvider:
         )
         checked.validate(now=self._clock.unix_us() // 1_000_000, leeway=LEEWAY_S)
         claims = dict(decoded.claims)
-        if not is_complete(self.config, claims) and "userinfo_endpoint" in metadata:
-            more = client.ask(metadata["userinfo_endpoint"], as_user=True)
+        if not is_complete(self.config, claims) and USERINFO in metadata:
+            more = client.ask(metadata[USERINFO], as_user=True)
             if more.get("sub") != claims["sub"]:
                 raise LoginRefused("the provider speaks of two different people", BEGIN_AGAIN)
             claims = {**more, **claims}

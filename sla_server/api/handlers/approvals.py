@@ -43,4 +43,5 @@ def refuse_change(context: AppContext, request: Request, approval_id: str) -> Re
 def _decide(context: AppContext, request: Request, approval_id: str, *, approves: bool) -> Response:
     body = responses.parse_body(ApprovalAnswer, responses.json_body(request))
     operation = context.access.approvals.decide(g.principal, approval_id, body, approves=approves)
-    return answered(operation)
+    said = operation.result() if operation.done.is_set() else {}
+    return answered(operation, {**said, "approval": _shown(said["approval"])} if "approval" in said else None)

@@ -18,6 +18,7 @@ from flask import Request, Response, g
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from pmdaemon.errors import SlaError
+from pmdaemon.runtime import strict_json
 from pmdaemon.wire.messages.server import DAMAGED
 from sla_server.api import responses
 from sla_server.api.context import AppContext
@@ -89,7 +90,7 @@ def _scoped(context: AppContext, principal: Principal, newest: Newest) -> str:
         scope = context.scopes.of(principal)
     except SlaError:
         return ""
-    return "" if scope is None else json.dumps(scope.live(newest.snapshot), separators=(",", ":"))
+    return "" if scope is None else strict_json.dumps(scope.live(newest.snapshot))
 
 
 def _still_admitted(context: AppContext, request: Request) -> Callable[[], bool]:

@@ -12,6 +12,7 @@ import dashboard
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.stop import Stop
 from sla_server.api.accounts import digest_of as secret_digest
+from sla_server.api.approvals import OF_ONE_MAX
 from sla_server.api.mailbox_thread import MailboxThread
 from sla_server.requests import ApprovalRequest, ModeSet
 from sla_server.services import approvals
@@ -40,6 +41,7 @@ class Rig:
         self.app = dashboard.create_app(context)
         self.app.test_client_class = Browser
         self.decide_code = 200
+        self.decided: dict[str, Any] = {}
 
     def answer(self, header: dict[str, Any]) -> tuple[bool, int, dict[str, Any]]:
         if header["op"] == "approval_request":
@@ -51,7 +53,7 @@ class Rig:
             self.access.rows["approvals"][row["approval_id"]] = row
             return True, 200, {"approval": row}
         if header["op"] == "approval_decide":
-            return self.decide_code == 200, self.decide_code, {}
+            return self.decide_code == 200, self.decide_code, self.decided
         return True, 200, {"op": header["op"]}
 
     def browser(self, name: str) -> FlaskClient:
@@ -169,6 +171,25 @@ def test_one_may_withdraw_and_viewers_only_see(rig: Rig) -> None:
     assert eve.post(f"/api/v1/approvals/{name}/approve", json={}, headers=PAGE).status_code == 403
     assert decide(ann, name, "refuse").status_code == 200
     assert rig.mailbox.posted[-1]["body"]["approves"] is False
+
+
+def test_nobody_takes_the_places_of_all(rig: Rig) -> None:
+    of_ann, ann = token_of(rig, "ann", "deploy"), rig.browser("ann")
+    names = [wait(ann) for _ in range(OF_ONE_MAX)]
+    for who, headers in ((ann, PAGE), (rig.app.test_client(), of_ann)):
+        refused = who.put("/api/v1/mode", json=ENFORCE, headers=headers)
+        assert (refused.status_code, "that you asked for" in refused.text) == (409, True), refused.text
+    wait(rig.browser("bob"))
+    assert decide(ann, names[0], "refuse").status_code == 200
+    wait(ann)
+
+
+def test_no_answer_names_the_person_at_the_provider(rig: Rig) -> None:
+    name = wait(rig.browser("zoe"))
+    rig.decided = {"approval": rig.access.rows["approvals"][name]}
+    answer = decide(rig.browser("bob"), name, "refuse")
+    assert (answer.status_code, answer.json["approval"]["approval_id"]) == (200, name)
+    assert "id.example.org" not in answer.text
 
 
 def test_only_the_change_that_was_seen_is_approved(rig: Rig) -> None:

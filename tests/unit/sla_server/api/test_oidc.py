@@ -15,6 +15,7 @@ from sla_server.api.config import ApiConfig, OidcConfig
 from sla_server.api.context import AppContext
 from sla_server.api.errors import LoginRefused, Unavailable
 from sla_server.api.identity import ProviderIdentity, identity_of, is_complete
+from sla_server.api.oidc import OidcProvider
 from sla_server.api.passwords import PAIR_TRIES
 from tests.support import api
 from tests.unit.sla_server.api.conftest import Browser
@@ -60,6 +61,7 @@ def test_who_fits_no_row_has_no_role(groups: Any) -> None:
         ({"preferred_username": "two words"}, "'two words' as a name"),
         ({"preferred_username": ["bea"]}, "as a name"),
         ({"preferred_username": "../etc"}, "as a name"),
+        ({"preferred_username": "Local"}, "as a name"),
         ({"sub": "x" * 600}, "claim sub"),
         ({"sub": "a\nb"}, "claim sub"),
     ],
@@ -73,8 +75,21 @@ def test_an_address_of_mail_is_a_name_only_if_the_provider_has_verified_it() -> 
     config = OidcConfig.model_validate({**SETTINGS, "name_claim": "email"})
     claims = {**CLAIMS, "email": "Bea@Example.org", "email_verified": True}
     assert identity_of(config, claims).name == "bea@example.org"
-    with pytest.raises(LoginRefused, match="not verified"):
-        identity_of(config, {**claims, "email_verified": False})
+    assert identity_of(config, {**claims, "email_verified": "true"}).name == "bea@example.org"
+    for said in (False, "false", None, "yes", [True]):
+        with pytest.raises(LoginRefused, match="not verified"):
+            identity_of(config, {**claims, "email_verified": said})
+    assert is_complete(config, claims)
+    assert not is_complete(config, {**claims, "email_verified": None}), "userinfo may say it"
+
+
+def test_an_address_of_mail_gives_a_role_only_if_the_provider_has_verified_it() -> None:
+    rows = [{"claim": "email", "value": "boss@example.org", "role": "admin"}]
+    config = OidcConfig.model_validate({**SETTINGS, "map": rows})
+    claims = {**CLAIMS, "email": "boss@example.org"}
+    assert identity_of(config, {**claims, "email_verified": True}).role == "admin"
+    assert [identity_of(config, {**claims, "email_verified": it}).role for it in (False, None)] == ["", ""]
+    assert not is_complete(config, claims)
 
 
 @pytest.mark.parametrize(
@@ -197,8 +212,29 @@ def test_the_mapping_holds_at_each_sign_in_and_at_once(
     assert refused.status_code == 403
     assert "may not come in here" in refused.text
     assert not state(web)["signed_in"], "who may come in no more is signed out everywhere"
-    assert actions(mailbox)[-2:] == ["sessions-end", "login-failed"]
+    assert actions(mailbox)[-2:] == ["user-change", "login-failed"]
     assert "may not come in" in mailbox.recorded[-1]["body"]["after"]["why"]
+
+
+def test_who_may_come_in_no_more_has_no_api_tokens_and_no_sessions_under_a_former_name(
+    web: FlaskClient, provider: FakeProvider, mailbox: api.AnsweringMailbox
+) -> None:
+    provider.says = ProviderIdentity(f"{ISSUER} 5f3", "bea", "admin", "")
+    come_back(web)
+    made = web.post("/api/v1/tokens", json={"name": "robot", "role": "admin"}, headers=PAGE)
+    token = {"Authorization": f"Bearer {made.json['token']}"}
+    program = web.application.test_client()
+    assert program.get("/api/v1/users", headers=token).status_code == 200
+    provider.says = ProviderIdentity(f"{ISSUER} 5f3", "beatrice", "", "")
+    other = web.application.test_client()
+    assert come_back(other).status_code == 403
+    assert not state(web)["signed_in"]
+    assert program.get("/api/v1/users", headers=token).status_code == 401
+    assert mailbox.recorded[-2]["body"]["after"] == {"state": "withdrawn"}
+    provider.says = ProviderIdentity(f"{ISSUER} 5f3", "bea", "viewer", "")
+    assert come_back(other).status_code == 200, "the provider lets them in again"
+    assert (state(other)["role"], state(web)["signed_in"]) == ("viewer", False)
+    assert program.get("/api/v1/users", headers=token).status_code == 403, "as what they are now"
 
 
 def test_the_session_ends_absolutely(web: FlaskClient, clock: FakeClock) -> None:
@@ -283,6 +319,31 @@ def test_refusals_are_limited(
     assert statuses == [403] * PAIR_TRIES[0] + [429] * 2
     assert actions(mailbox) == ["login-failed"], "further ones are counted"
     assert web.post("/login", data={"name": "ann", "password": api.PASSWORD}).status_code == 303
+
+
+def test_other_web_sites_lock_nobody_out(web: FlaskClient, provider: FakeProvider) -> None:
+    """An image there, of the address of the way back, makes a visitor's browser come without having begun."""
+    real = OidcProvider(CONFIG, "https://sla.example.org/login/oidc/callback", b"k" * 32, FakeClock())
+    with pytest.raises(LoginRefused) as refused:
+        real.finish("", {"code": "c", "state": "s"})
+    provider.says = refused.value
+    for _ in range(PAIR_TRIES[0] + 3):
+        assert web.get("/login/oidc/callback?code=c").status_code == 403
+    provider.says = ProviderIdentity(f"{ISSUER} 5f3", "bea", "operator", "")
+    assert come_back(web).status_code == 200
+
+
+def test_many_who_begin_take_no_places_of_those_who_sign_in() -> None:
+    """What the provider says of itself is known, so nothing is asked: no connection is made ready."""
+    clock = FakeClock()
+    provider = OidcProvider(CONFIG, "https://sla.example.org/login/oidc/callback", b"k" * 32, clock)
+    provider._known = clock.monotonic_ns(), {"authorization_endpoint": f"{ISSUER}/authorize"}, {}
+    while provider._places.acquire(blocking=False):
+        pass
+    address, cookie = provider.begin()
+    assert address.startswith(f"{ISSUER}/authorize?")
+    assert "code_challenge=" in address
+    assert provider._pending(cookie)["state"] in address
 
 
 def test_without_a_provider_there_is_no_way_to_one(context: AppContext) -> None:

@@ -213,6 +213,17 @@ def test_the_live_stream_has_rows_of_their_own_alone(globex: FlaskClient) -> Non
     answer.close()
 
 
+def test_the_live_stream_is_json_whatever_a_snapshot_has(globex: FlaskClient) -> None:
+    view = globex.application.config["LIVE"]
+    slas = [{**row, "u": float("nan"), "raw": b"\xff"} for row in view.newest().snapshot["slas"]]
+    view.put({**view.newest().snapshot, "slas": slas})
+    answer = globex.get("/api/v1/live/stream", buffered=False)
+    event: Any = next(iter(answer.response))
+    (row,) = json.loads(event.decode().partition("data: ")[2], parse_constant=pytest.fail)["slas"]
+    assert row["name"] == "globex-silver"
+    answer.close()
+
+
 def test_the_live_stream_follows_agreements_and_ends_while_they_are_not_known(
     globex: FlaskClient, monkeypatch: pytest.MonkeyPatch, clock: FakeClock
 ) -> None:
