@@ -1,4 +1,4 @@
-"""A test of the API builds the web application anew: some 120 addresses, compiled by werkzeug each time."""
+"""A test of the API builds the whole web application: some 120 addresses, compiled by werkzeug each time."""
 
 from __future__ import annotations
 
