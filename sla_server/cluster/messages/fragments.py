@@ -182,11 +182,14 @@ class FragmentStore:
     async def _store_group(self, identity: str, first: int, group: list[bytes]) -> None:
         async def store(place: int, fragment: bytes) -> None:
             subject = fragment_subject(identity, place)
-
-            async def attempt() -> int:
-                return await self._link.publish(subject, fragment, {IDENTITY: subject}, stream=STREAM)
-
-            await self._link.retry(attempt, f"fragment {place} of {identity}", SEND_LIMIT_S)
+            await self._link.store(
+                subject,
+                fragment,
+                {IDENTITY: subject},
+                stream=STREAM,
+                what=f"fragment {place} of {identity}",
+                limit_s=SEND_LIMIT_S,
+            )
 
         try:
             await asyncio.gather(*(store(first + number, fragment) for number, fragment in enumerate(group)))

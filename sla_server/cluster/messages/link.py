@@ -51,6 +51,10 @@ HEADERS_BYTES: Final = 512  # of the engine's limit, for headers that the librar
 _PING_S: Final = 1  # two unanswered: a node that is stopped but not dead is left after 3 s
 _STORE_FAILED: Final = 10077
 _NO_PEERS: Final = 10005  # also while nodes are starting
+_IN_PROCESS: Final = 10158  # with the code of a conflict, but it passes
+STUCK_S: Final = 3.0
+"""So long a primary may say of a message that it is being stored. One that has lost it says so until it
+forgets the identity; its successor does not."""
 
 
 class Trouble(Enum):
@@ -66,7 +70,7 @@ def classify(exc: Exception) -> Trouble:
     if isinstance(exc, nats.js.errors.APIError):
         if exc.err_code == _STORE_FAILED and "maximum" in (exc.description or ""):
             return Trouble.FULL
-        is_passing = (exc.code or 503) >= 500 or exc.err_code == _NO_PEERS
+        is_passing = (exc.code or 503) >= 500 or exc.err_code in (_NO_PEERS, _IN_PROCESS)
         return Trouble.TRANSIENT if is_passing else Trouble.FINAL
     if isinstance(
         exc,
@@ -180,15 +184,36 @@ class EngineLink:
         if size_bytes(data, headers) > self.limit_bytes:
             raise nats.errors.MaxPayloadError
 
-    async def publish(
-        self, subject: str, data: bytes, headers: dict[str, str], *, stream: str | None = None
-    ) -> int:
-        """Store one message; its sequence. For ``retry``."""
-        self.check_size(data, headers)
-        ack = await self.stream.publish(subject, data, timeout=ANSWER_S, headers=dict(headers), stream=stream)
-        return int(ack.seq)
+    async def store(
+        self, subject: str, data: bytes, headers: Mapping[str, str], *, stream: str, what: str, limit_s: float
+    ) -> None:
+        """Store one message with an identity, once, however often that must be asked for.
 
-    async def step_down(self, stream: str) -> None:
+        Raises:
+            NotConfirmed: perhaps stored.
+            nats.errors.MaxPayloadError: too large.
+            nats.js.errors.APIError: the engine refuses it (``classify``: full or final).
+        """
+        self.check_size(data, headers)
+        stuck_since: Deadline | None = None
+
+        async def attempt() -> None:
+            nonlocal stuck_since
+            try:
+                await self.stream.publish(
+                    subject, data, timeout=ANSWER_S, headers=dict(headers), stream=stream
+                )
+            except nats.js.errors.APIError as exc:
+                if exc.err_code == _IN_PROCESS:
+                    stuck_since = stuck_since or Deadline(STUCK_S)
+                    if stuck_since.passed:
+                        stuck_since = None
+                        await self._step_down(stream)
+                raise
+
+        await self.retry(attempt, what, limit_s)
+
+    async def _step_down(self, stream: str) -> None:
         """Ask a JetStream stream's leader to let another one lead; takes well below a second."""
         await self.client.request(f"$JS.API.STREAM.LEADER.STEPDOWN.{stream}", b"", timeout=ANSWER_S)
         log.warning("stream-leader-stepped-down", stream=stream, session=self._name)

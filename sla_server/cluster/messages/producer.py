@@ -51,9 +51,6 @@ BATCH: Final = 64
 SEND_LIMIT_S: Final = 60.0
 """Five times the longest failover (12 s), a tenth of the time for which identities are known."""
 TOGETHER_S: Final = 6.0  # three tries
-STUCK_S: Final = 3.0
-"""So long a primary may say of a message that it is being stored. One that has lost it says so until it
-forgets the identity; its successor does not."""
 FULL_FOR_S: Final = 1.0
 """So long a destination that has refused is taken for full; the next message asks it again."""
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # as HTTP has them
@@ -180,25 +177,16 @@ class Outbox:
         return True
 
     async def _store_one(self, message: Outgoing) -> None:
-        stuck_since: Deadline | None = None
-
-        async def attempt() -> int:
-            nonlocal stuck_since
-            try:
-                return await self._link.publish(
-                    self.destination.subject, message.data, message.headers, stream=self.destination.stream
-                )
-            except nats.js.errors.APIError as exc:
-                if "in process" in (exc.description or ""):
-                    stuck_since = stuck_since or Deadline(STUCK_S)
-                    if stuck_since.passed:
-                        stuck_since = None
-                        await self._link.step_down(self.destination.stream)
-                raise
-
         what = f"message {message.identity} to {self.destination.name!r}"
         try:
-            await self._link.retry(attempt, what, message.deadline.left_s())
+            await self._link.store(
+                self.destination.subject,
+                message.data,
+                message.headers,
+                stream=self.destination.stream,
+                what=what,
+                limit_s=message.deadline.left_s(),
+            )
             self._finish(message, None)
         except MessagesError as exc:
             self._finish(message, exc)

@@ -8,10 +8,12 @@ from urllib.parse import ParseResult, urlparse
 
 import nats.aio.client
 import nats.errors
+import nats.js.errors
 import pytest
 import structlog.testing
 
 from sla_server.cluster.errors import ClusterRefused
+from sla_server.cluster.messages import link as links
 from sla_server.cluster.messages.link import EngineLink, Trouble, classify, size_bytes
 
 
@@ -23,6 +25,8 @@ class FakeClient:
     def __init__(self) -> None:
         self.options: dict[str, Any] = {}
         self.published: list[str] = []
+        self.has_lost_message = False
+        self.requested: list[str] = []
         self._pending = [b"PUB a 1\r\n"]
         self._pending_data_size = 9
 
@@ -38,6 +42,14 @@ class FakeClient:
 
     async def publish(self, subject: str, *_more: Any, **_options: Any) -> None:
         self.published.append(subject)
+        if self.has_lost_message:
+            raise nats.js.errors.APIError(
+                code=409, err_code=10158, description="duplicate message id is in process"
+            )
+
+    async def request(self, subject: str, *_more: Any, **_options: Any) -> None:
+        self.requested.append(subject)
+        self.has_lost_message = False
 
     async def close(self) -> None:
         pass
@@ -84,6 +96,17 @@ def test_headers_count(link: EngineLink) -> None:
     with pytest.raises(nats.errors.MaxPayloadError):
         link.check_size(b"x" * (link.limit_bytes - 11), headers)
     with pytest.raises(ClusterRefused, match="maximum payload"):
-        link.run(link.publish("a", b"x" * link.limit_bytes, headers))
+        link.run(link.store("a", b"x" * link.limit_bytes, headers, stream="S", what="a", limit_s=60))
     assert fake(link).published == []
     assert classify(nats.errors.BadHeaderError("a b")) is Trouble.FINAL
+
+
+def test_a_primary_that_never_ends_storing_a_message_is_replaced(
+    link: EngineLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a node's death it may say so of a message that it has lost; the next one stores it."""
+    monkeypatch.setattr(links, "STUCK_S", 0.0)
+    fake(link).has_lost_message = True
+    link.run(link.store("a", b"", {}, stream="S", what="a", limit_s=60))
+    assert fake(link).published == ["a", "a"]
+    assert fake(link).requested == ["$JS.API.STREAM.LEADER.STEPDOWN.S"]

@@ -40,6 +40,7 @@ def test_errors_of_the_engine() -> None:
     assert classify(refused(503, 10077, "maximum bytes exceeded")) is Trouble.FULL
     assert classify(refused(503, 10077, "raft: could not store entry")) is Trouble.TRANSIENT
     assert classify(refused(503, 10008, "no suitable peers")) is Trouble.TRANSIENT
+    assert classify(refused(409, 10158, "duplicate message id is in process")) is Trouble.TRANSIENT
     assert classify(refused(400, 10065, "subjects overlap")) is Trouble.FINAL
     assert classify(nats.errors.NoRespondersError()) is Trouble.TRANSIENT
     assert classify(TimeoutError()) is Trouble.TRANSIENT
