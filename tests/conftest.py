@@ -42,6 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
 LONGEST = (
     "tests/integration/sla_server/policy_jobs/test_topologies.py",
     "tests/e2e/test_cycle.py",
+    "tests/e2e/test_tls.py",
     "tests/e2e/test_policy.py",
     "tests/integration/sla_server/policy_jobs/test_job.py",
     "tests/crash/test_relay_kills.py",

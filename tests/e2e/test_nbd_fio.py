@@ -29,7 +29,7 @@ from pmdaemon.wire.kinds import Kind
 from tests.support.nbd import as_cut
 
 pytestmark = pytest.mark.e2e
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 SIZE = 32 << 20
 
 
@@ -262,7 +262,7 @@ def test_fio_verifies_under_a_cap_that_bites(run: Processes, tmp_path: Path) -> 
     run.plane(exports=[upstream(tmp_path)])
     link = run.link()
     caps = [{"volume": "vol-1", "ops_per_s": None, "bytes_per_s": None, "cost_per_s": 1500.0}]
-    link.send(Kind.DP_CAPS, gen=3, lease_us=30_000_000, caps=caps)
+    link.send(Kind.DP_CAPS, gen=3, lease_us=600_000_000, caps=caps)
     link.totals()
     told = fio(tmp_path, "vol-1@greedy", 32, "--size=2m")
     ours = link.totals()["vol-1", "greedy"]

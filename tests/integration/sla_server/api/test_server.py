@@ -55,7 +55,7 @@ class Running:
 
     def close(self) -> None:
         self.stop.set()
-        self.thread.join(30)
+        self.thread.join(60)
         for peer in self.peers:
             peer.close()
         self.server.listener.close()
@@ -75,7 +75,7 @@ def running(tmp_path: Path) -> Iterator[Running]:
 def slow_connections(port: int, count: int) -> list[socket.socket]:
     made = []
     for _ in range(count):
-        connection = socket.create_connection(("127.0.0.1", port), timeout=30)
+        connection = socket.create_connection(("127.0.0.1", port), timeout=60)
         connection.sendall(HALF)
         made.append(connection)
     return made

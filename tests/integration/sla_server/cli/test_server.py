@@ -104,7 +104,7 @@ def test_status_says_what_is_in_trouble(server: Server) -> None:
 
 def test_a_process_of_a_former_run_is_not_called_running(server: Server) -> None:
     ended = subprocess.Popen(["true"])
-    ended.wait(30)
+    ended.wait(60)
     stale = [{**row, "pid": ended.pid} if row["name"] == "dbmanager" else row for row in ROWS]
     elsewhere = [{**row, "pid": 1} if row["name"] == "services" else row for row in stale]
     server.answers["/processes"] = {"items": elsewhere}

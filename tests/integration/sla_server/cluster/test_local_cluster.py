@@ -39,7 +39,7 @@ async def _publish(cluster: LocalCluster, subject: str, numbers: range) -> None:
 
 async def _stored(cluster: LocalCluster, name: str) -> list[int]:
     client = await nats.connect(cluster.urls)
-    stream = client.jetstream(timeout=30)
+    stream = client.jetstream(timeout=120)
     try:
         count = (await stream.stream_info(name)).state.messages
         found = [await stream.get_msg(name, seq=seq + 1) for seq in range(count)]
@@ -52,7 +52,7 @@ async def _make(cluster: LocalCluster, name: str, subject: str, copies: int = 3)
     """Make a stream with so many copies; returns the name of its leader."""
     client = await nats.connect(cluster.urls)
     try:
-        info = await client.jetstream(timeout=30).add_stream(
+        info = await client.jetstream(timeout=120).add_stream(
             StreamConfig(name=name, subjects=[subject], num_replicas=copies)
         )
         return str(info.cluster.leader if info.cluster else "")

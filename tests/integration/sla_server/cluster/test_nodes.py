@@ -106,7 +106,7 @@ async def _make_stream(path: Path, name: str) -> None:
     assert config.cluster is not None
     member = membership.load(config.cluster, config.cluster.directory(config.data_dir))
     client = await connect(config.cluster, member, [config.cluster.listen])
-    await client.jetstream(timeout=30).add_stream(
+    await client.jetstream(timeout=120).add_stream(
         StreamConfig(name=name, subjects=[f"{name}.>"], num_replicas=3)
     )
     await client.close()
