@@ -73,11 +73,12 @@ def test_no_process_dies_of_its_log(tmp_path: Path, driver: Driver, server: str,
             def pids() -> dict[str, list[int]]:
                 return {fragment: sorted(stage.pids(fragment)) for fragment in lasting}
 
-            # For a moment, until it is another program, a process that one of them starts has its name.
-            before = stage.wait(
-                lambda: found if [len(each) for each in (found := pids()).values()] == [1, 2, 2] else None,
-                "one server, two agents, two planes",
-            )
+            def just_these() -> dict[str, list[int]] | None:
+                """For a moment, until it is another program, a process that one of them starts has its name."""
+                found = pids()
+                return found if [len(each) for each in found.values()] == [1, 2, 2] else None
+
+            before = stage.wait(just_these, "one server, two agents, two planes")
             # Each of these deaths, and each new client, is worth a line to every process that sees it.
             for fragment in ("gateway_agent.link.main", "sla_server.process services", "-m pmdaemon pair"):
                 killed = stage.kill(fragment)

@@ -89,7 +89,7 @@ def test_limits_hold_over_an_upgrade_while_the_server_is_away(stage: Stage, daem
     stage.wait(lambda: link(stage)["pid"] != former["pid"], "the next link")
 
     def found_again() -> dict[str, Any] | None:
-        """What the next link says as soon as it has the limits: all of one moment, before their lease ends."""
+        """What the next link says as soon as it has the limits: all of one moment of their lease."""
         said = link(stage)
         store = said["qemu"]["qemu:store"]
         return said if store["is_connected"] and store["volumes"][0]["limits"].get("iops") else None

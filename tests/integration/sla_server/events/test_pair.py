@@ -31,8 +31,8 @@ from sla_server.events.pair_store import PartnerNotes
 from sla_server.events.routing import NotificationInForce, RoutingFile, RoutingTable
 from tests.support.cutting_proxy import CuttingProxy
 from tests.support.deliveries import event
-from tests.support.receivers import HttpReceiver, request_of, status
 from tests.support.ports import free_port
+from tests.support.receivers import HttpReceiver, request_of, status
 
 LIMIT_S = 180.0
 SILENCE_S = 3.0
