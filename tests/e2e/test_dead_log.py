@@ -74,7 +74,7 @@ def test_no_process_dies_of_its_log(tmp_path: Path, driver: Driver, server: str,
                 return {fragment: sorted(stage.pids(fragment)) for fragment in lasting}
 
             def just_these() -> dict[str, list[int]] | None:
-                """For a moment, until it is another program, a process that one of them starts has its name."""
+                """Until it is another program, a process that one of them starts has its name."""
                 found = pids()
                 return found if [len(each) for each in found.values()] == [1, 2, 2] else None
 
