@@ -81,7 +81,10 @@ def cli() -> None:
     "--background", is_flag=True, help="Return when all parts are ready; log to DATA_DIR/server.log."
 )
 @click.option(
-    "--limit", "limit_s", default=READY_LIMIT_S, help="With --background: seconds to wait until it is ready."
+    "--limit",
+    "limit_s",
+    default=READY_LIMIT_S,
+    help="With --background: seconds to wait until all are ready.",
 )
 @click.option("--show-config", is_flag=True, help="Print the values in force and exit.")
 @click.option("--check-config", is_flag=True, help="Check the file and exit.")

@@ -285,8 +285,7 @@ def test_a_start_in_the_background_says_whether_it_goes_on(
         return SimpleNamespace(pid=77, poll=lambda: ended)
 
     monkeypatch.setattr("sla_server.cli.server.subprocess.Popen", launched)
-    monkeypatch.setattr("sla_server.cli.server.READY_LIMIT_S", 0.0)
-    result = CliRunner().invoke(cli, ["start", "--config", str(path), "--background"])
+    result = CliRunner().invoke(cli, ["start", "--config", str(path), "--background", "--limit", "0"])
     assert result.exit_code == status, result.output
     assert words in result.stderr
     assert "  dbmanager failed at its last start: the schema is too new\n" in result.stderr
