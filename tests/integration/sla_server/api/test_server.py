@@ -104,7 +104,9 @@ def test_no_line_of_the_log_lets_anyone_in(running: Running, tmp_path: Path) -> 
     headers = {"Authorization": f"Bearer {api.TOKEN}"}
     with capture_logs() as lines:
         running.server.announce(tmp_path)
-        with httpx.Client(base_url="http://localhost", transport=transport, headers=headers) as ours:
+        with httpx.Client(
+            base_url="http://localhost", transport=transport, headers=headers, timeout=60
+        ) as ours:
             code = ours.post("/api/v1/logins").json()["address"].partition("code=")[2]
     assert [line["event"] for line in lines if "code=" in str(line)] == []
     assert "page-ready" in [line["event"] for line in lines]
