@@ -85,7 +85,7 @@ def test_limits_hold_over_an_upgrade_while_the_server_is_away(stage: Stage, daem
     stage.stop("server", server)
 
     command = [sys.executable, "-m", "gateway_agent", "upgrade"]
-    subprocess.run([*command, "--config", str(stage.folder / "gateway-a.toml")], check=True, timeout=120)
+    subprocess.run([*command, "--config", str(stage.folder / "gateway-a.toml")], check=True, timeout=600)
     stage.wait(lambda: link(stage)["pid"] != former["pid"], "the next link")
 
     def found_again() -> dict[str, Any] | None:
