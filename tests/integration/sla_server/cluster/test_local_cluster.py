@@ -63,7 +63,9 @@ async def _make(cluster: LocalCluster, name: str, subject: str, copies: int = 3)
                     raise
                 await asyncio.sleep(0.1)
             else:
-                return str(info.cluster.leader if info.cluster else "")
+                if info.cluster and info.cluster.leader:
+                    return str(info.cluster.leader)
+                assert not deadline.passed, "it has no leader"
     finally:
         await client.close()
 
