@@ -391,8 +391,8 @@ def test_a_flood_of_half_open_handshakes_costs_bounded_memory_and_delays_nobody(
     flood: list[socket.socket] = []
     deadline = Deadline(2 * DEADLINE_S)
     try:
-        # Beyond 1,024: turned away, or the oldest is evicted, if it has had its 2 s already. All come again where
-        # the first have had their 5 s before the last come, as on a machine that stands still.
+        # Beyond 1,024: turned away, or the oldest is evicted, if it has had its 2 s already. All come again
+        # where the first have had their 5 s before the last come, as on a machine that stands still.
         while not any(words in server.new_log() for words in ("turned-away", "evicted")):
             assert not deadline.passed, server.new_log()
             while flood:
