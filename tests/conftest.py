@@ -16,8 +16,12 @@ settings.register_profile("search", deadline=None, suppress_health_check=[Health
 settings.register_profile("shared-machine", settings.get_profile("search"), derandomize=True)
 settings.load_profile("shared-machine")  # the same examples in every run; `make fuzz` searches for others
 
-# Spark on a few rows spends most CPU on compiling its code well, and on collectors for all processors.
-os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+# Spark on a few rows spends most CPU on compiling its code well, on collectors for all processors, and on
+# verifying the classes of its own jars (a quarter of what each of some thirty starts takes).
+os.environ.setdefault(
+    "JAVA_TOOL_OPTIONS",
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
+)
 
 # A shell without job control starts its background jobs with SIGINT ignored; children inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
