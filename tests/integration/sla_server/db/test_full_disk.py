@@ -31,13 +31,7 @@ from tests.support.samples import MINUTE_US, T0, assert_database_holds, cuts_mes
 from tests.support.small_disk import SmallDisk
 
 DISK_BYTES = 48 << 20
-OPTIONS = {
-    "fsync": "off",
-    "shared_buffers": "32MB",
-    "min_wal_size": "2MB",
-    "max_wal_size": "2MB",
-    "wal_recycle": "off",  # each segment needs room: the disk is soon found full
-}
+OPTIONS = {"fsync": "off", "shared_buffers": "32MB", "min_wal_size": "2MB", "max_wal_size": "4MB"}
 MOST_CUTS = 500  # many MB of rows, an eighth of the queue
 
 
