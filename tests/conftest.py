@@ -83,12 +83,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Give each file to one worker, and files of ``ONE_SESSION`` to the same."""
-    if config.getvalue("dist") != "loadfile":
+    if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
+        def _split_scope(self, nodeid: str) -> str:  # each of xdist's own schedulers overrides it, too
             path = super()._split_scope(nodeid)
             return ONE_SESSION.get(path, path)
 
