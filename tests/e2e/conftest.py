@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 from selenium.webdriver import Chrome
 
+from sla_server.db import migrate
+from sla_server.db.config import DatabaseConfig
+from sla_server.db.engine import make_engine
 from tests.support.browser import fresh_page, running
 from tests.support.load import Load
 from tests.support.stage import Agent, Stage
@@ -23,6 +26,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/e2e" in str(item.path):
             item.add_marker("e2e")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _schema_made_once(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Each stage begins with a copy.
+
+    In test_server_command, test_first_steps and test_wheel the server makes it, as a new server does.
+    """
+    config, folder = DatabaseConfig(), tmp_path_factory.mktemp("schema")
+    engine = make_engine(config, folder)
+    migrate.upgrade(engine)
+    engine.dispose()
+    Stage.schema_file = folder / "sla.db"
 
 
 @pytest.fixture(scope="module")

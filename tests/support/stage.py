@@ -18,7 +18,7 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 
@@ -95,6 +95,7 @@ class Stage:
         database_url: empty for SQLite in the folder.
         tls: agents enrol and speak TLS.
         queue_bytes: of the ingest queue.
+        schema_file: an empty database of this release, which the server finds; None: it makes one.
     """
 
     folder: Path
@@ -108,6 +109,7 @@ class Stage:
     extra_toml: str = ""
     agents_port: int = 0
     queue_bytes: int = 32 << 20
+    schema_file: ClassVar[Path | None] = None
     sockets: Path = field(init=False)
     pm_port: int = field(init=False, default=0)
     _processes: list[tuple[str, subprocess.Popen[bytes]]] = field(default_factory=list)
@@ -243,6 +245,10 @@ class Stage:
 
     def spawn_server(self, output: int | None = None) -> subprocess.Popen[bytes]:
         """Start the server; see ``spawn``."""
+        database = self.folder / "data" / "sla.db"
+        if self.schema_file is not None and not self.database_url and not database.exists():
+            database.parent.mkdir(mode=0o700, exist_ok=True)
+            shutil.copy(self.schema_file, database)
         return self.spawn("server", "sla_server", "start", "--config", str(self.config_path), output=output)
 
     def start_agent(self, agent: Agent) -> subprocess.Popen[bytes]:
