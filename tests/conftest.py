@@ -7,6 +7,7 @@ import hashlib
 import os
 import signal
 import socket
+from collections.abc import Generator
 
 import pytest
 import structlog
@@ -53,6 +54,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest files first: workers take files in this order."""
     place = {path: number for number, path in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.nodeid.partition("::")[0], len(LONGEST)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Imports and items only ever grow: to walk through them again and again for garbage finds none."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:

@@ -94,7 +94,8 @@ class Race:
     """Searches with ``action`` before one of their loads, one after the other in one mesh.
 
     To make a mesh and to attach to it costs five times what a search does, so only b, whose search it is,
-    is attached again each time: a look-ahead that has inspected nothing. All slots but the tail are free again after each search.
+    is attached again each time: a look-ahead that has inspected nothing. After each search all slots are free
+    again but the tail.
     """
 
     def __init__(
