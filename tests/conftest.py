@@ -7,6 +7,7 @@ import hashlib
 import os
 import signal
 import socket
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -93,6 +94,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return ONE_SESSION.get(path, path)
 
     return Scheduling(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Imports and items only ever grow: to walk through them again and again for garbage finds none."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:
