@@ -112,7 +112,7 @@ def test_the_only_copy_of_a_stream_is_neither_handed_over_nor_forgotten(cluster:
         async with Admin(other, _member(cluster)) as asker:
             assert await patiently(lambda: asker.only_on(leader)) == ["alone"]
             cluster.kill(index)
-            deadline = Deadline(READY_S)
+            deadline = Deadline(3 * READY_S)
             while True:  # the cluster may have to elect first, and the killed node be missed
                 try:
                     await asker.forget(leader)
