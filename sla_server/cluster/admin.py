@@ -17,10 +17,10 @@ import contextlib
 import json
 import logging
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import nats
 import nats.errors
@@ -36,6 +36,7 @@ from sla_server.cluster.errors import ClusterRefused, ClusterUnreachable
 from sla_server.cluster.membership import Membership
 from sla_server.cluster.server_conf import PRODUCT_USER, SYSTEM_USER
 
+Answer = TypeVar("Answer")
 CONNECT_S: Final = 5.0
 ANSWER_S: Final = 5.0
 """For all answers of nodes that live; those of one that hangs are not waited for longer."""
@@ -263,7 +264,7 @@ class Admin:
         await self._step_down(f"{STREAM_STEPDOWN}.{stream}", PRODUCT_USER, to)
         deadline = Deadline(HAND_OVER_S)
         while True:
-            after = await self._stream(stream)
+            after = await _again(lambda: self._stream(stream), deadline)  # it may have no leader for a moment
             if after.leader and after.leader != before.leader and (not to or after.leader == to):
                 return after
             if deadline.passed:
@@ -281,7 +282,8 @@ class Admin:
         """
         moved: list[str] = []
         deadline = Deadline(HAND_OVER_S)
-        while led := await self._led_by(node):
+        # A stepdown of ours leaves a moment without a leader, in which the nodes do not say who leads what.
+        while led := await _again(lambda: self._led_by(node), deadline):
             if deadline.passed:
                 raise ClusterRefused(
                     f"{node} still leads {', '.join(led[:5])}. Copies elsewhere may be behind, or there is "
@@ -482,10 +484,21 @@ async def check_essentials(config: ClusterConfig, member: Membership) -> list[st
 async def _running(config: ClusterConfig, member: Membership) -> dict[str, NodeRow]:
     """Nodes that the first peer that can be reached knows to run."""
     for peer in config.peers:
-        with contextlib.suppress(ClusterUnreachable):
+        with contextlib.suppress(ClusterUnreachable, ClusterRefused):  # the next one knows as much
             async with Admin(config, member, [peer.listen]) as admin:
                 return {row.name: row for row in await admin.nodes()}
     return {}
+
+
+async def _again(ask: Callable[[], Awaitable[Answer]], deadline: Deadline) -> Answer:
+    """What ``ask`` answers once it is not refused any more; at the deadline its refusal."""
+    while True:
+        try:
+            return await ask()
+        except ClusterRefused:
+            if deadline.passed:
+                raise
+        await asyncio.sleep(0.1)
 
 
 @contextlib.contextmanager

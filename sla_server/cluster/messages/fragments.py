@@ -8,7 +8,7 @@ are there.
 ::
 
     sla.f.IDENTITY.0 ... sla.f.IDENTITY.N-1     fragments of FRAGMENT_BYTES, the last one shorter
-    the destination's subject                   manifest: header Sla-Fragments: N SIZE SHA256, empty payload
+    the destination's subject                   manifest: header Sla-Fragments: N SIZE SHA256 LAST, empty payload
 
 What a crash leaves: fragments without a manifest, or whose manifest was acknowledged. The engine removes each
 ``ORPHANS_S`` after it was stored; so a manifest must be consumed within this time, too.
@@ -34,6 +34,7 @@ from sla_server.cluster.messages.producer import IDENTITY, SEND_LIMIT_S
 
 STREAM: Final = "SLA_FRAGMENTS"
 MANIFEST: Final = "Sla-Fragments"
+_NO_MESSAGE: Final = 10037
 FIRST_IDENTITY: Final = "Sla-Identity"
 """Of a dead message: the one that it was sent with."""
 FRAGMENT_BYTES: Final = 256 << 10
@@ -43,15 +44,20 @@ ORPHANS_S: Final = 86_400.0
 
 
 class Manifest(NamedTuple):
-    """What a message of fragments is made of. Pure."""
+    """What a message of fragments is made of. Pure.
+
+    Attributes:
+        last_sequence: of its fragments in their stream: a primary that has come so far has had all of them.
+    """
 
     fragments: int
     size_bytes: int
     digest: str
+    last_sequence: int = 0
 
     def encode(self) -> str:
         """The header's value."""
-        return f"{self.fragments} {self.size_bytes} {self.digest}"
+        return f"{self.fragments} {self.size_bytes} {self.digest} {self.last_sequence}"
 
     @classmethod
     def parse(cls, identity: str, text: str) -> Manifest:
@@ -61,9 +67,10 @@ class Manifest(NamedTuple):
             FragmentsDamaged: it is none.
         """
         parts = text.split(" ")
-        if len(parts) != 3 or not all(part.isascii() and part.isdigit() for part in parts[:2]):
+        numbers = [*parts[:2], *parts[3:]]  # the last one is not in those of the first release
+        if len(parts) not in (3, 4) or not all(part.isascii() and part.isdigit() for part in numbers):
             raise FragmentsDamaged(identity, f"its manifest {text[:80]!r} is none")
-        return cls(int(parts[0]), int(parts[1]), parts[2])
+        return cls(int(parts[0]), int(parts[1]), parts[2], int(parts[3]) if len(parts) == 4 else 0)
 
 
 class Assembly:
@@ -140,14 +147,14 @@ class FragmentStore:
             OSError: of ``source``.
         """
         self._link.run(self._link.retry(self._make_stream, "the stream of fragments", SEND_LIMIT_S))
-        digest, size_bytes, place = hashlib.sha256(), 0, 0
+        digest, size_bytes, place, last_sequence = hashlib.sha256(), 0, 0, 0
         while group := _read_group(source):
             for fragment in group:
                 digest.update(fragment)
                 size_bytes += len(fragment)
-            self._link.run(self._store_group(identity, place, group))
+            last_sequence = max(last_sequence, self._link.run(self._store_group(identity, place, group)))
             place += len(group)
-        return Manifest(place, size_bytes, digest.hexdigest())
+        return Manifest(place, size_bytes, digest.hexdigest(), last_sequence)
 
     def read(self, received: Received) -> Iterator[bytes]:
         """The fragments of a received message, in order, as they come; the digest is known only at the end.
@@ -160,7 +167,8 @@ class FragmentStore:
         assembly = Assembly(received.identity, manifest)
         for first in range(0, manifest.fragments, FRAGMENTS_AT_ONCE):
             places = range(first, min(first + FRAGMENTS_AT_ONCE, manifest.fragments))
-            for fragment in self._link.run(self._read_group(fragments_identity(received), places)):
+            group = self._read_group(fragments_identity(received), places, manifest.last_sequence)
+            for fragment in self._link.run(group):
                 assembly.add(fragment)
                 yield fragment
         assembly.finish()
@@ -174,15 +182,12 @@ class FragmentStore:
         self._link.run(self._link.retry(attempt, f"removal of fragments of {identity}", SEND_LIMIT_S))
 
     async def _make_stream(self) -> None:
-        try:
-            await self._link.stream.stream_info(STREAM)
-        except nats.js.errors.NotFoundError:
-            await self._link.stream.add_stream(self._config)
+        await self._link.make_stream(self._config)
 
-    async def _store_group(self, identity: str, first: int, group: list[bytes]) -> None:
-        async def store(place: int, fragment: bytes) -> None:
+    async def _store_group(self, identity: str, first: int, group: list[bytes]) -> int:
+        async def store(place: int, fragment: bytes) -> int:
             subject = fragment_subject(identity, place)
-            await self._link.store(
+            return await self._link.store(
                 subject,
                 fragment,
                 {IDENTITY: subject},
@@ -192,22 +197,29 @@ class FragmentStore:
             )
 
         try:
-            await asyncio.gather(*(store(first + number, fragment) for number, fragment in enumerate(group)))
+            return max(
+                await asyncio.gather(*(store(first + at, fragment) for at, fragment in enumerate(group)))
+            )
         except nats.errors.Error as exc:
             if classify(exc) is Trouble.FULL:
                 raise DestinationFull(STREAM, str(exc)) from exc
             raise
 
-    async def _read_group(self, identity: str, places: range) -> list[bytes]:
+    async def _read_group(self, identity: str, places: range, last_sequence: int) -> list[bytes]:
         async def read(place: int) -> bytes:
             async def attempt() -> bytes:
-                message = await self._link.stream.get_last_msg(STREAM, fragment_subject(identity, place))
+                try:
+                    message = await self._link.stream.get_last_msg(STREAM, fragment_subject(identity, place))
+                except nats.js.errors.NotFoundError as exc:
+                    if exc.err_code != _NO_MESSAGE:
+                        raise
+                    reached = (await self._link.stream.stream_info(STREAM)).state.last_seq
+                    if reached < last_sequence:  # after a failover: it has not come so far yet
+                        raise TimeoutError(f"the primary has {reached} of {last_sequence} messages") from exc
+                    raise FragmentsDamaged(identity, f"fragment {place} is not stored (any more)") from exc
                 return message.data or b""
 
-            try:
-                return await self._link.retry(attempt, f"fragment {place} of {identity}", SEND_LIMIT_S)
-            except nats.js.errors.NotFoundError as exc:
-                raise FragmentsDamaged(identity, f"fragment {place} is not stored (any more)") from exc
+            return await self._link.retry(attempt, f"fragment {place} of {identity}", SEND_LIMIT_S)
 
         return list(await asyncio.gather(*(read(place) for place in places)))
 

@@ -29,6 +29,7 @@ from typing import Final
 
 import nats.errors
 import nats.js.errors
+import structlog
 
 from pmdaemon.runtime.clock import Deadline
 from sla_server.cluster.messages.batch import store_batch
@@ -45,6 +46,7 @@ from sla_server.cluster.messages.errors import (
 from sla_server.cluster.messages.identifiers import IdentifierSource
 from sla_server.cluster.messages.link import EngineLink, Trouble, classify, size_bytes
 
+log = structlog.get_logger("messages")
 IDENTITY: Final = "Nats-Msg-Id"
 OWN_HEADERS: Final = "Sla-"
 BATCH: Final = 64
@@ -170,7 +172,9 @@ class Outbox:
         rows = [(self.destination.subject, message.data, message.headers) for message in group]
         try:
             await self._link.retry(lambda: store_batch(self._link, rows), "a batch of messages", limit_s)
-        except (nats.errors.Error, NotConfirmed):
+        except Exception as exc:
+            if not isinstance(exc, nats.errors.Error | NotConfirmed):
+                log.exception("batch-not-stored", destination=self.destination.name)
             return False
         for message in group:
             self._finish(message, None)
@@ -199,8 +203,11 @@ class Outbox:
                 self._finish(message, DestinationFull(self.destination.name, exc.description or "no room"))
             else:
                 self._finish(message, NotConfirmed(what, message.limit_s, exc.description or str(exc)))
-        except nats.errors.Error as exc:
-            self._finish(message, NotConfirmed(what, message.limit_s, str(exc)))
+        except Exception as exc:
+            # Whatever it is: with its task, the outbox would end for good, and every send would hang.
+            if not isinstance(exc, nats.errors.Error):
+                log.exception("message-not-stored", message=what)
+            self._finish(message, NotConfirmed(what, message.limit_s, str(exc) or type(exc).__name__))
 
     def _finish(self, message: Outgoing, problem: MessagesError | None) -> None:
         with self._windows.room:
