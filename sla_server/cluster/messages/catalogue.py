@@ -79,6 +79,7 @@ class Destination:
         names.check_name(self.name, reserved=reserved)
         if self.domain:
             names.check_name(self.domain, "domain")
+        names.check_domain(self.domain or self.name, "domain" if self.domain else "destination")
         if not 1 <= self.replicas <= 5:
             raise BadSettings("replicas", self.replicas, "the engine has 1 to 5 synchronous copies")
         for field, value in (("max_bytes", self.max_bytes), ("max_messages", self.max_messages)):

@@ -47,10 +47,9 @@ from sla_server.cluster.messages.catalogue import Catalogue, Destination, Destin
 from sla_server.cluster.messages.credit import PullLedger
 from sla_server.cluster.messages.errors import BadSettings, MessagesError, SessionClosed
 from sla_server.cluster.messages.link import ANSWER_S, EngineLink
-from sla_server.cluster.messages.producer import IDENTITY
+from sla_server.cluster.messages.producer import EXPIRES, IDENTITY
 
 log = structlog.get_logger("messages")
-EXPIRES: Final = "Sla-Expires-Unix-Us"
 ORIGIN: Final = "Sla-Origin"
 REASON: Final = "Sla-Reason"
 CREDIT: Final = 100
@@ -233,8 +232,10 @@ class DestinationFeed:
             try:
                 for received in list(self._held.values()):
                     await self._link.client.publish(received.reply, b"+WPI")
-            except Exception as exc:  # without a connection: the next round
-                log.debug("held-not-kept", destination=self.destination.name, problem=repr(exc))
+            except (OSError, nats.errors.Error):
+                continue  # without a connection: the next round
+            except Exception:
+                log.exception("held-not-kept", destination=self.destination.name)
 
     async def _pull(self) -> None:
         """Ask and be given, until the engine says that the consumer is gone or has no leader."""

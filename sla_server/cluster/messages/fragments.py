@@ -8,7 +8,7 @@ are there.
 ::
 
     sla.f.IDENTITY.0 ... sla.f.IDENTITY.N-1     fragments of FRAGMENT_BYTES, the last one shorter
-    the destination's subject                   manifest: header Sla-Fragments: N SIZE SHA256 LAST, empty payload
+    the destination's subject                   manifest: header Sla-Fragments: N SIZE SHA256 LAST, no payload
 
 What a crash leaves: fragments without a manifest, or whose manifest was acknowledged. The engine removes each
 ``ORPHANS_S`` after it was stored; so a manifest must be consumed within this time, too.
@@ -26,13 +26,17 @@ from typing import Any, BinaryIO, Final, NamedTuple
 import nats.errors
 import nats.js.api
 import nats.js.errors
+import structlog
 
+from sla_server.cluster.errors import ClusterError
+from sla_server.cluster.messages import names
 from sla_server.cluster.messages.consumer import Received
 from sla_server.cluster.messages.errors import DestinationFull, FragmentsDamaged
 from sla_server.cluster.messages.link import EngineLink, Trouble, classify
 from sla_server.cluster.messages.producer import IDENTITY, SEND_LIMIT_S
 
-STREAM: Final = "SLA_FRAGMENTS"
+log = structlog.get_logger("messages")
+STREAM: Final = names.stream_name(names.FRAGMENTS)
 MANIFEST: Final = "Sla-Fragments"
 _NO_MESSAGE: Final = 10037
 FIRST_IDENTITY: Final = "Sla-Identity"
@@ -41,6 +45,7 @@ FRAGMENT_BYTES: Final = 256 << 10
 FRAGMENTS_AT_ONCE: Final = 16
 """4 MiB of memory on either side."""
 ORPHANS_S: Final = 86_400.0
+DISCARD_S: Final = 5.0  # a failed send says so soon; what is left goes after a day
 
 
 class Manifest(NamedTuple):
@@ -142,10 +147,19 @@ class FragmentStore:
         """Store all of ``source`` under ``identity``; the caller then sends the manifest.
 
         Raises:
-            DestinationFull: there is no room for fragments; those stored are removed after ``ORPHANS_S``.
-            NotConfirmed: perhaps stored; begin again with another identity.
+            DestinationFull: there is no room for fragments.
+            NotConfirmed: perhaps some are stored; begin again with another identity.
             OSError: of ``source``.
+
+        Fragments of a failed call are removed at once where that can be, else after ``ORPHANS_S``.
         """
+        try:
+            return self._store(identity, source)
+        except BaseException:
+            self.discard(identity)
+            raise
+
+    def _store(self, identity: str, source: BinaryIO) -> Manifest:
         self._link.run(self._link.retry(self._make_stream, "the stream of fragments", SEND_LIMIT_S))
         digest, size_bytes, place, last_sequence = hashlib.sha256(), 0, 0, 0
         while group := _read_group(source):
@@ -173,13 +187,20 @@ class FragmentStore:
                 yield fragment
         assembly.finish()
 
-    def remove(self, identity: str) -> None:
+    def remove(self, identity: str, limit_s: float = SEND_LIMIT_S) -> None:
         """Remove a message's fragments at once; else they go after ``ORPHANS_S``."""
 
         async def attempt() -> Any:
             return await self._link.stream.purge_stream(STREAM, subject=f"sla.f.{identity}.*")
 
-        self._link.run(self._link.retry(attempt, f"removal of fragments of {identity}", SEND_LIMIT_S))
+        self._link.run(self._link.retry(attempt, f"removal of fragments of {identity}", limit_s))
+
+    def discard(self, identity: str) -> None:
+        """``remove`` for fragments that no one will read: as well as it can be done in ``DISCARD_S``."""
+        try:
+            self.remove(identity, DISCARD_S)
+        except (ClusterError, OSError) as exc:
+            log.info("fragments-left", identity=identity, until_s=ORPHANS_S, problem=str(exc))
 
     async def _make_stream(self) -> None:
         await self._link.make_stream(self._config)
@@ -196,14 +217,16 @@ class FragmentStore:
                 limit_s=SEND_LIMIT_S,
             )
 
-        try:
-            return max(
-                await asyncio.gather(*(store(first + at, fragment) for at, fragment in enumerate(group)))
-            )
-        except nats.errors.Error as exc:
-            if classify(exc) is Trouble.FULL:
-                raise DestinationFull(STREAM, str(exc)) from exc
-            raise
+        # All of them have ended before one's error goes up: what it leads to is the removal of them all.
+        results = await asyncio.gather(
+            *(store(first + at, fragment) for at, fragment in enumerate(group)), return_exceptions=True
+        )
+        for problem in results:
+            if isinstance(problem, nats.errors.Error) and classify(problem) is Trouble.FULL:
+                raise DestinationFull(STREAM, str(problem)) from problem
+            if isinstance(problem, BaseException):
+                raise problem
+        return max(result for result in results if isinstance(result, int))
 
     async def _read_group(self, identity: str, places: range, last_sequence: int) -> list[bytes]:
         async def read(place: int) -> bytes:

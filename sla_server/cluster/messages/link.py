@@ -241,7 +241,7 @@ class EngineLink:
         return await self.retry(attempt, what, limit_s)
 
     async def make_stream(self, config: nats.js.api.StreamConfig) -> nats.js.api.StreamInfo:
-        """The JetStream stream of this name, made if there is none; for ``retry``. Its settings may differ."""
+        """The JetStream stream of this name, made if there is none; for ``retry``. Settings may differ."""
         try:
             return await self.stream.stream_info(str(config.name))
         except nats.js.errors.NotFoundError:

@@ -12,6 +12,7 @@ import pytest
 
 from sla_server.cluster.messages.catalogue import Catalogue, Destination, DestinationKind, stream_config
 from sla_server.cluster.messages.errors import BadName, BadSettings
+from sla_server.cluster.messages.fragments import STREAM
 from sla_server.cluster.messages.link import EngineLink
 
 
@@ -53,6 +54,12 @@ def test_reserved_names_are_refused() -> None:
         Destination("_mine").check()
     with pytest.raises(BadName, match="domain"):
         Destination("a", domain="_mine").check()
+    assert Destination("FRAGMENTS").stream == STREAM
+    with pytest.raises(BadName, match="destination 'FRAGMENTS': the message system has a stream"):
+        Destination("FRAGMENTS").check()
+    with pytest.raises(BadName, match="domain 'FRAGMENTS'"):
+        Destination("a", domain="FRAGMENTS").check()
+    Destination("FRAGMENTS", domain="a").check()
 
 
 class FakeBucket:

@@ -13,7 +13,6 @@ from nats.js.api import ConsumerConfig
 from pmdaemon.runtime.backoff import Backoff
 from sla_server.cluster.messages.catalogue import Catalogue, Destination, DestinationKind
 from sla_server.cluster.messages.consumer import (
-    EXPIRES,
     Consumer,
     DestinationFeed,
     Received,
@@ -26,6 +25,7 @@ from sla_server.cluster.messages.consumer import (
 from sla_server.cluster.messages.errors import DestinationFull, NotConfirmed
 from sla_server.cluster.messages.link import EngineLink
 from sla_server.cluster.messages.names import Selector
+from sla_server.cluster.messages.producer import EXPIRES
 
 
 def test_cause_of_death() -> None:
@@ -144,7 +144,7 @@ def test_the_time_of_others_is_not_shortened() -> None:
 
 
 def test_no_consumer_is_overwritten_by_one_that_did_not_find_it() -> None:
-    """The node that says so may be behind; then the engine refuses to make it again, and it is asked again."""
+    """The node that says so may be behind; then the engine refuses to make it, and it is asked again."""
     link = FakeLink()
 
     async def run() -> None:

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sla_server.cluster.messages.consumer import Received
-from sla_server.cluster.messages.errors import FragmentsDamaged
+from sla_server.cluster.messages.errors import DestinationFull, FragmentsDamaged
 from sla_server.cluster.messages.fragments import (
+    FRAGMENT_BYTES,
     Assembly,
     FragmentStore,
     Manifest,
@@ -74,6 +75,7 @@ class FakeLink:
         self.fragments: dict[str, bytes] = {}
         self.reached: list[int] = []
         self.reads = 0
+        self.room = 100
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run(work)
@@ -89,6 +91,8 @@ class FakeLink:
         pass
 
     async def store(self, subject: str, data: bytes, *_more: object, **_options: object) -> int:
+        if len(self.fragments) >= self.room:
+            raise nats.js.errors.APIError(code=503, err_code=10077, description="maximum bytes exceeded")
         self.fragments[subject] = data
         return len(self.fragments)
 
@@ -97,6 +101,10 @@ class FakeLink:
         if self.reached or subject not in self.fragments:
             raise nats.js.errors.NotFoundError(code=404, err_code=10037, description="no message found")
         return SimpleNamespace(data=self.fragments[subject])
+
+    async def purge_stream(self, _stream: str, subject: str) -> None:
+        prefix = subject.removesuffix("*")
+        self.fragments = {key: data for key, data in self.fragments.items() if not key.startswith(prefix)}
 
     async def stream_info(self, _stream: str) -> SimpleNamespace:
         last_seq = self.reached.pop() if self.reached else len(self.fragments)
@@ -114,3 +122,13 @@ def test_a_fragment_that_a_new_primary_does_not_know_yet_is_not_lost() -> None:
     link.fragments = {"another": b""}
     with pytest.raises(FragmentsDamaged, match="fragment 0 is not stored"):
         list(store.read(received))
+
+
+def test_a_failed_send_leaves_no_fragments() -> None:
+    link = FakeLink()
+    store = FragmentStore(cast(EngineLink, link), 3, 1 << 20)
+    store.store("one", io.BytesIO(b"film"))
+    link.room = 4
+    with pytest.raises(DestinationFull):
+        store.store("two", io.BytesIO(bytes(6 * FRAGMENT_BYTES)))
+    assert list(link.fragments) == ["sla.f.one.0"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,10 +15,18 @@ import pytest
 from pmdaemon.runtime.clock import Deadline
 from sla_server.cluster.messages.batch import is_repeated, store_batch
 from sla_server.cluster.messages.catalogue import Catalogue, Destination
+from sla_server.cluster.messages.consumer import cause_of_death
 from sla_server.cluster.messages.errors import BadSettings
 from sla_server.cluster.messages.identifiers import IdentifierSource
 from sla_server.cluster.messages.link import EngineLink, Trouble, classify
-from sla_server.cluster.messages.producer import Outbox, Outgoing, Producer, SendWindows, checked_headers
+from sla_server.cluster.messages.producer import (
+    Outbox,
+    Outgoing,
+    Producer,
+    SendWindows,
+    checked_headers,
+    expiry,
+)
 
 
 def test_headers() -> None:
@@ -33,6 +42,17 @@ def test_headers() -> None:
     ):
         with pytest.raises(BadSettings, match="headers"):
             checked_headers(bad)
+
+
+def test_expiry() -> None:
+    assert expiry(None) == {}
+    header = expiry(60.0)
+    now_us = time.time_ns() // 1000
+    assert cause_of_death(header, 1, 1, now_us) == ""
+    assert cause_of_death(header, 1, 1, now_us + 60_000_001) == "expired"
+    for bad in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(BadSettings, match="expires_s"):
+            expiry(bad)
 
 
 def test_errors_of_the_engine() -> None:
