@@ -175,7 +175,7 @@ class EngineLink:
             nats.js.errors.APIError: the engine refuses it (``classify``: full or final).
             ClusterError: of ``attempt`` itself.
         """
-        deadline, backoff = Deadline(limit_s), Backoff(0.02, 0.5)
+        deadline, backoff, is_said = Deadline(limit_s), Backoff(0.02, 0.5), False
         while True:
             try:
                 return await asyncio.wait_for(attempt(), max(0.01, min(ANSWER_S * 2, deadline.left_s())))
@@ -184,7 +184,8 @@ class EngineLink:
             except Exception as exc:
                 if classify(exc) is not Trouble.TRANSIENT:
                     raise
-                if not isinstance(exc, OSError | nats.errors.Error):
+                if not isinstance(exc, OSError | nats.errors.Error) and not is_said:
+                    is_said = True  # once: the next try may be half a second away
                     log.warning("cluster-library-failed", asked=what, problem=repr(exc))
                 if deadline.passed:
                     raise NotConfirmed(what, limit_s, str(exc) or type(exc).__name__) from exc

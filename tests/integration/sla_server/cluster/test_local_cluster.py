@@ -14,7 +14,7 @@ from sla_server.cluster import admin
 from sla_server.cluster.admin import Admin
 from sla_server.cluster.errors import ClusterRefused
 from sla_server.cluster.membership import Membership
-from tests.support.cluster import READY_S, LocalCluster
+from tests.support.cluster import READY_S, LocalCluster, make_stream
 
 
 async def _publish(cluster: LocalCluster, subject: str, numbers: range) -> None:
@@ -52,9 +52,8 @@ async def _make(cluster: LocalCluster, name: str, subject: str, copies: int = 3)
     """Make a stream with so many copies; returns the name of its leader."""
     client = await nats.connect(cluster.urls)
     try:
-        info = await client.jetstream(timeout=30).add_stream(
-            StreamConfig(name=name, subjects=[subject], num_replicas=copies)
-        )
+        config = StreamConfig(name=name, subjects=[subject], num_replicas=copies)
+        info = await make_stream(client.jetstream(timeout=30), config)
         return str(info.cluster.leader if info.cluster else "")
     finally:
         await client.close()

@@ -18,7 +18,7 @@ from pmdaemon.runtime.clock import Deadline
 from sla_server import config as configuration
 from sla_server.cli.main import cli
 from sla_server.cluster import membership
-from tests.support.cluster import READY_S, configurations
+from tests.support.cluster import READY_S, configurations, make_stream
 
 
 def _sla(path: Path, *words: str) -> Result:
@@ -106,9 +106,8 @@ async def _make_stream(path: Path, name: str) -> None:
     assert config.cluster is not None
     member = membership.load(config.cluster, config.cluster.directory(config.data_dir))
     client = await connect(config.cluster, member, [config.cluster.listen])
-    await client.jetstream(timeout=30).add_stream(
-        StreamConfig(name=name, subjects=[f"{name}.>"], num_replicas=3)
-    )
+    made = StreamConfig(name=name, subjects=[f"{name}.>"], num_replicas=3)
+    await make_stream(client.jetstream(timeout=30), made)
     await client.close()
 
 

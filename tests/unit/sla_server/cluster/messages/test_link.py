@@ -119,7 +119,7 @@ def test_errors_from_the_inside_of_the_library_pass(link: EngineLink) -> None:
     """One is seen when a connection breaks in the middle of a call; and those of buckets lack their codes."""
     problems: list[Exception] = [
         AttributeError("'NoneType' object has no attribute 'write'"),
-        nats.js.errors.KeyNotFoundError(),  # type: ignore[no-untyped-call]
+        nats.js.errors.KeyNotFoundError(),
         nats.js.errors.NotFoundError(code=404, err_code=10059, description="stream not found"),
     ]
 

@@ -67,7 +67,7 @@ def test_errors_of_the_engine() -> None:
     assert classify(refused(404, 10059, "stream not found")) is Trouble.TRANSIENT
     assert classify(refused(404, 10014, "consumer not found")) is Trouble.TRANSIENT
     assert classify(refused(400, 10058, "stream name already in use")) is Trouble.TRANSIENT
-    assert classify(nats.js.errors.KeyNotFoundError()) is Trouble.TRANSIENT  # type: ignore[no-untyped-call]
+    assert classify(nats.js.errors.KeyNotFoundError()) is Trouble.TRANSIENT
     assert classify(refused(404, 10037, "no message found")) is Trouble.FINAL
     assert classify(refused(400, 10065, "subjects overlap")) is Trouble.FINAL
     assert classify(nats.errors.NoRespondersError()) is Trouble.TRANSIENT
