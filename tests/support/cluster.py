@@ -17,9 +17,7 @@ from typing import Final
 
 import nats
 import nats.errors
-import nats.js
 import nats.js.errors
-from nats.js.api import StreamConfig, StreamInfo
 
 from pmdaemon.runtime.children import stop_together
 from pmdaemon.runtime.clock import Deadline, SystemClock
@@ -161,18 +159,6 @@ class LocalCluster:
                 self.kill(index)
         self._pipe.close()
         shutil.rmtree(self.directory, ignore_errors=True)
-
-
-async def make_stream(manager: nats.js.JetStreamContext, config: StreamConfig) -> StreamInfo:
-    """Make a stream, once enough nodes are known to run: one that was just started may not be yet."""
-    deadline = Deadline(READY_S)
-    while True:
-        try:
-            return await manager.add_stream(config)
-        except nats.errors.Error:
-            if deadline.passed:
-                raise
-        await asyncio.sleep(0.05)
 
 
 def configurations(directory: Path, size: int = 3, *, tls: bool = False) -> list[Path]:
