@@ -27,7 +27,7 @@ from sla_server.cluster import essentials, membership
 from sla_server.cluster.config import ClusterConfig
 
 if TYPE_CHECKING:  # nats and asyncio's client, for the commands that ask nodes
-    from sla_server.cluster.admin import Admin, ClusterState
+    from sla_server.cluster.admin import Admin, ClusterState, NodeRow
 
 Answer = TypeVar("Answer")
 NODES: Final = (
@@ -242,7 +242,7 @@ def _as_json(state: ClusterState) -> dict[str, Any]:
 
 def _print(state: ClusterState) -> None:
     rows: list[dict[str, Any]] = [
-        {**asdict(node), "digest": node.digest, "state": "leads" if node.name == state.leader else "runs"}
+        {**asdict(node), "digest": node.digest, "state": _state_of(node, state.leader)}
         for node in state.nodes
     ]
     rows += [
@@ -264,9 +264,20 @@ def _print(state: ClusterState) -> None:
         click.echo(f"in trouble: {text}")
 
 
+def _state_of(node: NodeRow, leader: str) -> str:
+    if not node.is_storing:
+        return "stores nothing"
+    return "leads" if node.name == leader else "runs"
+
+
 def troubles(state: ClusterState) -> list[str]:
     """What is wrong, a line each."""
     lines = [f"{name} does not run" for name in state.missing]
+    lines += [
+        f"{name} stores nothing: its engine has turned storage off, as it does when its disk is full. Make "
+        "room there, then restart the node"
+        for name in state.not_storing
+    ]
     if not state.leader:
         lines.append("no node leads the cluster: a majority of its nodes is missing")
     if state.trouble:

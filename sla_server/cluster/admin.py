@@ -17,10 +17,10 @@ import contextlib
 import json
 import logging
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import nats
 import nats.errors
@@ -36,6 +36,7 @@ from sla_server.cluster.errors import ClusterRefused, ClusterUnreachable
 from sla_server.cluster.membership import Membership
 from sla_server.cluster.server_conf import PRODUCT_USER, SYSTEM_USER
 
+Answer = TypeVar("Answer")
 CONNECT_S: Final = 5.0
 ANSWER_S: Final = 5.0
 """For all answers of nodes that live; those of one that hangs are not waited for longer."""
@@ -68,6 +69,7 @@ class NodeRow:
             without peers leads itself.
         members: nodes that the leader knows, with those that do not run; only the leader has them.
         stored_bytes: by the streams of this node.
+        is_storing: False when its engine has turned storage off: its disk is full, or fails.
     """
 
     name: str
@@ -80,6 +82,7 @@ class NodeRow:
     stored_bytes: int
     memory_bytes: int
     parameters: dict[str, str]
+    is_storing: bool = True
 
     @property
     def digest(self) -> str:
@@ -130,9 +133,14 @@ class ClusterState:
     @property
     def is_well(self) -> bool:
         """Every member answers, there is a leader, all copies have everything, parameters are the same."""
-        return not (self.trouble or self.missing or not self.leader or self.mixed) and all(
-            stream.leader and not stream.behind for stream in self.streams
-        )
+        if self.trouble or self.missing or self.not_storing or self.mixed or not self.leader:
+            return False
+        return all(stream.leader and not stream.behind for stream in self.streams)
+
+    @property
+    def not_storing(self) -> tuple[str, ...]:
+        """Nodes that run and have turned their storage off."""
+        return tuple(node.name for node in self.nodes if not node.is_storing)
 
     @property
     def mixed(self) -> bool:
@@ -183,8 +191,8 @@ class Admin:
         except ClusterRefused as exc:
             return ClusterState(nodes, (), str(exc))
 
-    async def nodes(self) -> tuple[NodeRow, ...]:
-        """All nodes that answer, by name.
+    async def nodes(self, limit_s: float = ANSWER_S) -> tuple[NodeRow, ...]:
+        """All nodes that answer within ``limit_s``, by name.
 
         Raises:
             ClusterUnreachable: no node answers.
@@ -194,7 +202,7 @@ class Admin:
             inbox = await client.subscribe(client.new_inbox())
             await client.publish(PING, b"", reply=inbox.subject)
             rows: dict[str, NodeRow] = {}
-            deadline = Deadline(ANSWER_S)
+            deadline = Deadline(limit_s)
             while len(rows) < max((row.expected for row in rows.values()), default=1):
                 try:
                     answer = await inbox.next_msg(timeout=max(0.001, deadline.left_s()))
@@ -263,7 +271,7 @@ class Admin:
         await self._step_down(f"{STREAM_STEPDOWN}.{stream}", PRODUCT_USER, to)
         deadline = Deadline(HAND_OVER_S)
         while True:
-            after = await self._stream(stream)
+            after = await _again(lambda: self._stream(stream), deadline)  # it may have no leader for a moment
             if after.leader and after.leader != before.leader and (not to or after.leader == to):
                 return after
             if deadline.passed:
@@ -281,7 +289,8 @@ class Admin:
         """
         moved: list[str] = []
         deadline = Deadline(HAND_OVER_S)
-        while led := await self._led_by(node):
+        # A stepdown of ours leaves a moment without a leader, in which the nodes do not say who leads what.
+        while led := await _again(lambda: self._led_by(node), deadline):
             if deadline.passed:
                 raise ClusterRefused(
                     f"{node} still leads {', '.join(led[:5])}. Copies elsewhere may be behind, or there is "
@@ -419,6 +428,8 @@ def _is_no_eof_warning(record: logging.LogRecord) -> bool:
 def node_row(answer: dict[str, Any]) -> NodeRow:
     """From an answer to ``PING``."""
     server, figures = answer["server"], answer.get("statsz", {})
+    # What the engine says of itself, ``server.jetstream``, stays true when it has turned that off.
+    is_storing = figures.get("jetstream") is not None
     streams = figures.get("jetstream") or {}
     meta, stored = streams.get("meta") or {}, streams.get("stats") or {}
     tags = [str(tag) for tag in server.get("tags") or ()]
@@ -431,11 +442,12 @@ def node_row(answer: dict[str, Any]) -> NodeRow:
         version=str(server.get("ver", "?")),
         connections=int(figures.get("connections", 0)),
         expected=int(figures.get("active_servers", 1)),
-        leader=str(meta.get("leader", "")) if "meta" in streams else str(server["name"]),
+        leader=str(meta.get("leader", "")) if "meta" in streams or not is_storing else str(server["name"]),
         members=tuple(members),
         stored_bytes=int(stored.get("storage", 0)),
         memory_bytes=int(figures.get("mem", 0)),
         parameters=essentials.of_tags(tags),
+        is_storing=is_storing,
     )
 
 
@@ -482,10 +494,21 @@ async def check_essentials(config: ClusterConfig, member: Membership) -> list[st
 async def _running(config: ClusterConfig, member: Membership) -> dict[str, NodeRow]:
     """Nodes that the first peer that can be reached knows to run."""
     for peer in config.peers:
-        with contextlib.suppress(ClusterUnreachable):
+        with contextlib.suppress(ClusterUnreachable, ClusterRefused):  # the next one knows as much
             async with Admin(config, member, [peer.listen]) as admin:
                 return {row.name: row for row in await admin.nodes()}
     return {}
+
+
+async def _again(ask: Callable[[], Awaitable[Answer]], deadline: Deadline) -> Answer:
+    """What ``ask`` answers once it is not refused any more; at the deadline its refusal."""
+    while True:
+        try:
+            return await ask()
+        except ClusterRefused:
+            if deadline.passed:
+                raise
+        await asyncio.sleep(0.1)
 
 
 @contextlib.contextmanager

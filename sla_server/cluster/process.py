@@ -1,8 +1,9 @@
 """The process ``cluster``: one node, from its checks to its orderly stop.
 
 Order of a start: credentials; the engine, found and probed; essential parameters compared with those of the
-nodes that run; then the engine is started and kept running. A node that differs from the others is refused
-before its engine knows of them. At the end the engine stops in order.
+nodes that run; then the engine is started, kept running, and watched (``watch``). A node that differs from
+the others is refused before its engine knows of them; of nodes that start together, one that differs ends
+soon after. At the end the engine stops in order.
 
 The engine's own lines go to this process's standard error. Thread: the main one.
 """
@@ -11,20 +12,23 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import structlog
 
 from pmdaemon.reserve import event_row, initialized, raise_event
 from pmdaemon.runtime.children import describe_status, stop_together, wait_for_any
-from pmdaemon.runtime.clock import Clock, server_clock
+from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.stop import ParentPipe, Stop
 from pmdaemon.runtime.watchdog import beat
 from sla_server import directories
 from sla_server.cluster import admin, engine, essentials, membership
 from sla_server.cluster.config import ClusterConfig
 from sla_server.cluster.node import Node
+from sla_server.cluster.watch import WATCH_S, NodeWatch
 from sla_server.config import ResolvedConfig
 
 log = structlog.get_logger("cluster")
@@ -59,20 +63,29 @@ class NodeProcess:
         beat(START_LIMIT_S)
         lock = directories.lock_data_dir(self._directory)
         try:
-            node = self._prepared()
+            node, watch = self._prepared()
             initialized()
             node.start()
-            while not wait_for_any(self._stop, [node.child], STEP_S):
-                beat()
-                self._keep_running(node)
-            log.info("cluster-stopping", reason=self._stop.reason)
-            stop_together([node.child], self._clock)
+            try:
+                self._run(node, watch)
+            finally:
+                log.info("cluster-stopping", reason=self._stop.reason)
+                stop_together([node.child], self._clock)
             return 0
         finally:
             self._pipe.close()
             os.close(lock)
 
-    def _prepared(self) -> Node:
+    def _run(self, node: Node, watch: NodeWatch) -> None:
+        next_watch = Deadline(WATCH_S)
+        while not wait_for_any(self._stop, [node.child], STEP_S):
+            beat()
+            self._keep_running(node)
+            if next_watch.passed:
+                next_watch = Deadline(WATCH_S)
+                watch.check()
+
+    def _prepared(self) -> tuple[Node, NodeWatch]:
         config = self._config
         member = membership.load(config, self._directory)
         found = engine.choose(config.engine, config.sync)
@@ -80,11 +93,12 @@ class NodeProcess:
         if found.reduced:
             log.warning("cluster-engine-reduced", version=found.text, problem=found.reduced)
             text = f"nats-server {found.text} of node {config.node}: {found.reduced}"
-            self._raise("cluster-engine-reduced", text, {"version": found.text})
+            self._raise("cluster-engine-reduced", "warning", text, {"version": found.text})
         compared = asyncio.run(admin.check_essentials(config, member))
         digest = essentials.digest(essentials.of(config))
         log.info("cluster-essentials", digest=digest, compared_with=compared)
-        return Node(config, self._directory, found, member.secrets, self._pipe, self._clock, tls=member.tls)
+        node = Node(config, self._directory, found, member.secrets, self._pipe, self._clock, tls=member.tls)
+        return node, NodeWatch(config, member, self._raise)
 
     def _keep_running(self, node: Node) -> None:
         child = node.child
@@ -93,10 +107,12 @@ class NodeProcess:
                 reason = describe_status(status)
                 child.died(reason, status)
                 text = f"the engine of node {node.config.node} has ended ({reason}) and is started again"
-                self._raise("cluster-engine-died", text, {"restarts": child.restarts})
+                self._raise("cluster-engine-died", "warning", text, {"restarts": child.restarts})
         elif child.is_due:
             node.start()
 
-    def _raise(self, kind: str, text: str, details: dict[str, str | int]) -> None:
+    def _raise(
+        self, kind: str, severity: str, text: str, details: Mapping[str, str | int] = MappingProxyType({})
+    ) -> None:
         at_us = self._clock.unix_us()
-        raise_event(event_row(kind, "warning", "cluster", self._config.node, text, at_us, details))
+        raise_event(event_row(kind, severity, "cluster", self._config.node, text, at_us, dict(details)))

@@ -339,6 +339,11 @@ CLUSTER: Final = {
         "The engine cannot write each message to disk before it acknowledges it.",
         "Install nats-server 2.12 or newer; docs/operations/cluster.md.",
     ),
+    "cluster-store-off": EventKind(
+        "critical",
+        "The engine of this node has turned its storage off: its disk is full, or fails.",
+        "Make room on the disk, then restart the node; `sla cluster status`.",
+    ),
 }
 RELAY: Final = {
     "relay-started": EventKind("info", "A relay was started.", ends="relay-documents"),

@@ -32,6 +32,7 @@ from sla_server.cluster.messages.link import ANSWER_S, EngineLink
 
 log = structlog.get_logger("messages")
 BUCKET: Final = "SLA_DESTINATIONS"
+_KEYS: Final = f"$KV.{BUCKET}."
 ANNOUNCEMENTS: Final = "sla.announce"
 REFRESH_S: Final = 5.0
 DUPLICATES_S: Final = 600.0
@@ -78,6 +79,7 @@ class Destination:
         names.check_name(self.name, reserved=reserved)
         if self.domain:
             names.check_name(self.domain, "domain")
+        names.check_domain(self.domain or self.name, "domain" if self.domain else "destination")
         if not 1 <= self.replicas <= 5:
             raise BadSettings("replicas", self.replicas, "the engine has 1 to 5 synchronous copies")
         for field, value in (("max_bytes", self.max_bytes), ("max_messages", self.max_messages)):
@@ -124,6 +126,7 @@ class Catalogue:
         self._link = link
         self._replicas = replicas
         self._found: dict[str, Destination] = {}
+        self._unreadable: set[str] = set()
         self._listeners: list[Callable[[Destination], None]] = []
         self._refreshed = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -135,16 +138,13 @@ class Catalogue:
         version = self._link.client.connected_server_version
         self.has_batches = (version.major, version.minor) >= _ATOMIC_SINCE
 
-        async def make_bucket() -> None:
-            await self._link.stream.create_key_value(
-                nats.js.api.KeyValueConfig(bucket=BUCKET, history=1, replicas=self._replicas)
-            )
-
         async def find_bucket() -> None:
             try:
                 await self._link.stream.key_value(BUCKET)
             except nats.js.errors.NotFoundError:
-                await make_bucket()
+                await self._link.stream.create_key_value(
+                    nats.js.api.KeyValueConfig(bucket=BUCKET, history=1, replicas=self._replicas)
+                )
 
         await self._link.retry(find_bucket, "the catalogue", _CREATE_S)
 
@@ -194,31 +194,39 @@ class Catalogue:
         return there
 
     async def refresh(self) -> None:
-        """Read what is new."""
+        """Read what is new.
+
+        Which keys there are is asked of the bucket's leader, as the documents are. A consumer, with which the
+        library lists them, may run at a copy that is behind, and so not find what was just created.
+        """
         async with self._refreshed:
             bucket = await self._link.stream.key_value(BUCKET)
-            try:
-                keys = await bucket.keys()
-            except nats.js.errors.NoKeysError:
-                return
-            for key in keys:
-                if key not in self._found:
-                    entry = await bucket.get(key)
-                    self._add(Destination.parse(entry.value or b""))
+            info = await self._link.stream.stream_info(f"KV_{BUCKET}", subjects_filter=f"{_KEYS}>")
+            for key in (subject.removeprefix(_KEYS) for subject in info.state.subjects or {}):
+                if key in self._found or key in self._unreadable:
+                    continue
+                entry = await bucket.get(key)
+                try:
+                    found = Destination.parse(entry.value or b"")
+                except (ValueError, KeyError, TypeError, AttributeError) as exc:  # of a later release
+                    self._unreadable.add(key)
+                    log.warning("destination-not-readable", destination=key, problem=repr(exc))
+                else:
+                    self._add(found)
 
     def _add(self, destination: Destination) -> None:
         if destination.name in self._found:
             return
         self._found[destination.name] = destination
         for listener in list(self._listeners):
-            listener(destination)
+            try:
+                listener(destination)
+            except Exception:  # it keeps no other from the destination
+                log.exception("destination-not-taken-in", destination=destination.name)
 
     async def _make_stream(self, wanted: Destination) -> None:
         config = stream_config(wanted, has_batches=self.has_batches)
-        try:
-            there = (await self._link.stream.stream_info(wanted.stream)).config
-        except nats.js.errors.NotFoundError:
-            there = (await self._link.stream.add_stream(config)).config
+        there = (await self._link.make_stream(config)).config
         fields = ("retention", "max_bytes", "max_msgs", "num_replicas")
         pairs: dict[str, tuple[Any, Any]] = {
             field: (getattr(config, field), getattr(there, field)) for field in fields
@@ -244,6 +252,8 @@ class Catalogue:
                 await asyncio.wait_for(self.refresh(), 2 * ANSWER_S)
             except (TimeoutError, OSError, nats.errors.Error) as exc:
                 log.debug("catalogue-not-read", problem=str(exc))  # the next round reads it
+            except Exception:  # without this task no destination of later would be found
+                log.exception("catalogue-not-read")
 
 
 def stream_config(destination: Destination, *, has_batches: bool) -> nats.js.api.StreamConfig:

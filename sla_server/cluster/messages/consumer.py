@@ -47,10 +47,9 @@ from sla_server.cluster.messages.catalogue import Catalogue, Destination, Destin
 from sla_server.cluster.messages.credit import PullLedger
 from sla_server.cluster.messages.errors import BadSettings, MessagesError, SessionClosed
 from sla_server.cluster.messages.link import ANSWER_S, EngineLink
-from sla_server.cluster.messages.producer import IDENTITY
+from sla_server.cluster.messages.producer import EXPIRES, IDENTITY
 
 log = structlog.get_logger("messages")
-EXPIRES: Final = "Sla-Expires-Unix-Us"
 ORIGIN: Final = "Sla-Origin"
 REASON: Final = "Sla-Reason"
 CREDIT: Final = 100
@@ -218,6 +217,8 @@ class DestinationFeed:
                 except (MessagesError, OSError, nats.errors.Error) as exc:
                     name = self.destination.name
                     log.warning("consumer-interrupted", destination=name, problem=str(exc))
+                except Exception:
+                    log.exception("consumer-interrupted", destination=self.destination.name)
                 self._ledger.end(self._ledger.last_request)
                 await asyncio.sleep(self._pause.failed())
         finally:
@@ -228,9 +229,13 @@ class DestinationFeed:
         """Keep the engine from handing out again what is held here."""
         while True:
             await asyncio.sleep(self._consumer.ack_wait_s / 3)
-            with contextlib.suppress(OSError, nats.errors.Error):  # without a connection: the next round
+            try:
                 for received in list(self._held.values()):
                     await self._link.client.publish(received.reply, b"+WPI")
+            except (OSError, nats.errors.Error):
+                continue  # without a connection: the next round
+            except Exception:
+                log.exception("held-not-kept", destination=self.destination.name)
 
     async def _pull(self) -> None:
         """Ask and be given, until the engine says that the consumer is gone or has no leader."""
@@ -279,21 +284,23 @@ class DestinationFeed:
 
     async def _make_consumer(self) -> None:
         is_queue = self.destination.kind is DestinationKind.QUEUE
-        ack_wait_s = self._consumer.ack_wait_s
+        ack_wait_s, action = self._consumer.ack_wait_s, "create"
         with contextlib.suppress(nats.js.errors.NotFoundError):
             # Others share it, and keep what they hold as often as their own time asks for: never shorten it.
             there = await self._link.stream.consumer_info(self.destination.stream, self._engine_name)
-            ack_wait_s = max(ack_wait_s, there.config.ack_wait or 0.0)
-        await self._link.stream.add_consumer(
-            self.destination.stream,
-            nats.js.api.ConsumerConfig(
-                durable_name=self._engine_name,
-                filter_subject=self.destination.subject,
-                ack_policy=nats.js.api.AckPolicy.EXPLICIT,
-                ack_wait=ack_wait_s,
-                max_ack_pending=_SHARED_PENDING if is_queue else 2 * self._consumer.credit,
-                max_deliver=-1,
-            ),
+            ack_wait_s, action = max(ack_wait_s, there.config.ack_wait or 0.0), "update"
+        config = nats.js.api.ConsumerConfig(
+            durable_name=self._engine_name,
+            filter_subject=self.destination.subject,
+            ack_policy=nats.js.api.AckPolicy.EXPLICIT,
+            ack_wait=ack_wait_s,
+            max_ack_pending=_SHARED_PENDING if is_queue else 2 * self._consumer.credit,
+            max_deliver=-1,
+        )
+        # Not the library's way, which overwrites: "not found" may come from a node that is behind.
+        await self._link.ask(
+            f"CONSUMER.DURABLE.CREATE.{self.destination.stream}.{self._engine_name}",
+            {"stream_name": self.destination.stream, "config": config.as_dict(), "action": action},
         )
         if not self._is_ready:
             self._is_ready = True

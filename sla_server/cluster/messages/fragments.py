@@ -8,7 +8,7 @@ are there.
 ::
 
     sla.f.IDENTITY.0 ... sla.f.IDENTITY.N-1     fragments of FRAGMENT_BYTES, the last one shorter
-    the destination's subject                   manifest: header Sla-Fragments: N SIZE SHA256, empty payload
+    the destination's subject                   manifest: header Sla-Fragments: N SIZE SHA256 LAST, no payload
 
 What a crash leaves: fragments without a manifest, or whose manifest was acknowledged. The engine removes each
 ``ORPHANS_S`` after it was stored; so a manifest must be consumed within this time, too.
@@ -26,32 +26,43 @@ from typing import Any, BinaryIO, Final, NamedTuple
 import nats.errors
 import nats.js.api
 import nats.js.errors
+import structlog
 
+from sla_server.cluster.errors import ClusterError
+from sla_server.cluster.messages import names
 from sla_server.cluster.messages.consumer import Received
 from sla_server.cluster.messages.errors import DestinationFull, FragmentsDamaged
 from sla_server.cluster.messages.link import EngineLink, Trouble, classify
 from sla_server.cluster.messages.producer import IDENTITY, SEND_LIMIT_S
 
-STREAM: Final = "SLA_FRAGMENTS"
+log = structlog.get_logger("messages")
+STREAM: Final = names.stream_name(names.FRAGMENTS)
 MANIFEST: Final = "Sla-Fragments"
+_NO_MESSAGE: Final = 10037
 FIRST_IDENTITY: Final = "Sla-Identity"
 """Of a dead message: the one that it was sent with."""
 FRAGMENT_BYTES: Final = 256 << 10
 FRAGMENTS_AT_ONCE: Final = 16
 """4 MiB of memory on either side."""
 ORPHANS_S: Final = 86_400.0
+DISCARD_S: Final = 5.0  # a failed send says so soon; what is left goes after a day
 
 
 class Manifest(NamedTuple):
-    """What a message of fragments is made of. Pure."""
+    """What a message of fragments is made of. Pure.
+
+    Attributes:
+        last_sequence: of its fragments in their stream: a primary that has come so far has had all of them.
+    """
 
     fragments: int
     size_bytes: int
     digest: str
+    last_sequence: int = 0
 
     def encode(self) -> str:
         """The header's value."""
-        return f"{self.fragments} {self.size_bytes} {self.digest}"
+        return f"{self.fragments} {self.size_bytes} {self.digest} {self.last_sequence}"
 
     @classmethod
     def parse(cls, identity: str, text: str) -> Manifest:
@@ -61,9 +72,10 @@ class Manifest(NamedTuple):
             FragmentsDamaged: it is none.
         """
         parts = text.split(" ")
-        if len(parts) != 3 or not all(part.isascii() and part.isdigit() for part in parts[:2]):
+        numbers = [*parts[:2], *parts[3:]]  # the last one is not in those of the first release
+        if len(parts) not in (3, 4) or not all(part.isascii() and part.isdigit() for part in numbers):
             raise FragmentsDamaged(identity, f"its manifest {text[:80]!r} is none")
-        return cls(int(parts[0]), int(parts[1]), parts[2])
+        return cls(int(parts[0]), int(parts[1]), parts[2], int(parts[3]) if len(parts) == 4 else 0)
 
 
 class Assembly:
@@ -135,19 +147,28 @@ class FragmentStore:
         """Store all of ``source`` under ``identity``; the caller then sends the manifest.
 
         Raises:
-            DestinationFull: there is no room for fragments; those stored are removed after ``ORPHANS_S``.
-            NotConfirmed: perhaps stored; begin again with another identity.
+            DestinationFull: there is no room for fragments.
+            NotConfirmed: perhaps some are stored; begin again with another identity.
             OSError: of ``source``.
+
+        Fragments of a failed call are removed at once where that can be, else after ``ORPHANS_S``.
         """
+        try:
+            return self._store(identity, source)
+        except BaseException:
+            self.discard(identity)
+            raise
+
+    def _store(self, identity: str, source: BinaryIO) -> Manifest:
         self._link.run(self._link.retry(self._make_stream, "the stream of fragments", SEND_LIMIT_S))
-        digest, size_bytes, place = hashlib.sha256(), 0, 0
+        digest, size_bytes, place, last_sequence = hashlib.sha256(), 0, 0, 0
         while group := _read_group(source):
             for fragment in group:
                 digest.update(fragment)
                 size_bytes += len(fragment)
-            self._link.run(self._store_group(identity, place, group))
+            last_sequence = max(last_sequence, self._link.run(self._store_group(identity, place, group)))
             place += len(group)
-        return Manifest(place, size_bytes, digest.hexdigest())
+        return Manifest(place, size_bytes, digest.hexdigest(), last_sequence)
 
     def read(self, received: Received) -> Iterator[bytes]:
         """The fragments of a received message, in order, as they come; the digest is known only at the end.
@@ -160,29 +181,34 @@ class FragmentStore:
         assembly = Assembly(received.identity, manifest)
         for first in range(0, manifest.fragments, FRAGMENTS_AT_ONCE):
             places = range(first, min(first + FRAGMENTS_AT_ONCE, manifest.fragments))
-            for fragment in self._link.run(self._read_group(fragments_identity(received), places)):
+            group = self._read_group(fragments_identity(received), places, manifest.last_sequence)
+            for fragment in self._link.run(group):
                 assembly.add(fragment)
                 yield fragment
         assembly.finish()
 
-    def remove(self, identity: str) -> None:
+    def remove(self, identity: str, limit_s: float = SEND_LIMIT_S) -> None:
         """Remove a message's fragments at once; else they go after ``ORPHANS_S``."""
 
         async def attempt() -> Any:
             return await self._link.stream.purge_stream(STREAM, subject=f"sla.f.{identity}.*")
 
-        self._link.run(self._link.retry(attempt, f"removal of fragments of {identity}", SEND_LIMIT_S))
+        self._link.run(self._link.retry(attempt, f"removal of fragments of {identity}", limit_s))
+
+    def discard(self, identity: str) -> None:
+        """``remove`` for fragments that no one will read: as well as it can be done in ``DISCARD_S``."""
+        try:
+            self.remove(identity, DISCARD_S)
+        except (ClusterError, OSError) as exc:
+            log.info("fragments-left", identity=identity, until_s=ORPHANS_S, problem=str(exc))
 
     async def _make_stream(self) -> None:
-        try:
-            await self._link.stream.stream_info(STREAM)
-        except nats.js.errors.NotFoundError:
-            await self._link.stream.add_stream(self._config)
+        await self._link.make_stream(self._config)
 
-    async def _store_group(self, identity: str, first: int, group: list[bytes]) -> None:
-        async def store(place: int, fragment: bytes) -> None:
+    async def _store_group(self, identity: str, first: int, group: list[bytes]) -> int:
+        async def store(place: int, fragment: bytes) -> int:
             subject = fragment_subject(identity, place)
-            await self._link.store(
+            return await self._link.store(
                 subject,
                 fragment,
                 {IDENTITY: subject},
@@ -191,23 +217,32 @@ class FragmentStore:
                 limit_s=SEND_LIMIT_S,
             )
 
-        try:
-            await asyncio.gather(*(store(first + number, fragment) for number, fragment in enumerate(group)))
-        except nats.errors.Error as exc:
-            if classify(exc) is Trouble.FULL:
-                raise DestinationFull(STREAM, str(exc)) from exc
-            raise
+        # All of them have ended before one's error goes up: what it leads to is the removal of them all.
+        results = await asyncio.gather(
+            *(store(first + at, fragment) for at, fragment in enumerate(group)), return_exceptions=True
+        )
+        for problem in results:
+            if isinstance(problem, nats.errors.Error) and classify(problem) is Trouble.FULL:
+                raise DestinationFull(STREAM, str(problem)) from problem
+            if isinstance(problem, BaseException):
+                raise problem
+        return max(result for result in results if isinstance(result, int))
 
-    async def _read_group(self, identity: str, places: range) -> list[bytes]:
+    async def _read_group(self, identity: str, places: range, last_sequence: int) -> list[bytes]:
         async def read(place: int) -> bytes:
             async def attempt() -> bytes:
-                message = await self._link.stream.get_last_msg(STREAM, fragment_subject(identity, place))
+                try:
+                    message = await self._link.stream.get_last_msg(STREAM, fragment_subject(identity, place))
+                except nats.js.errors.NotFoundError as exc:
+                    if exc.err_code != _NO_MESSAGE:
+                        raise
+                    reached = (await self._link.stream.stream_info(STREAM)).state.last_seq
+                    if reached < last_sequence:  # after a failover: it has not come so far yet
+                        raise TimeoutError(f"the primary has {reached} of {last_sequence} messages") from exc
+                    raise FragmentsDamaged(identity, f"fragment {place} is not stored (any more)") from exc
                 return message.data or b""
 
-            try:
-                return await self._link.retry(attempt, f"fragment {place} of {identity}", SEND_LIMIT_S)
-            except nats.js.errors.NotFoundError as exc:
-                raise FragmentsDamaged(identity, f"fragment {place} is not stored (any more)") from exc
+            return await self._link.retry(attempt, f"fragment {place} of {identity}", SEND_LIMIT_S)
 
         return list(await asyncio.gather(*(read(place) for place in places)))
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import json
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from enum import Enum
@@ -31,6 +32,7 @@ import nats
 import nats.aio.client
 import nats.errors
 import nats.js
+import nats.js.api
 import nats.js.errors
 import structlog
 
@@ -38,7 +40,7 @@ from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.backoff import Backoff
 from pmdaemon.runtime.clock import Deadline
 from pmdaemon.runtime.threads import ThreadGroup
-from sla_server.cluster.errors import ClusterRefused, ClusterUnreachable
+from sla_server.cluster.errors import ClusterError, ClusterRefused, ClusterUnreachable
 from sla_server.cluster.messages.errors import NotConfirmed, SessionClosed
 
 log = structlog.get_logger("messages")
@@ -50,8 +52,22 @@ CONNECT_S: Final = 30.0
 HEADERS_BYTES: Final = 512  # of the engine's limit, for headers that the library and a batch add
 _PING_S: Final = 1  # two unanswered: a node that is stopped but not dead is left after 3 s
 _STORE_FAILED: Final = 10077
-_NO_PEERS: Final = 10005  # also while nodes are starting
-_IN_PROCESS: Final = 10158  # with the code of a conflict, but it passes
+_IN_PROCESS: Final = 10158
+_PASSING_CODES: Final = (408, 429)
+_PASSING: Final = frozenset(
+    {
+        10005,  # no peers: also while nodes are starting
+        10014,  # no such consumer, or
+        10059,  # no such stream: a node that has just started says so until it knows what the others do
+        10058,  # the name of a stream, or
+        10148,  # of a consumer is taken: made meanwhile by another session, or by a try of ours
+        10149,  # no such consumer to change: it went meanwhile
+        10202,  # members of the cluster are changing
+        _IN_PROCESS,
+    }
+)
+"""Errors with the code of a mistake that pass all the same. What is asked of a stream or a consumer here is
+asked because it exists; where it may not, ``NotFoundError`` is caught before ``retry`` has it."""
 STUCK_S: Final = 3.0
 """So long a primary may say of a message that it is being stored. One that has lost it says so until it
 forgets the identity; its successor does not."""
@@ -68,9 +84,11 @@ class Trouble(Enum):
 def classify(exc: Exception) -> Trouble:
     """See ``Trouble``."""
     if isinstance(exc, nats.js.errors.APIError):
-        if exc.err_code == _STORE_FAILED and "maximum" in (exc.description or ""):
+        # The library's errors of its key-value buckets lack these attributes.
+        code, err_code = getattr(exc, "code", None) or 503, getattr(exc, "err_code", None)
+        if err_code == _STORE_FAILED and "maximum" in (exc.description or ""):
             return Trouble.FULL
-        is_passing = (exc.code or 503) >= 500 or exc.err_code in (_NO_PEERS, _IN_PROCESS)
+        is_passing = code >= 500 or code in _PASSING_CODES or err_code in _PASSING
         return Trouble.TRANSIENT if is_passing else Trouble.FINAL
     if isinstance(
         exc,
@@ -149,17 +167,26 @@ class EngineLink:
     async def retry(self, attempt: Callable[[], Awaitable[Result]], what: str, limit_s: float) -> Result:
         """``attempt`` until it succeeds or fails for good.
 
+        An error that is not of nats comes from its insides, as when a connection breaks in the middle of a
+        call: it passes, too.
+
         Raises:
             NotConfirmed: not within ``limit_s``.
             nats.js.errors.APIError: the engine refuses it (``classify``: full or final).
+            ClusterError: of ``attempt`` itself.
         """
-        deadline, backoff = Deadline(limit_s), Backoff(0.02, 0.5)
+        deadline, backoff, is_said = Deadline(limit_s), Backoff(0.02, 0.5), False
         while True:
             try:
                 return await asyncio.wait_for(attempt(), max(0.01, min(ANSWER_S * 2, deadline.left_s())))
-            except (TimeoutError, OSError, nats.errors.Error) as exc:
+            except ClusterError:
+                raise
+            except Exception as exc:
                 if classify(exc) is not Trouble.TRANSIENT:
                     raise
+                if not isinstance(exc, OSError | nats.errors.Error) and not is_said:
+                    is_said = True  # once: the next try may be half a second away
+                    log.warning("cluster-library-failed", asked=what, problem=repr(exc))
                 if deadline.passed:
                     raise NotConfirmed(what, limit_s, str(exc) or type(exc).__name__) from exc
             await asyncio.sleep(min(backoff.failed(), deadline.left_s()))
@@ -186,8 +213,8 @@ class EngineLink:
 
     async def store(
         self, subject: str, data: bytes, headers: Mapping[str, str], *, stream: str, what: str, limit_s: float
-    ) -> None:
-        """Store one message with an identity, once, however often that must be asked for.
+    ) -> int:
+        """Store one message with an identity, once, however often that must be asked for; its sequence.
 
         Raises:
             NotConfirmed: perhaps stored.
@@ -197,12 +224,13 @@ class EngineLink:
         self.check_size(data, headers)
         stuck_since: Deadline | None = None
 
-        async def attempt() -> None:
+        async def attempt() -> int:
             nonlocal stuck_since
             try:
-                await self.stream.publish(
+                stored = await self.stream.publish(
                     subject, data, timeout=ANSWER_S, headers=dict(headers), stream=stream
                 )
+                return int(stored.seq)
             except nats.js.errors.APIError as exc:
                 if exc.err_code == _IN_PROCESS:
                     stuck_since = stuck_since or Deadline(STUCK_S)
@@ -211,7 +239,27 @@ class EngineLink:
                         await self._step_down(stream)
                 raise
 
-        await self.retry(attempt, what, limit_s)
+        return await self.retry(attempt, what, limit_s)
+
+    async def make_stream(self, config: nats.js.api.StreamConfig) -> nats.js.api.StreamInfo:
+        """The JetStream stream of this name, made if there is none; for ``retry``. Settings may differ."""
+        try:
+            return await self.stream.stream_info(str(config.name))
+        except nats.js.errors.NotFoundError:
+            return await self.stream.add_stream(config)
+
+    async def ask(self, subject: str, body: Mapping[str, object]) -> dict[str, Any]:
+        """A request of the engine's own, for what the library lacks; for ``retry``.
+
+        Raises:
+            nats.js.errors.APIError: it is refused.
+        """
+        answer = await self.client.request(f"$JS.API.{subject}", json.dumps(body).encode(), timeout=ANSWER_S)
+        found = json.loads(answer.data)
+        if "error" in found:
+            raise nats.js.errors.APIError.from_error(found["error"])
+        assert isinstance(found, dict)
+        return found
 
     async def _step_down(self, stream: str) -> None:
         """Ask a JetStream stream's leader to let another one lead; takes well below a second."""

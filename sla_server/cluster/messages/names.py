@@ -22,6 +22,9 @@ from sla_server.cluster.messages.errors import BadName, BadSelector
 
 DEAD_MESSAGES: Final = "_DMQ"
 WELL_KNOWN: Final = frozenset({"_ADMIN", "_LOG", DEAD_MESSAGES})
+FRAGMENTS: Final = "FRAGMENTS"
+OWN_DOMAINS: Final = frozenset({FRAGMENTS})
+"""What streams of the message system itself are called like; no destination may have their streams."""
 NAME_LENGTH: Final = 120
 """The engine makes a directory of it, encoded to twice the length at most; file systems take 255 bytes."""
 _TOKEN: Final = re.compile(r"[A-Za-z0-9_-]+")
@@ -42,6 +45,16 @@ def check_name(name: str, what: str = "destination", *, reserved: bool = False) 
             raise BadName(what, name, "tokens separated by dots have letters, digits, - and _ only")
     if name.startswith("_") and not reserved:
         raise BadName(what, name, "names that begin with an underscore are reserved")
+
+
+def check_domain(domain: str, what: str) -> None:
+    """Refuse one whose JetStream stream the message system has for itself.
+
+    Raises:
+        BadName: with what to do.
+    """
+    if domain in OWN_DOMAINS:
+        raise BadName(what, domain, "the message system has a stream of this name; take another one")
 
 
 def encode(name: str) -> str:

@@ -23,12 +23,14 @@ import concurrent.futures
 import dataclasses
 import re
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping
 from typing import Final
 
 import nats.errors
 import nats.js.errors
+import structlog
 
 from pmdaemon.runtime.clock import Deadline
 from sla_server.cluster.messages.batch import store_batch
@@ -45,8 +47,11 @@ from sla_server.cluster.messages.errors import (
 from sla_server.cluster.messages.identifiers import IdentifierSource
 from sla_server.cluster.messages.link import EngineLink, Trouble, classify, size_bytes
 
+log = structlog.get_logger("messages")
 IDENTITY: Final = "Nats-Msg-Id"
 OWN_HEADERS: Final = "Sla-"
+EXPIRES: Final = "Sla-Expires-Unix-Us"
+MOST_EXPIRES_S: Final = 10 * 365 * 86_400.0
 BATCH: Final = 64
 SEND_LIMIT_S: Final = 60.0
 """Five times the longest failover (12 s), a tenth of the time for which identities are known."""
@@ -170,7 +175,9 @@ class Outbox:
         rows = [(self.destination.subject, message.data, message.headers) for message in group]
         try:
             await self._link.retry(lambda: store_batch(self._link, rows), "a batch of messages", limit_s)
-        except (nats.errors.Error, NotConfirmed):
+        except Exception as exc:
+            if not isinstance(exc, nats.errors.Error | NotConfirmed):
+                log.exception("batch-not-stored", destination=self.destination.name)
             return False
         for message in group:
             self._finish(message, None)
@@ -199,8 +206,11 @@ class Outbox:
                 self._finish(message, DestinationFull(self.destination.name, exc.description or "no room"))
             else:
                 self._finish(message, NotConfirmed(what, message.limit_s, exc.description or str(exc)))
-        except nats.errors.Error as exc:
-            self._finish(message, NotConfirmed(what, message.limit_s, str(exc)))
+        except Exception as exc:
+            # Whatever it is: with its task, the outbox would end for good, and every send would hang.
+            if not isinstance(exc, nats.errors.Error):
+                log.exception("message-not-stored", message=what)
+            self._finish(message, NotConfirmed(what, message.limit_s, str(exc) or type(exc).__name__))
 
     def _finish(self, message: Outgoing, problem: MessagesError | None) -> None:
         with self._windows.room:
@@ -252,6 +262,7 @@ class Producer:
         *,
         identity: str = "",
         limit_s: float = SEND_LIMIT_S,
+        expires_s: float | None = None,
     ) -> str:
         """Store a message; returns its identity.
 
@@ -262,6 +273,8 @@ class Producer:
             headers: of the caller; names that begin with ``Sla-`` or ``Nats-`` are reserved.
             identity: of a message whose send was not confirmed, to repeat it; at most ``DUPLICATES_S`` later.
             limit_s: for an answer, waiting for room included.
+            expires_s: so long after this call it is handed out; later it goes to ``_DMQ``. By the clocks of
+                both machines.
 
         Raises:
             DestinationFull: not stored.
@@ -269,9 +282,7 @@ class Producer:
             NotConfirmed: perhaps stored; repeat it with its identity.
             SessionClosed: the session ends.
         """
-        message = self._outgoing(data, headers, identity, limit_s)
-        self._outbox.add(message, wait=True)
-        return message.done.result()
+        return self.submit(data, headers, identity=identity, limit_s=limit_s, expires_s=expires_s).result()
 
     def submit(
         self,
@@ -280,30 +291,53 @@ class Producer:
         *,
         identity: str = "",
         limit_s: float = SEND_LIMIT_S,
+        expires_s: float | None = None,
     ) -> concurrent.futures.Future[str]:
         """Like ``send``, but does not wait for the answer: the future has it. Waits for room."""
-        message = self._outgoing(data, headers, identity, limit_s)
+        message = self._outgoing(data, headers, identity, limit_s, expires_s)
         self._outbox.add(message, wait=True)
         return message.done
 
     def try_send(
-        self, data: bytes, headers: Mapping[str, str] | None = None, *, limit_s: float = SEND_LIMIT_S
+        self,
+        data: bytes,
+        headers: Mapping[str, str] | None = None,
+        *,
+        limit_s: float = SEND_LIMIT_S,
+        expires_s: float | None = None,
     ) -> concurrent.futures.Future[str] | BlockedBy:
         """Like ``submit``, but never waits: says what is full instead."""
-        message = self._outgoing(data, headers, "", limit_s)
+        message = self._outgoing(data, headers, "", limit_s, expires_s)
         return self._outbox.add(message, wait=False) or message.done
 
     def _outgoing(
-        self, data: bytes, headers: Mapping[str, str] | None, identity: str, limit_s: float
+        self,
+        data: bytes,
+        headers: Mapping[str, str] | None,
+        identity: str,
+        limit_s: float,
+        expires_s: float | None,
     ) -> Outgoing:
         if not 0 < limit_s < DUPLICATES_S:
             raise BadSettings("limit_s", limit_s, f"it must be above 0 and below {DUPLICATES_S:g} s")
         if identity and not _IDENTITY.fullmatch(identity):
             raise BadSettings("identity", identity, "it has 1 to 255 letters, digits, and - _ . : only")
         identity = identity or str(self._identifiers.make())
-        return Outgoing(
-            identity, bytes(data), checked_headers(headers) | {IDENTITY: identity}, Deadline(limit_s), limit_s
-        )
+        own = checked_headers(headers) | expiry(expires_s) | {IDENTITY: identity}
+        return Outgoing(identity, bytes(data), own, Deadline(limit_s), limit_s)
+
+
+def expiry(expires_s: float | None) -> dict[str, str]:
+    """The header of a message that expires so many seconds from now; none of one that does not.
+
+    Raises:
+        BadSettings: it is out of range.
+    """
+    if expires_s is None:
+        return {}
+    if not 0 < expires_s <= MOST_EXPIRES_S:
+        raise BadSettings("expires_s", expires_s, f"it must be above 0 and at most {MOST_EXPIRES_S:.0f} s")
+    return {EXPIRES: str(time.time_ns() // 1000 + int(expires_s * 1e6))}
 
 
 def is_utf8(text: str) -> bool:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from pmdaemon.runtime.clock import Deadline
+from sla_server.cluster.errors import ClusterError
 from sla_server.cluster.messages import names
 from sla_server.cluster.messages.catalogue import Catalogue, Destination
 from sla_server.cluster.messages.consumer import (
@@ -37,6 +38,7 @@ from sla_server.cluster.messages.consumer import (
     Received,
     run_handler,
 )
+from sla_server.cluster.messages.errors import DestinationFull, PayloadTooLarge
 from sla_server.cluster.messages.fragments import FIRST_IDENTITY, MANIFEST, FragmentStore, fragments_identity
 from sla_server.cluster.messages.identifiers import IdentifierSource
 from sla_server.cluster.messages.link import EngineLink
@@ -49,6 +51,7 @@ from sla_server.cluster.messages.producer import (
     Producer,
     SendWindows,
     checked_headers,
+    expiry,
 )
 
 WINDOW_MESSAGES = 1000
@@ -211,7 +214,14 @@ class MessageSession:
         made.set()
         return self._add_consumer(consumer)
 
-    def send_large(self, name: str, source: BinaryIO, headers: Mapping[str, str] | None = None) -> str:
+    def send_large(
+        self,
+        name: str,
+        source: BinaryIO,
+        headers: Mapping[str, str] | None = None,
+        *,
+        expires_s: float | None = None,
+    ) -> str:
         """Store a message of any size, read from ``source`` piece by piece; returns its identity (C8).
 
         Raises:
@@ -221,7 +231,7 @@ class MessageSession:
         """
         names.check_name(name)
         outbox, identity = self._outbox(name), str(self.identifiers.make())
-        own = checked_headers(headers)
+        own = checked_headers(headers) | expiry(expires_s)
         manifest = self._fragments.store(identity, source)
         message = Outgoing(
             identity,
@@ -230,8 +240,16 @@ class MessageSession:
             Deadline(SEND_LIMIT_S),
             SEND_LIMIT_S,
         )
-        outbox.add(message, wait=True)
-        return message.done.result()
+        try:
+            outbox.add(message, wait=True)
+        except ClusterError:  # it was not sent at all
+            self._fragments.discard(identity)
+            raise
+        try:
+            return message.done.result()
+        except (DestinationFull, PayloadTooLarge):  # refused; of all else it is not known
+            self._fragments.discard(identity)
+            raise
 
     def read_large(self, received: Received) -> Iterator[bytes]:
         """The pieces of a message that ``send_large`` sent. Use them only when the last has come.

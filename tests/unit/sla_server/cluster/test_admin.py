@@ -93,3 +93,16 @@ def test_each_trouble_is_said() -> None:
     lost = ClusterState((_row("n1", leader=""),), (), "listing the streams: no node leads")
     assert not lost.is_well
     assert troubles(lost)[0] == "no node leads the cluster: a majority of its nodes is missing"
+
+
+def test_a_node_that_has_turned_its_storage_off_is_in_trouble_and_leads_nothing() -> None:
+    answer = _answer("n1", {"leader": "n1"})
+    del answer["statsz"]["jetstream"]
+    answer["server"]["jetstream"] = True  # so 2.15.1
+    row = node_row(answer)
+    assert (row.is_storing, row.leader) == (False, "")
+    state = ClusterState((row, _row("n2", "n2")), ())
+    assert not state.is_well
+    assert state.leader == "n2"
+    [text] = troubles(state)
+    assert text.startswith("n1 stores nothing: its engine has turned storage off")

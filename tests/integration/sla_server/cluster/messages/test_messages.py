@@ -256,6 +256,19 @@ def test_dead_messages_have_origin_and_reason(open_session: OpenSession) -> None
         session.producer("_DMQ")
 
 
+def test_what_has_expired_is_dead(open_session: OpenSession) -> None:
+    session = open_session()
+    session.create(small("milk"))
+    producer = session.producer("milk")
+    producer.send(b"1", expires_s=1e-6)
+    producer.send(b"2", expires_s=LIMIT_S * 10)
+    assert numbers(session.consumer("milk", "reader"), 1) == [2]
+    dead = session.consumer("_DMQ", "milkman").receive(LIMIT_S)
+    assert dead is not None
+    assert (dead.data, dead.headers["Sla-Reason"]) == (b"1", "expired")
+    dead.acknowledge()
+
+
 def test_handlers_run_in_order_and_failures_come_again(open_session: OpenSession) -> None:
     session = open_session(workers=3)
     found: dict[str, list[int]] = {"steps.a": [], "steps.b": []}

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from types import SimpleNamespace
+from typing import cast
 
 import nats.js.api
 import pytest
 
-from sla_server.cluster.messages.catalogue import Destination, DestinationKind, stream_config
+from sla_server.cluster.messages.catalogue import Catalogue, Destination, DestinationKind, stream_config
 from sla_server.cluster.messages.errors import BadName, BadSettings
+from sla_server.cluster.messages.fragments import STREAM
+from sla_server.cluster.messages.link import EngineLink
 
 
 def test_a_document_comes_back_whole_and_later_fields_are_left_out() -> None:
@@ -49,3 +54,51 @@ def test_reserved_names_are_refused() -> None:
         Destination("_mine").check()
     with pytest.raises(BadName, match="domain"):
         Destination("a", domain="_mine").check()
+    assert Destination("FRAGMENTS").stream == STREAM
+    with pytest.raises(BadName, match="destination 'FRAGMENTS': the message system has a stream"):
+        Destination("FRAGMENTS").check()
+    with pytest.raises(BadName, match="domain 'FRAGMENTS'"):
+        Destination("a", domain="FRAGMENTS").check()
+    Destination("FRAGMENTS", domain="a").check()
+
+
+class FakeBucket:
+    """The bucket's leader."""
+
+    def __init__(self, documents: dict[str, bytes]) -> None:
+        self.stream = self
+        self.documents = documents
+        self.read: list[str] = []
+
+    async def key_value(self, _bucket: str) -> FakeBucket:
+        return self
+
+    async def stream_info(self, _name: str, subjects_filter: str) -> SimpleNamespace:
+        subjects = {subjects_filter.removesuffix(">") + key: 1 for key in self.documents}
+        return SimpleNamespace(state=SimpleNamespace(subjects=subjects or None))
+
+    async def get(self, key: str) -> SimpleNamespace:
+        self.read.append(key)
+        return SimpleNamespace(value=self.documents[key])
+
+
+def test_neither_a_strange_document_nor_a_listener_keeps_others_from_being_found() -> None:
+    later = json.dumps({"name": "b", "kind": "of a later release"}).encode()
+    bucket = FakeBucket(
+        {"a": Destination("a").encode(), "b": later, "c": b"[]", "d": Destination("d").encode()}
+    )
+    found: list[str] = []
+
+    def fails(_destination: Destination) -> None:
+        raise RuntimeError("a bug")
+
+    async def run() -> None:
+        catalogue = Catalogue(cast(EngineLink, bucket), 3)
+        catalogue.listen(fails)
+        catalogue.listen(lambda destination: found.append(destination.name))
+        await catalogue.refresh()
+        await catalogue.refresh()
+
+    asyncio.run(run())
+    assert found == ["a", "d"]
+    assert bucket.read == ["a", "b", "c", "d"]  # each once

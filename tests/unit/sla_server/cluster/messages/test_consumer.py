@@ -13,7 +13,6 @@ from nats.js.api import ConsumerConfig
 from pmdaemon.runtime.backoff import Backoff
 from sla_server.cluster.messages.catalogue import Catalogue, Destination, DestinationKind
 from sla_server.cluster.messages.consumer import (
-    EXPIRES,
     Consumer,
     DestinationFeed,
     Received,
@@ -26,6 +25,7 @@ from sla_server.cluster.messages.consumer import (
 from sla_server.cluster.messages.errors import DestinationFull, NotConfirmed
 from sla_server.cluster.messages.link import EngineLink
 from sla_server.cluster.messages.names import Selector
+from sla_server.cluster.messages.producer import EXPIRES
 
 
 def test_cause_of_death() -> None:
@@ -52,18 +52,21 @@ def test_consumers_of_a_queue_are_one_to_the_engine() -> None:
 class FakeLink:
     """An engine without a majority for so many tries; it is asked for messages and records that."""
 
-    def __init__(self, failures: int = 0, there: ConsumerConfig | None = None) -> None:
+    def __init__(
+        self, failures: int = 0, there: ConsumerConfig | None = None, failure: Exception | None = None
+    ) -> None:
+        self.failure = failure
         self.client = self.stream = self
         self.failures = failures
         self.there = there
-        self.made: list[ConsumerConfig] = []
+        self.made: list[tuple[object, object]] = []
         self.asked: asyncio.Queue[str] = asyncio.Queue()
         self.came: Callable[[Any], Awaitable[None]]
 
     async def retry(self, attempt: Callable[[], Awaitable[None]], what: str, limit_s: float) -> None:
         if self.failures:
             self.failures -= 1
-            raise NotConfirmed(what, limit_s, "no majority")
+            raise self.failure or NotConfirmed(what, limit_s, "no majority")
         await attempt()
 
     def new_inbox(self) -> str:
@@ -81,8 +84,8 @@ class FakeLink:
             raise nats.js.errors.NotFoundError
         return SimpleNamespace(config=self.there)
 
-    async def add_consumer(self, _stream: str, config: ConsumerConfig) -> None:
-        self.made.append(config)
+    async def ask(self, _subject: str, body: dict[str, Any]) -> None:
+        self.made.append((body["action"], body["config"]["ack_wait"]))
 
     async def publish(self, _subject: str, _data: bytes, reply: str = "") -> None:
         self.asked.put_nowait(reply)
@@ -137,7 +140,33 @@ def test_the_time_of_others_is_not_shortened() -> None:
         await feed.close()
 
     asyncio.run(run())
-    assert [config.ack_wait for config in link.made] == [90.0]
+    assert link.made == [("update", 90_000_000_000)]
+
+
+def test_no_consumer_is_overwritten_by_one_that_did_not_find_it() -> None:
+    """The node that says so may be behind; then the engine refuses to make it, and it is asked again."""
+    link = FakeLink()
+
+    async def run() -> None:
+        feed = feed_of(link, FakeConsumer())
+        async with asyncio.timeout(60):
+            await link.asked.get()
+        await feed.close()
+
+    asyncio.run(run())
+    assert link.made == [("create", 30_000_000_000)]
+
+
+def test_an_error_that_no_one_knows_ends_no_consumer() -> None:
+    link = FakeLink(failures=1, failure=AttributeError("of the library"))
+
+    async def run() -> None:
+        feed = feed_of(link, FakeConsumer())
+        async with asyncio.timeout(60):
+            assert await link.asked.get() == "_INBOX.1.1"
+        await feed.close()
+
+    asyncio.run(run())
 
 
 def test_what_ends_a_request() -> None:

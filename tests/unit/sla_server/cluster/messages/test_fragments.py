@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import io
+from collections.abc import Awaitable, Callable, Coroutine
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
+import nats.js.errors
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sla_server.cluster.messages.consumer import Received
-from sla_server.cluster.messages.errors import FragmentsDamaged
-from sla_server.cluster.messages.fragments import Assembly, Manifest, fragment_subject, fragments_identity
+from sla_server.cluster.messages.errors import DestinationFull, FragmentsDamaged
+from sla_server.cluster.messages.fragments import (
+    FRAGMENT_BYTES,
+    Assembly,
+    FragmentStore,
+    Manifest,
+    fragment_subject,
+    fragments_identity,
+)
+from sla_server.cluster.messages.link import EngineLink
 
 
 def _manifest(pieces: list[bytes]) -> Manifest:
@@ -42,7 +54,8 @@ def test_words() -> None:
     assembly.add(b"4")
     with pytest.raises(FragmentsDamaged, match="digest differs"):
         assembly.finish()
-    for bad in ("", "1 2", "1 x y", "-1 2 y"):
+    assert Manifest.parse("abc", "1 2 y") == Manifest(1, 2, "y", 0)  # of the first release
+    for bad in ("", "1 2", "1 x y", "-1 2 y", "1 2 y z", "1 2 y 3 4"):
         with pytest.raises(FragmentsDamaged, match="manifest"):
             Manifest.parse("abc", bad)
     assert fragment_subject("abc", 3) == "sla.f.abc.3"
@@ -52,3 +65,70 @@ def test_a_dead_message_has_the_fragments_of_the_first() -> None:
     alive = SimpleNamespace(identity="abc", headers={})
     dead = SimpleNamespace(identity="dead:films:abc", headers={"Sla-Identity": "abc"})
     assert fragments_identity(cast(Received, alive)) == fragments_identity(cast(Received, dead)) == "abc"
+
+
+class FakeLink:
+    """A stream of fragments in memory, of which a new primary has so many for the first readers."""
+
+    def __init__(self) -> None:
+        self.stream = self
+        self.fragments: dict[str, bytes] = {}
+        self.reached: list[int] = []
+        self.reads = 0
+        self.room = 100
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run(work)
+
+    async def retry(self, attempt: Callable[[], Awaitable[Any]], _what: str, _limit_s: float) -> Any:
+        while True:
+            try:
+                return await attempt()
+            except TimeoutError:
+                continue
+
+    async def make_stream(self, _config: object) -> None:
+        pass
+
+    async def store(self, subject: str, data: bytes, *_more: object, **_options: object) -> int:
+        if len(self.fragments) >= self.room:
+            raise nats.js.errors.APIError(code=503, err_code=10077, description="maximum bytes exceeded")
+        self.fragments[subject] = data
+        return len(self.fragments)
+
+    async def get_last_msg(self, _stream: str, subject: str) -> SimpleNamespace:
+        self.reads += 1
+        if self.reached or subject not in self.fragments:
+            raise nats.js.errors.NotFoundError(code=404, err_code=10037, description="no message found")
+        return SimpleNamespace(data=self.fragments[subject])
+
+    async def purge_stream(self, _stream: str, subject: str) -> None:
+        prefix = subject.removesuffix("*")
+        self.fragments = {key: data for key, data in self.fragments.items() if not key.startswith(prefix)}
+
+    async def stream_info(self, _stream: str) -> SimpleNamespace:
+        last_seq = self.reached.pop() if self.reached else len(self.fragments)
+        return SimpleNamespace(state=SimpleNamespace(last_seq=last_seq))
+
+
+def test_a_fragment_that_a_new_primary_does_not_know_yet_is_not_lost() -> None:
+    link = FakeLink()
+    store = FragmentStore(cast(EngineLink, link), 3, 1 << 20)
+    manifest = store.store("abc", io.BytesIO(b"film"))
+    received = cast(Received, SimpleNamespace(identity="abc", headers={"Sla-Fragments": manifest.encode()}))
+    link.reached = [0, 0]
+    assert b"".join(store.read(received)) == b"film"
+    assert link.reads == 3
+    link.fragments = {"another": b""}
+    with pytest.raises(FragmentsDamaged, match="fragment 0 is not stored"):
+        list(store.read(received))
+
+
+def test_a_failed_send_leaves_no_fragments() -> None:
+    link = FakeLink()
+    store = FragmentStore(cast(EngineLink, link), 3, 1 << 20)
+    store.store("one", io.BytesIO(b"film"))
+    link.room = 4
+    with pytest.raises(DestinationFull):
+        store.store("two", io.BytesIO(bytes(6 * FRAGMENT_BYTES)))
+    assert list(link.fragments) == ["sla.f.one.0"]

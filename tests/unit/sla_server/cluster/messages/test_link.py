@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import ParseResult, urlparse
 
@@ -14,6 +15,7 @@ import structlog.testing
 
 from sla_server.cluster.errors import ClusterRefused
 from sla_server.cluster.messages import link as links
+from sla_server.cluster.messages.errors import BadSettings
 from sla_server.cluster.messages.link import EngineLink, Trouble, classify, size_bytes
 
 
@@ -40,12 +42,13 @@ class FakeClient:
     def jetstream(self, **_options: Any) -> FakeClient:
         return self
 
-    async def publish(self, subject: str, *_more: Any, **_options: Any) -> None:
+    async def publish(self, subject: str, *_more: Any, **_options: Any) -> SimpleNamespace:
         self.published.append(subject)
         if self.has_lost_message:
             raise nats.js.errors.APIError(
                 code=409, err_code=10158, description="duplicate message id is in process"
             )
+        return SimpleNamespace(seq=len(self.published))
 
     async def request(self, subject: str, *_more: Any, **_options: Any) -> None:
         self.requested.append(subject)
@@ -110,3 +113,27 @@ def test_a_primary_that_never_ends_storing_a_message_is_replaced(
     link.run(link.store("a", b"", {}, stream="S", what="a", limit_s=60))
     assert fake(link).published == ["a", "a"]
     assert fake(link).requested == ["$JS.API.STREAM.LEADER.STEPDOWN.S"]
+
+
+def test_errors_from_the_inside_of_the_library_pass(link: EngineLink) -> None:
+    """One is seen when a connection breaks in the middle of a call; and those of buckets lack their codes."""
+    problems: list[Exception] = [
+        AttributeError("'NoneType' object has no attribute 'write'"),
+        nats.js.errors.KeyNotFoundError(),
+        nats.js.errors.NotFoundError(code=404, err_code=10059, description="stream not found"),
+    ]
+
+    async def attempt() -> str:
+        if problems:
+            raise problems.pop()
+        return "done"
+
+    assert link.run(link.retry(attempt, "it", 60)) == "done"
+
+
+def test_what_the_message_system_refuses_itself_is_final(link: EngineLink) -> None:
+    async def attempt() -> None:
+        raise BadSettings("batch", 0, "too few")
+
+    with pytest.raises(BadSettings):
+        link.run(link.retry(attempt, "it", 60))

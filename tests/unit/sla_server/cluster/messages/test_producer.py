@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import nats.errors
 import nats.js.errors
@@ -12,10 +14,19 @@ import pytest
 
 from pmdaemon.runtime.clock import Deadline
 from sla_server.cluster.messages.batch import is_repeated, store_batch
+from sla_server.cluster.messages.catalogue import Catalogue, Destination
+from sla_server.cluster.messages.consumer import cause_of_death
 from sla_server.cluster.messages.errors import BadSettings
 from sla_server.cluster.messages.identifiers import IdentifierSource
 from sla_server.cluster.messages.link import EngineLink, Trouble, classify
-from sla_server.cluster.messages.producer import Outbox, Outgoing, Producer, checked_headers
+from sla_server.cluster.messages.producer import (
+    Outbox,
+    Outgoing,
+    Producer,
+    SendWindows,
+    checked_headers,
+    expiry,
+)
 
 
 def test_headers() -> None:
@@ -33,6 +44,17 @@ def test_headers() -> None:
             checked_headers(bad)
 
 
+def test_expiry() -> None:
+    assert expiry(None) == {}
+    header = expiry(60.0)
+    now_us = time.time_ns() // 1000
+    assert cause_of_death(header, 1, 1, now_us) == ""
+    assert cause_of_death(header, 1, 1, now_us + 60_000_001) == "expired"
+    for bad in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(BadSettings, match="expires_s"):
+            expiry(bad)
+
+
 def test_errors_of_the_engine() -> None:
     def refused(code: int, err_code: int, text: str) -> nats.js.errors.APIError:
         return nats.js.errors.APIError(code=code, err_code=err_code, description=text)
@@ -41,6 +63,12 @@ def test_errors_of_the_engine() -> None:
     assert classify(refused(503, 10077, "raft: could not store entry")) is Trouble.TRANSIENT
     assert classify(refused(503, 10008, "no suitable peers")) is Trouble.TRANSIENT
     assert classify(refused(409, 10158, "duplicate message id is in process")) is Trouble.TRANSIENT
+    assert classify(refused(429, 10167, "too many requests")) is Trouble.TRANSIENT
+    assert classify(refused(404, 10059, "stream not found")) is Trouble.TRANSIENT
+    assert classify(refused(404, 10014, "consumer not found")) is Trouble.TRANSIENT
+    assert classify(refused(400, 10058, "stream name already in use")) is Trouble.TRANSIENT
+    assert classify(nats.js.errors.KeyNotFoundError()) is Trouble.TRANSIENT
+    assert classify(refused(404, 10037, "no message found")) is Trouble.FINAL
     assert classify(refused(400, 10065, "subjects overlap")) is Trouble.FINAL
     assert classify(nats.errors.NoRespondersError()) is Trouble.TRANSIENT
     assert classify(TimeoutError()) is Trouble.TRANSIENT
@@ -75,6 +103,55 @@ def test_a_primary_without_batches_gets_one_message_of_a_batch() -> None:
     with pytest.raises(nats.js.errors.APIError, match="no batches"):
         asyncio.run(store_batch(cast(EngineLink, link), [(subject, b"", {}) for subject in "abc"]))
     assert link.sent == ["a"]
+
+
+class FailingLink:
+    """The first message meets an error that is not of nats, the others are stored."""
+
+    def __init__(self) -> None:
+        self.stored = 0
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        self.task = asyncio.ensure_future(work)
+
+    def call_soon(self, call: Callable[[], object]) -> None:
+        call()
+
+    async def store(self, _subject: str, data: bytes, *_more: object, **_options: object) -> int:
+        self.stored += 1
+        if self.stored == 1:
+            raise AttributeError("of the library")
+        return self.stored
+
+    async def retry(self, *_what: object) -> None:
+        raise ValueError("an answer that is no JSON")
+
+
+@pytest.mark.parametrize("has_batches", [False, True])
+def test_no_error_ends_an_outbox(*, has_batches: bool) -> None:
+    """A producer would wait for ever for a task that has ended."""
+
+    async def run() -> list[str]:
+        link = FailingLink()
+        outbox = Outbox(
+            cast(EngineLink, link),
+            cast(Catalogue, SimpleNamespace(has_batches=has_batches)),
+            Destination("q"),
+            SendWindows(10, 1000),
+        )
+        messages = [Outgoing(name, b"", {}, Deadline(60), 60) for name in "abc"]
+        for message in messages:
+            outbox.add(message, wait=True)
+        async with asyncio.timeout(60):
+            results = await asyncio.gather(
+                *(asyncio.wrap_future(message.done) for message in messages), return_exceptions=True
+            )
+        link.task.cancel()
+        return [str(result) for result in results]
+
+    first, *others = asyncio.run(run())
+    assert "message a to 'q' was not confirmed within 60 s: of the library" in first
+    assert others == ["b", "c"]
 
 
 def test_a_caller_that_gives_up_its_result_ends_no_outbox() -> None:

@@ -1,0 +1,63 @@
+"""Who ends when nodes that started together differ, and a store that is turned off is reported once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+import pytest
+
+from sla_server.cluster import essentials
+from sla_server.cluster.admin import NodeRow
+from sla_server.cluster.config import ClusterConfig
+from sla_server.cluster.errors import EssentialsDiffer
+from sla_server.cluster.membership import Membership
+from sla_server.cluster.watch import NodeWatch, outvoted
+
+A, B = {"replicas": "3"}, {"replicas": "5"}
+
+
+@pytest.mark.parametrize(
+    ("found", "ends"),
+    [
+        ({"n1": A, "n2": A, "n3": A}, {}),
+        ({"n1": B, "n2": A, "n3": A}, {"n1": "n2"}),
+        ({"n1": B, "n2": A}, {}),  # the third will say who is right
+        ({"n1": A, "n3": A}, {}),
+        ({"n1": A, "n2": B, "n3": {"replicas": "1"}}, {"n2": "n1", "n3": "n1"}),
+        ({"n1": {"name": "SLA"}, "n2": {"name": "sla"}, "n3": {"name": "sla"}}, {}),
+    ],
+)
+def test_who_differs_from_most_ends(found: dict[str, dict[str, str]], ends: dict[str, str]) -> None:
+    assert {name: other for name in found if (other := outvoted(name, found, 3))} == ends
+
+
+def _row(name: str, config: ClusterConfig) -> NodeRow:
+    return NodeRow(name, "", "2.15.1", 0, 3, "n1", (), 0, 0, essentials.of(config))
+
+
+def test_the_node_that_differs_ends_and_the_others_go_on() -> None:
+    peers = [{"name": name, "listen": "127.0.0.1:1", "routes": "127.0.0.1:2"} for name in ("n2", "n3")]
+    config = ClusterConfig.model_validate({"node": "n1", "replicas": 5, "peers": peers})
+    usual = ClusterConfig(node="n2")
+    events: list[str] = []
+    watch = NodeWatch(config, cast(Membership, None), lambda kind, _severity, _text: events.append(kind))
+    rows = [_row("n1", config), _row("n2", usual)]
+    watch.judge(rows)
+    with pytest.raises(EssentialsDiffer, match="those of n2: replicas is 5 here and 3 there"):
+        watch.judge([*rows, _row("n3", usual)])
+    watch.judge([_row("n1", usual), _row("n2", usual), _row("n3", config)])
+    assert events == []
+
+
+def test_a_store_that_is_turned_off_is_reported_once() -> None:
+    config = ClusterConfig(node="n1")
+    events: list[tuple[str, str]] = []
+    watch = NodeWatch(
+        config, cast(Membership, None), lambda kind, severity, _: events.append((kind, severity))
+    )
+    on = _row("n1", config)
+    off = replace(on, is_storing=False)
+    for row in (on, off, off, on, off):
+        watch.judge([row])
+    assert events == [("cluster-store-off", "critical")] * 2
