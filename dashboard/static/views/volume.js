@@ -171,7 +171,7 @@ export async function start(shell) {
   page.base = `/volumes/${encodeURIComponent(shell.name)}`;
   startThrottle(shell);
   $("throttle").addEventListener("click", () => openThrottle(page.name));
-  $("release").addEventListener("click", () => release(shell, page.name));
+  $("release").addEventListener("click", () => release(shell, page.name, loadLive));
   $("why-then").href = whyAddress("volume", page.name);
   page.address = startAddress({range: "1h", client: ""}, null, () => page.row && show());
   if (!await loadLive()) return;

@@ -38,7 +38,7 @@ const columns = [
     if (!shell.signedIn()) return td.replaceChildren();
     if (!td.firstChild) {
       td.append(element("button", {type: "button", onclick: () => openThrottle(row.volume)}, "Throttle…"),
-        element("button", {type: "button", onclick: () => release(shell, row.volume)}, "Release"));
+        element("button", {type: "button", onclick: () => release(shell, row.volume, () => list?.refresh())}, "Release…"));
     }
     return td.lastChild.hidden = !row.throttled_by_hand;
   }},
