@@ -50,6 +50,8 @@ class AgreementsApply(RequestBody):
     documents: str
     """YAML, one document or several."""
     dry_run: bool = False
+    based_on: dict[str, int] | None = None
+    """Agreements to the versions that the text was made from (0: none was in force): refused if others are now."""
 
 
 class AgreementDelete(RequestBody):

@@ -321,7 +321,10 @@ ROUTES: Final = (
         "/slas",
         "apply_slas",
         "Apply agreement documents (YAML, one or several).",
-        (Query("dry_run", "boolean", "1: check and compare only."),),
+        (
+            Query("dry_run", "boolean", "1: check and compare only."),
+            Query("based_on", "string", "NAME:VERSION that the text was made from; 409 if another is in force."),
+        ),
         body="Documents",
         changes=True,
     ),
