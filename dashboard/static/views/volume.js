@@ -17,7 +17,9 @@ const CAP_KINDS = "cap-set,cap-changed,cap-released,observed,not-effective";
 const LIVE_MS = 3000;
 const SLOW_MS = 60000;
 const SHARED = 12;
-const page = {name: "", base: "", row: null, history: null, decisions: [], address: null, shell: null};
+const MOST_CAPS = 6; // clients with a line of their own: the newest decisions first
+const CAP_COLOURS = ["bad", "warn", "accent", "ok"];
+const page = {name: "", base: "", row: null, history: null, decisions: [], capsLeftOut: 0, address: null, shell: null};
 
 const range = () => RANGES[page.address.get().range] || RANGES["1h"];
 
@@ -68,11 +70,21 @@ function showClients(rows) {
   ], rows, (row) => row.stream_id, () => ["No client was seen yet."]);
 }
 
-// Rates that were in force, as steps: what held before the first decision is in its figures.
-function capSteps(fromMs, toMs) {
+// Rates that were in force, as steps, a line for the whole volume and one for each client with a cap of its own: what
+// holds one client back says nothing of the others. What held before the first decision is in its figures.
+function capLines(fromMs, toMs) {
+  const chosen = page.address.get().client;
+  const rows = page.decisions.filter((row) => row.kind.startsWith("cap-") && row.mode !== "observe");
+  const clients = [...new Set(rows.map((row) => row.figures?.client || ""))].filter((client) => client && (!chosen || client === chosen));
+  page.capsLeftOut = Math.max(0, clients.length - MOST_CAPS);
+  return [...(chosen ? [] : [""]), ...clients.slice(0, MOST_CAPS)].map((client, index) => ({name: client ? `cap of ${client}` : "cap",
+    colour: CAP_COLOURS[index % CAP_COLOURS.length], dash: true, steps: true,
+    ...capSteps(rows.filter((row) => (row.figures?.client || "") === client).reverse(), client, fromMs, toMs)}));
+}
+
+function capSteps(rows, client, fromMs, toMs) {
   const rate = (caps) => caps?.cost_per_s ?? null;
-  const rows = page.decisions.filter((row) => row.kind.startsWith("cap-") && row.mode !== "observe").reverse();
-  const live = page.row?.live?.cap_cost_per_s ?? null;
+  const live = client ? null : page.row?.live?.cap_cost_per_s ?? null;
   if (!rows.length) return {at: [fromMs, toMs], values: [live, live]};
   const at = [fromMs];
   const values = [rate(rows[0].figures?.before)];
@@ -106,8 +118,10 @@ function drawHistory() {
   const {items, from_us: from, to_us: to} = page.history;
   const span = {from: from / 1000, to: to / 1000};
   const step = items[0]?.length_us;
+  const caps = capLines(span.from, span.to);
   setText($("history-note"), !items.length ? "Nothing is stored of this time: the volume was idle, or its gateway was away."
-    : `One point ${step === HOUR_MS * 1000 ? "an hour" : `each ${f.duration(step / 1e6)}`}; drag over a chart to zoom, double click to see all again.`);
+    : `One point ${step === HOUR_MS * 1000 ? "an hour" : `each ${f.duration(step / 1e6)}`}; drag over a chart to zoom, double click to see all again.`
+      + (page.capsLeftOut ? ` Caps of ${f.plural(page.capsLeftOut, "more client")} are in the list below only.` : ""));
   $("latency-plot").hidden = $("load-plot").hidden = !items.length;
   if (!items.length) return;
   const failed = (node) => () => { node.hidden = true; };
@@ -115,7 +129,7 @@ function drawHistory() {
     ({name, colour, ...column(items, (row) => ms(row[`${name}_us`]))})), {...span, suffix: " ms"}).catch(failed($("latency-plot")));
   drawLines($("load-plot"), [{name: "IOPS", colour: "ok", ...column(items, (row) => row.iops)},
     {name: "weighted IOPS", colour: "accent", ...column(items, weighted)},
-    ...(page.address.get().client ? [] : [{name: "cap", colour: "bad", dash: true, steps: true, ...capSteps(span.from, span.to)}])], span).catch(failed($("load-plot")));
+    ...caps], span).catch(failed($("load-plot")));
 }
 
 async function loadSlow() {
