@@ -13,8 +13,8 @@ export function ask(shell, {title, button, words, send, done = () => {}}) {
   open ||= startForm(shell, $("ask-dialog"), {
     consequence: () => (typeof asked.words === "function" ? asked.words() : asked.words),
     // What is done is of the question that was sent: another one may be open by then.
-    send: async () => { const {send: act, done: then} = asked; return {...await act(), then}; },
-    done: ({then, ...answer}) => then(answer)});
+    send: async () => { const {send: act, done: finish} = asked; return {...await act(), finish}; },
+    done: ({finish, ...answer}) => finish(answer)});
   setText($("ask-title"), title);
   setText($("ask-apply"), button);
   open();

@@ -312,6 +312,13 @@ def test_enter_in_the_note_of_an_approval_decides_nothing(site: Site, page: Page
     assert [(body["approves"], body["note"]) for body in asked] == [(False, "as agreed")]
 
 
+ANSWERS = """const done = arguments[0];
+const shown = [...document.querySelectorAll("a[href]")].filter((link) => link.checkVisibility());
+const addresses = [...new Set(shown.map((link) => link.href.split("#")[0]))];
+Promise.all(addresses.map((address) => fetch(address).then((answer) => [address, answer.status]))).then(done);"""
+"""Each link that is drawn, with the status of what it leads to."""
+
+
 def test_an_account_with_labels_is_told_nothing_of_what_it_does_not_see(site: Site, page: Page) -> None:
     with page() as driver:
         customer = Principal("glo", Role.viewer, labels="customer=acme")
@@ -322,6 +329,13 @@ def test_an_account_with_labels_is_told_nothing_of_what_it_does_not_see(site: Si
             assert what not in text(driver, "main")
         assert "erp-gold" in text(driver, "#slas")
         assert violations(driver) == []
+        for view, ready in (("", "[data-sla]"), ("agreements/erp-gold", "#heat button"), ("volumes", "[data-volume]")):
+            driver.get(f"{site.url}{view}")
+            wait_for(driver, ready, visible=True)
+            until(driver, lambda: "glo" in text(driver, "#session"), "it is known who looks")
+            for address, status in driver.execute_async_script(ANSWERS):
+                assert status == 200, f"{address} on {view}"
+            assert [each.text for each in driver.find_elements(By.CSS_SELECTOR, ".why") if each.is_displayed()] == []
 
 
 def test_times_are_of_the_zone_that_was_chosen(site: Site, page: Page) -> None:

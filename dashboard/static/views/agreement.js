@@ -2,7 +2,7 @@
 
 import {follow, startAddress} from "../address.js";
 import {call, read} from "../api.js";
-import {code, keyOf} from "../cells.js";
+import {code, keyOf, seesAll} from "../cells.js";
 import {element, fillList, fillTable, setBadge, setText} from "../dom.js";
 import * as f from "../format.js";
 import {daysOf, drawHeat} from "../heat.js";
@@ -251,7 +251,7 @@ export async function start(shell) {
   page.base = `/slas/${encodeURIComponent(shell.name)}`;
   page.address = startAddress(FIELDS, null, show);
   if (!await loadLive()) return;
-  await Promise.all([show(), loadOnce(), startInline("inline", () => ({kind: "sla", name: page.name, objective: chosen()}))]);
+  await Promise.all([show(), loadOnce(), seesAll && startInline("inline", () => ({kind: "sla", name: page.name, objective: chosen()}))]);
   setInterval(() => { if (!document.hidden) loadLive(); }, LIVE_MS);
   setInterval(() => { if (!document.hidden) loadSlow(); }, SLOW_MS);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => page.hours && showBudget());

@@ -2,7 +2,7 @@
 
 import {follow, startAddress} from "../address.js";
 import {call, read} from "../api.js";
-import {backendAddress} from "../cells.js";
+import {backendLink, seesAll} from "../cells.js";
 import {element, fillTable, setText} from "../dom.js";
 import * as f from "../format.js";
 import {showDecisions, showFigures, showMissing, showVolumes} from "../parts.js";
@@ -35,7 +35,7 @@ async function loadLive() {
   const backend = live.backend || row.backend;
   if ($("about").dataset.shown !== backend) {
     $("about").dataset.shown = backend;
-    $("about").replaceChildren(...(backend ? ["on ", element("a", {href: backendAddress(backend)}, backend)] : ["on no backend that is known"]),
+    $("about").replaceChildren(...(backend ? ["on ", backendLink(backend)] : ["on no backend that is known"]),
       element("span"));
   }
   setText($("about").lastChild, [row.size_bytes ? ` · ${f.size(row.size_bytes)}` : "", row.read_only ? " · read only" : "",
@@ -150,7 +150,7 @@ async function loadSlow() {
   showDecisions($("decisions"), page.decisions.slice(0, 40), `It was not held back in the last ${range()[0]}.`);
   if (shared) showVolumes($("neighbours"), shared.items, page.name);
   else if (!backend) showVolumes($("neighbours"), []);
-  await loadGraph(span);
+  if (seesAll) await loadGraph(span);
 }
 
 // Drawn by the server and put into the page; what its lines say is a list below it, too.
@@ -189,7 +189,7 @@ export async function start(shell) {
   $("why-then").href = whyAddress("volume", page.name);
   page.address = startAddress({range: "1h", client: ""}, null, () => page.row && show());
   if (!await loadLive()) return;
-  await Promise.all([show(), startInline("inline", () => ({kind: "volume", name: page.name}))]);
+  await Promise.all([show(), seesAll && startInline("inline", () => ({kind: "volume", name: page.name}))]);
   setInterval(() => { if (!document.hidden) loadLive(); }, LIVE_MS);
   setInterval(() => { if (!document.hidden) loadSlow(); }, SLOW_MS);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawHistory);

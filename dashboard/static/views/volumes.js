@@ -1,6 +1,6 @@
 // All volumes: found by name, of one backend, the busiest first; sorted and paged by the server.
 
-import {backendAddress, code, volumeAddress, whyLink} from "../cells.js";
+import {backendLink, code, volumeAddress, whyLink} from "../cells.js";
 import {element, setPair, setText} from "../dom.js";
 import * as f from "../format.js";
 import {startList} from "../list.js";
@@ -18,7 +18,7 @@ const columns = [
     const backend = live(row).backend || row.backend;
     if (small.dataset.shown === backend) return;
     small.dataset.shown = backend;
-    small.replaceChildren(...(backend ? ["on ", element("a", {href: backendAddress(backend)}, backend)] : []));
+    small.replaceChildren(...(backend ? ["on ", backendLink(backend)] : []));
   }},
   {label: "IOPS", cls: "num", sort: "busiest", falls: true,
     text: (row) => [f.count(live(row).iops), row.live ? `${f.count(live(row).read_iops)} read, ${f.count(live(row).write_iops)} written` : ""]},
