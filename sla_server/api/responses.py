@@ -37,7 +37,7 @@ def as_json(body: Any, status: int = 200, headers: Mapping[str, str] | None = No
 
 
 def without_person(value: Any) -> Any:
-    """The same without the person who asked for a change, at any depth: it may be an address at a provider."""
+    """The same without the person who asked for a change, at any depth: an address at a provider."""
     if isinstance(value, dict):
         return {name: without_person(one) for name, one in value.items() if name != "requested_as"}
     return [without_person(one) for one in value] if isinstance(value, list) else value

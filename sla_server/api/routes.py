@@ -323,7 +323,9 @@ ROUTES: Final = (
         "Apply agreement documents (YAML, one or several).",
         (
             Query("dry_run", "boolean", "1: check and compare only."),
-            Query("based_on", "string", "NAME:VERSION that the text was made from; 409 if another is in force."),
+            Query(
+                "based_on", "string", "NAME:VERSION that the text was made from; 409 if another is in force."
+            ),
         ),
         body="Documents",
         changes=True,

@@ -195,7 +195,9 @@ class Requests:
             item = catalog.get(name)
             if name in given and (item.version if item is not None else 0) != version:
                 now = f"version {item.version} is in force" if item is not None else "it has ended"
-                problem = f"{name} has changed since: this text was made from version {version}, and now {now}"
+                problem = (
+                    f"{name} has changed since: this text was made from version {version}, and now {now}"
+                )
                 fix = f"See what changed (/agreements/{name}), put it into the text, and apply that"
                 self._refuse(request, 409, problem, fix)
                 return True

@@ -185,7 +185,9 @@ def test_what_another_changed_meanwhile_is_said_and_nothing_that_was_typed_is_lo
         driver.find_element(By.ID, "apply").send_keys(Keys.ENTER)
         wait_for(driver, "#apply-dialog[open]")
         driver.find_element(By.CSS_SELECTOR, "#apply-dialog [type=submit]").click()
-        until(driver, lambda: "erp-gold has changed since" in text(driver, "#apply-dialog .problem"), "refused")
+        until(
+            driver, lambda: "erp-gold has changed since" in text(driver, "#apply-dialog .problem"), "refused"
+        )
         driver.find_element(By.CSS_SELECTOR, "#apply-dialog [value=cancel]").click()
         wait_for(driver, "#conflict", visible=True)
         assert "Version 3" in text(driver, "#conflict-versions")
@@ -315,7 +317,8 @@ def test_enter_in_the_note_of_an_approval_decides_nothing(site: Site, page: Page
 ANSWERS = """const done = arguments[0];
 const shown = [...document.querySelectorAll("a[href]")].filter((link) => link.checkVisibility());
 const addresses = [...new Set(shown.map((link) => link.href.split("#")[0]))];
-Promise.all(addresses.map((address) => fetch(address).then((answer) => [address, answer.status]))).then(done);"""
+const ask = (address) => fetch(address).then((answer) => [address, answer.status]);
+Promise.all(addresses.map(ask)).then(done);"""
 """Each link that is drawn, with the status of what it leads to."""
 
 
@@ -329,13 +332,19 @@ def test_an_account_with_labels_is_told_nothing_of_what_it_does_not_see(site: Si
             assert what not in text(driver, "main")
         assert "erp-gold" in text(driver, "#slas")
         assert violations(driver) == []
-        for view, ready in (("", "[data-sla]"), ("agreements/erp-gold", "#heat button"), ("volumes", "[data-volume]")):
+        for view, ready in (
+            ("", "[data-sla]"),
+            ("agreements/erp-gold", "#heat button"),
+            ("volumes", "[data-volume]"),
+        ):
             driver.get(f"{site.url}{view}")
             wait_for(driver, ready, visible=True)
             until(driver, lambda: "glo" in text(driver, "#session"), "it is known who looks")
             for address, status in driver.execute_async_script(ANSWERS):
                 assert status == 200, f"{address} on {view}"
-            assert [each.text for each in driver.find_elements(By.CSS_SELECTOR, ".why") if each.is_displayed()] == []
+            assert [
+                each.text for each in driver.find_elements(By.CSS_SELECTOR, ".why") if each.is_displayed()
+            ] == []
 
 
 def test_times_are_of_the_zone_that_was_chosen(site: Site, page: Page) -> None:

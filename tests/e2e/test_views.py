@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from selenium.webdriver import Chrome
@@ -193,7 +194,8 @@ def test_a_fleet_of_64_000_promises_is_paged_found_and_counted(site: Site, page:
 
 
 DRAWN = """const shown = document.getElementById("load-plot").data || [];
-return shown.filter((line) => line.name.startsWith("cap")).map((line) => [line.name, line.y.filter((value) => value !== null)]);"""
+const caps = shown.filter((line) => line.name.startsWith("cap"));
+return caps.map((line) => [line.name, line.y.filter((value) => value !== null)]);"""
 
 
 def test_a_cap_of_one_client_is_drawn_as_that_client_s(
