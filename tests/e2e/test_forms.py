@@ -335,7 +335,7 @@ def test_an_account_with_labels_is_told_nothing_of_what_it_does_not_see(site: Si
         for view, ready in (
             ("", "[data-sla]"),
             ("agreements/erp-gold", "#heat button"),
-            ("volumes", "[data-volume]"),
+            ("volumes", "#volumes td"),
         ):
             driver.get(f"{site.url}{view}")
             wait_for(driver, ready, visible=True)
