@@ -87,7 +87,7 @@ def guard_page(context: AppContext) -> Callable[[], Any]:
             return redirect("/login", 303)
         principal = context.guard.admit(request, PAGE)
         g.sees_own = principal is not None and bool(principal.labels)
-        if g.sees_own and request.blueprint in ABOUT_ALL:
+        if request.blueprint in ABOUT_ALL and context.scopes.of(principal) is not None:
             abort(403, ABOUT_MORE)
         return None
 
