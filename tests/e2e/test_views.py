@@ -193,7 +193,7 @@ def test_a_fleet_of_64_000_promises_is_paged_found_and_counted(site: Site, page:
         assert console_errors(driver) == []
 
 
-DRAWN = """const shown = document.getElementById("load-plot").data || [];
+CAPS_DRAWN = """const shown = document.getElementById("load-plot").data || [];
 const caps = shown.filter((line) => line.name.startsWith("cap"));
 return caps.map((line) => [line.name, line.y.filter((value) => value !== null)]);"""
 
@@ -216,7 +216,7 @@ def test_a_cap_of_one_client_is_drawn_as_that_client_s(
         ):
             driver.get(f"{site.url}volumes/batch{query}")
             wait_for(driver, "#load-plot .main-svg")
-            drawn = driver.execute_script(DRAWN)
+            drawn = driver.execute_script(CAPS_DRAWN)
             assert {name: set(values) for name, values in drawn} == {
                 name: {rate} for name, rate in wanted.items()
             }
