@@ -12,7 +12,7 @@ from importlib.metadata import version
 from importlib.resources import as_file, files
 from typing import Any, Final
 
-from flask import Blueprint, Flask, Response, abort, redirect, render_template, request, send_file
+from flask import Blueprint, Flask, Response, abort, g, redirect, render_template, request, send_file
 
 from dashboard.harms import HARMS, make_harms
 from dashboard.login import make_blueprint
@@ -26,6 +26,7 @@ from sla_server.api.security import PAGE
 REPORTS: Final = "reports"
 ABOUT_ALL: Final = (REPORTS, HARMS, SHARED_USE)
 """Blueprints whose pages are about all agreements and volumes."""
+ABOUT_MORE: Final = "This account sees its own agreements alone, and this is about more than them."
 FREE: Final = ("page.static", "page.plotly_script")
 """What the form to sign in needs, too."""
 page = Blueprint(
@@ -44,10 +45,14 @@ def _shell_of(view: PageView) -> Callable[..., str]:
     listed = [each for each in VIEWS if not each.above]
 
     def shell(name: str = "") -> str:
+        sees_own = bool(g.get("sees_own"))
+        if sees_own and not view.own:
+            abort(403, ABOUT_MORE)
         return render_template(
             f"views/{view.key}.html",
             view=view,
-            views=listed,
+            views=[each for each in listed if each.own or not sees_own],
+            sees_own=sees_own,
             name=name,
             version=version("storage-sla-server"),
             server_zone=server_zone(),
@@ -71,7 +76,8 @@ def plotly_script() -> Response:
 def guard_page(context: AppContext) -> Callable[[], Any]:
     """Where reading needs a login, pages send those without one to the form.
 
-    Reports, and the graphs of who hurt or slowed whom, are all or nothing.
+    Views that are about more than an account with labels sees are refused to it, and so are reports and the
+    graphs of who hurt or slowed whom; the other views draw no link to them.
     """
 
     def check() -> Any:
@@ -79,9 +85,10 @@ def guard_page(context: AppContext) -> Callable[[], Any]:
             return None
         if not context.guard.may_read(request):
             return redirect("/login", 303)
-        is_about_all = request.blueprint in ABOUT_ALL
-        if is_about_all and context.scopes.of(context.guard.admit(request, PAGE)) is not None:
-            abort(403, "This account sees its own agreements alone, and this is about all of them.")
+        principal = context.guard.admit(request, PAGE)
+        g.sees_own = principal is not None and bool(principal.labels)
+        if request.blueprint in ABOUT_ALL and context.scopes.of(principal) is not None:
+            abort(403, ABOUT_MORE)
         return None
 
     return check

@@ -24,15 +24,17 @@ class PageView:
     """Of a view of one thing: the key of the list it belongs to; empty: the view is in the navigation."""
     elsewhere: bool = False
     """Whether a blueprint of its own serves it: it is in the navigation only."""
+    own: bool = False
+    """Whether accounts with labels have it: the API answers them what it shows."""
 
 
 VIEWS: Final = (
-    PageView("overview", "/", "Overview"),
-    PageView("agreements", "/agreements", "Agreements"),
-    PageView("agreement", "/agreements/<name>", "Agreement", "agreements"),
+    PageView("overview", "/", "Overview", own=True),
+    PageView("agreements", "/agreements", "Agreements", own=True),
+    PageView("agreement", "/agreements/<name>", "Agreement", "agreements", own=True),
     PageView("apply", "/apply", "Apply an agreement", "agreements"),
-    PageView("volumes", "/volumes", "Volumes"),
-    PageView("volume", "/volumes/<name>", "Volume", "volumes"),
+    PageView("volumes", "/volumes", "Volumes", own=True),
+    PageView("volume", "/volumes/<name>", "Volume", "volumes", own=True),
     PageView("backends", "/backends", "Backends"),
     PageView("backend", "/backends/<name>", "Backend", "backends"),
     PageView("gateways", "/gateways", "Gateways"),

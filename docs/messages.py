@@ -83,7 +83,8 @@ REQUESTS = """\
 
 | op | body | answer's body |
 |---|---|---|
-| `apply` | `documents: str, dry_run: bool` | `applied: [{name, version, changed, line}], warnings: [str]` |
+| `apply` | `documents: str, dry_run: bool, based_on: {name: version}` | \
+`applied: [{name, version, changed, line}], warnings: [str]` |
 | `delete` | `name: str` | `{}` or 404 |
 | `end_document` | `kind: str (no agreement), name: str` | `{}` or 404; 422 for one that is used |
 | `notify_test` | `name: str` | `{event_id}` or 404 |

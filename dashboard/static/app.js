@@ -5,6 +5,7 @@
 // onBack when the connection is back.
 
 import {call, read} from "./api.js";
+import {ask as askFirst} from "./ask.js";
 import {element, setText} from "./dom.js";
 import {clock, duration, plural, sentence} from "./format.js";
 import {startFeed} from "./feed.js";
@@ -17,7 +18,7 @@ const REFRESH_MS = 5000;
 const page = {snapshot: null, takenMs: Date.now(), connection: "connecting", signedIn: false, labels: "", notice: "",
   database: "", old: null, isOld: false};
 const shell = {name: document.body.dataset.name, title: document.body.dataset.title, signedIn: () => page.signedIn, labels: () => page.labels,
-  notice, change, said, isStale};
+  notice, said, isStale};
 const view = await import(`./views/${document.body.dataset.view}.js`);
 
 // Between two questions about the server's health nothing new is known of it.
@@ -155,19 +156,15 @@ $("mode").addEventListener("click", (event) => {
 function askForMode(mode) {
   const held = page.snapshot?.throttles && new Set(page.snapshot.throttles.filter((row) => row.state !== "observed").map((row) => row.volume)).size;
   const now = held === undefined ? "" : ` ${held ? plural(held, "volume is", "volumes are") : "None is"} held back now.`;
-  setText($("mode-title"), mode === "observe" ? "Only observe?" : "Enforce?");
-  setText($("mode-text"), mode === "observe"
-    ? `Control decides and logs, and holds nobody back any more: promises that rest on it may break.${now}`
-    : `Control holds back volumes of lower priority while a promise is at risk: their I/O becomes slower.${now}`);
-  setText($("mode-apply"), mode === "observe" ? "Observe" : "Enforce");
-  $("mode-dialog").dataset.mode = mode;
-  $("mode-dialog").returnValue = "";
-  $("mode-dialog").showModal();
+  const isObserve = mode === "observe";
+  askFirst(shell, {
+    title: isObserve ? "Only observe?" : "Enforce?",
+    button: isObserve ? "Observe" : "Enforce",
+    words: isObserve
+      ? `Control decides and logs, and holds nobody back any more: promises that rest on it may break.${now}`
+      : `Control holds back volumes of lower priority while a promise is at risk: their I/O becomes slower.${now}`,
+    send: () => call("PUT", "/mode", {mode})});
 }
-
-$("mode-dialog").addEventListener("close", () => {
-  if ($("mode-dialog").returnValue === "apply") change("PUT", "/mode", {mode: $("mode-dialog").dataset.mode});
-});
 
 startWhy();
 startZone($("zone"));

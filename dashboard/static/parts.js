@@ -26,6 +26,17 @@ export function showDecisions(node, rows, empty) {
     () => [empty]);
 }
 
+// Versions of a document, each with what differs from the one before it.
+export function showVersions(node, rows) {
+  const said = (value) => (value === null || value === undefined ? "nothing" : typeof value === "string" ? value : JSON.stringify(value));
+  fillList(node, rows, (row) => row.version,
+    (row) => element("li", {}, element("div", {}, element("strong", {}, `Version ${row.version}`), " ", element("span", {class: "soft"})),
+      element("dl", {class: "changes"}, ...row.changes.flatMap((one) => [element("dt", {}, one.field),
+        element("dd", {}, element("del", {}, said(one.before)), " → ", element("ins", {}, said(one.after)))]))),
+    (li, row) => setText(li.querySelector("span"), `${f.moment(row.applied_us)} by ${row.applied_by || "?"}${row.ended_us ? `, until ${f.moment(row.ended_us)}` : ""}`),
+    () => ["There is one version."]);
+}
+
 // Rows of /volumes: who uses how much of what they share; one may be the view's own.
 export function showVolumes(table, rows, own = "") {
   const live = (row) => row.live || {};

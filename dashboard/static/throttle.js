@@ -1,6 +1,7 @@
 // The dialog that throttles a volume by hand, and says what that means for the volume while it is filled in.
 
 import {call, read} from "./api.js";
+import {ask} from "./ask.js";
 import {setText} from "./dom.js";
 import {startForm} from "./form.js";
 import * as f from "./format.js";
@@ -37,4 +38,13 @@ export function startThrottle(shell) {
     }});
 }
 
-export const release = (shell, volume) => shell.change("DELETE", `/throttles?volume=${encodeURIComponent(volume)}`);
+// "batch is held to 300 IOPS now, and is free at once."
+export function release(shell, volume, done) {
+  ask(shell, {title: `Release ${volume}?`, button: "Release", done,
+    words: async () => {
+      const cap = f.volumeCap((await read(`/volumes/${encodeURIComponent(volume)}`))?.live || {});
+      return `${volume} ${cap ? `is held to ${cap} now, and is` : "is"} free at once of what was set by hand. `
+        + "Control may hold it back all the same while a promise is at risk.";
+    },
+    send: () => call("DELETE", `/throttles?volume=${encodeURIComponent(volume)}`)});
+}

@@ -36,6 +36,13 @@ def as_json(body: Any, status: int = 200, headers: Mapping[str, str] | None = No
     return Response(text + "\n", status=status, mimetype="application/json", headers=dict(headers or {}))
 
 
+def without_person(value: Any) -> Any:
+    """The same without the person who asked for a change, at any depth: an address at a provider."""
+    if isinstance(value, dict):
+        return {name: without_person(one) for name, one in value.items() if name != "requested_as"}
+    return [without_person(one) for one in value] if isinstance(value, list) else value
+
+
 def as_list(rows: Sequence[Any], next_cursor: str | None = None, **more: Any) -> Response:
     """A page of a list."""
     return as_json({"items": rows, "next": next_cursor, **more})

@@ -19,6 +19,7 @@ CREDITS_MAX: Final = 14
 """Slices are kept 13 months."""
 
 PERIODS_MAX: Final = 60  # five years of months; slices are kept for 13 months by default
+BASED_ON = Query("based_on", "string", "NAME:VERSION that the text was made from; else 409.")
 BEFORE = Query("before", "string", "The `next` of the page before.")
 FROM = Query(
     "from_us",
@@ -321,7 +322,7 @@ ROUTES: Final = (
         "/slas",
         "apply_slas",
         "Apply agreement documents (YAML, one or several).",
-        (Query("dry_run", "boolean", "1: check and compare only."),),
+        (Query("dry_run", "boolean", "1: check and compare only."), BASED_ON),
         body="Documents",
         changes=True,
     ),

@@ -88,6 +88,8 @@ def _float(name: str) -> Column[Any]:
 
 
 meta = Table("meta", metadata, _key("key", Text), _text("value"))
+ALIVE_KEY: Final = "alive_us"
+"""Key of ``meta``: when the server was last seen to be up, by its own clock."""
 
 gateways = Table(
     "gateways",

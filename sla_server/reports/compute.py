@@ -43,6 +43,8 @@ from sla_server.services.judging.track import JUDGE_BACK_US
 
 LATE_US: Final = 2 * 86_400 * SECOND_US
 """Late data may revise a slice for so long (``judging.track.OPEN_US``)."""
+IN_FLIGHT_US: Final = 3600 * SECOND_US
+"""Slices that were just young enough are recorded by then, also through a queue that is behind."""
 Item = TypeVar("Item")
 
 
@@ -317,8 +319,12 @@ def _is_judged(inputs: ReportInputs, name: str, end_us: int) -> bool:
 
     The clock alone does not say so: it may be ahead by weeks, or the server was away and catches up just now.
     Where no slice of the objective is stored, there may never be one: the other ones say how far judging is,
-    as they do where the server was away for so long that the last slices stay unjudged.
+    as they do where the server was away for so long that the last slices stay unjudged. Where none is judged
+    at all (no volume was seen, the agreements have ended), the server's own mark that it was up says it: the
+    judge has the same clock, and leaves alone what is older than ``JUDGE_BACK_US``.
     """
+    if min(inputs.alive_us, inputs.as_of_us) >= end_us + JUDGE_BACK_US + IN_FLIGHT_US:
+        return True
     own_us = inputs.judged.get(name, 0)
     if own_us:
         return own_us >= end_us or inputs.judged_us >= end_us + JUDGE_BACK_US

@@ -52,6 +52,7 @@ class ReportInputs:
         slices: objective to the newest revision of each slice, from the first credited period on.
         revised: slices with a revision after ``as_of_us``.
         judged_us: until when any slice was judged; ``judged``: the same by objective. 0: none was.
+        alive_us: when the server last noted that it was up, by its own clock; 0: never.
         held: volume to I/Os and delay of the hours in which it was throttled for this agreement.
     """
 
@@ -65,6 +66,7 @@ class ReportInputs:
     revised: int = 0
     judged_us: int = 0
     judged: Mapping[str, int] = field(default_factory=dict)
+    alive_us: int = 0
     episodes: Sequence[Row] = ()
     decisions: Sequence[Row] = ()
     decisions_from_us: int | None = None
@@ -207,6 +209,7 @@ def _read(reader: SqlReader, found: ReportInputs, most_slices: int) -> ReportInp
         ),
         judged_us=reader.reports.judged_until(as_of_us),
         judged={objective: reader.reports.judged_until(as_of_us, (name, objective)) for objective in names},
+        alive_us=reader.reports.alive_until(),
         episodes=[_episode_by(row, as_of_us) for row in episodes],
         decisions=reader.decisions(
             victims=victims, from_us=first_us, until_us=end_us, newest_first=False, limit=MOST_DECISIONS

@@ -170,19 +170,38 @@ class Requests:
             if problems:
                 self._refuse_all(request, problems)
             elif body.dry_run:
-                self._try(request, documents, who, now_us)
+                if not self._is_outdated(request, self._desk.changes.catalog, documents, body.based_on):
+                    self._try(request, documents, who, now_us)
             else:
                 # Applied when its turn comes, not when it was asked for: slices in between have one judge.
-                self._submit(
-                    request,
-                    lambda catalog, us: self._change(catalog, documents, who, us),
-                    lambda change: _applied(change, documents),
-                )
+                self._submit(request, partial(make, documents), lambda change: _applied(change, documents))
+
+        def make(documents: list[Loaded], catalog: Catalog, us: int) -> Change | None:
+            if self._is_outdated(request, catalog, documents, body.based_on):
+                return None
+            return self._change(catalog, documents, who, us)
 
         if not self._desk.documents.submit(body.documents, self._desk.rollup_s, read):
             self._refuse(
                 request, 503, "too many documents are waiting to be read", "Try again in some seconds"
             )
+
+    def _is_outdated(
+        self, request: str, catalog: Catalog, documents: list[Loaded], based_on: dict[str, int] | None
+    ) -> bool:
+        """Whether an agreement was changed since it was read to be edited; that is refused."""
+        given = {each.document.name for each in documents if each.document.kind == "SLA"}
+        for name, version in (based_on or {}).items():
+            item = catalog.get(name)
+            if name in given and (item.version if item is not None else 0) != version:
+                now = f"version {item.version} is in force" if item is not None else "it has ended"
+                problem = (
+                    f"{name} has changed since: this text was made from version {version}, and now {now}"
+                )
+                fix = f"See what changed (/agreements/{name}), put it into the text, and apply that"
+                self._refuse(request, 409, problem, fix)
+                return True
+        return False
 
     def _try(self, request: str, documents: list[Loaded], who: str, now_us: int) -> None:
         try:

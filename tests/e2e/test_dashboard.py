@@ -217,16 +217,17 @@ def test_mode_throttle_and_release_by_keyboard(site: Site, page: Page) -> None:
         sign_in(driver, site, "volumes")
         wait_for(driver, "[data-volume=batch] button", visible=True)
         driver.find_element(By.CSS_SELECTOR, "[data-mode=observe]").send_keys(Keys.ENTER)
-        wait_for(driver, "#mode-dialog[open]")
-        assert "holds nobody back any more" in text(driver, "#mode-text")
-        driver.find_element(By.CSS_SELECTOR, "#mode-form [value=cancel]").click()
+        wait_for(driver, "#ask-dialog[open]")
+        until(driver, lambda: "holds nobody back any more" in text(driver, "#ask-dialog"), "what it means")
+        driver.find_element(By.CSS_SELECTOR, "#ask-dialog [value=cancel]").click()
         until(
             driver, lambda: not driver.find_elements(By.CSS_SELECTOR, "dialog[open]"), "nothing was asked for"
         )
         driver.find_element(By.CSS_SELECTOR, "[data-mode=observe]").send_keys(Keys.ENTER)
-        wait_for(driver, "#mode-dialog[open]")
-        driver.find_element(By.ID, "mode-apply").send_keys(Keys.ENTER)
+        wait_for(driver, "#ask-dialog[open]")
+        driver.find_element(By.ID, "ask-apply").send_keys(Keys.ENTER)
         until(driver, lambda: len(site.mailbox.posted) == 1, "the switch was asked for")
+        until(driver, lambda: not driver.find_elements(By.CSS_SELECTOR, "dialog[open]"), "it is switched")
         driver.find_element(By.CSS_SELECTOR, "[data-volume=batch] button").send_keys(Keys.ENTER)
         wait_for(driver, "#throttle-dialog[open]")
         driver.find_element(By.NAME, "rate").send_keys("2.5")
@@ -239,6 +240,9 @@ def test_mode_throttle_and_release_by_keyboard(site: Site, page: Page) -> None:
             "dialog closed",
         )
         driver.find_elements(By.CSS_SELECTOR, "[data-volume=batch] button")[1].send_keys(Keys.ENTER)
+        until(driver, lambda: "is free at once" in text(driver, "#ask-dialog"), "what it means")
+        assert len(site.mailbox.posted) == 2, "nothing is released without a question"
+        driver.find_element(By.ID, "ask-apply").send_keys(Keys.ENTER)
         until(driver, lambda: len(site.mailbox.posted) == 3, "the release was asked for")
     asked = [(header["op"], header["body"]) for header in site.mailbox.posted]
     assert asked[0] == ("mode", {"mode": "observe"})

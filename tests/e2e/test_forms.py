@@ -47,7 +47,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     made.mailbox.close()
 
 
-def answer(header: dict[str, Any]) -> tuple[bool, int, dict[str, Any]]:
+def answer(header: dict[str, Any], in_force: int = 2) -> tuple[bool, int, dict[str, Any]]:
     """Reads documents as ``services`` does, and takes those that are right."""
     if header["op"] != "apply":
         return True, 200, {}
@@ -56,6 +56,8 @@ def answer(header: dict[str, Any]) -> tuple[bool, int, dict[str, Any]]:
     except AgreementsRefused as exc:
         return False, 422, {"errors": [problem.as_dict() for problem in exc.problems]}
     kind, name = loaded.document.kind, loaded.document.name
+    if header["body"].get("based_on", {}).get(name, in_force) != in_force:
+        return False, 409, {"errors": [{"line": 0, "problem": f"{name} has changed since", "fix": "See it"}]}
     row = {"name": name, "version": 3 if name == "erp-gold" else 1, "changed": True}
     return True, 200, {"applied": [row if kind == "SLA" else {"kind": kind, **row}], "warnings": []}
 
@@ -167,6 +169,45 @@ def test_a_document_in_force_is_changed_as_text(site: Site, page: Page) -> None:
         assert "kind: SLA" in driver.find_element(By.ID, "text").get_property("value")
 
 
+def test_what_another_changed_meanwhile_is_said_and_nothing_that_was_typed_is_lost(
+    site: Site, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with page() as driver:
+        sign_in(driver, site, "apply?name=erp-gold")
+        wait_for(driver, "#editor", visible=True)
+        until(driver, lambda: checked(driver) == "valid", "what is in force is valid")
+        driver.find_element(By.ID, "text").send_keys("# mine")
+        until(driver, lambda: checked(driver) == "valid", "so is what was typed")
+        stored = site.source.agreement_versions("erp-gold")
+        third = {**stored[-1], "version": 3, "applied_by": "bob", "spec": {"priority": "silver"}}
+        monkeypatch.setattr(site.source, "agreement_versions", lambda name: [*stored, third])
+        site.mailbox.answer = lambda header: answer(header, in_force=3)
+        driver.find_element(By.ID, "apply").send_keys(Keys.ENTER)
+        wait_for(driver, "#apply-dialog[open]")
+        driver.find_element(By.CSS_SELECTOR, "#apply-dialog [type=submit]").click()
+        until(
+            driver, lambda: "erp-gold has changed since" in text(driver, "#apply-dialog .problem"), "refused"
+        )
+        driver.find_element(By.CSS_SELECTOR, "#apply-dialog [value=cancel]").click()
+        wait_for(driver, "#conflict", visible=True)
+        assert "Version 3" in text(driver, "#conflict-versions")
+        assert "by bob" in text(driver, "#conflict-versions")
+        assert "Version 2" not in text(driver, "#conflict-versions")
+        assert source(driver).endswith("# mine")
+        assert driver.find_element(By.ID, "apply").get_property("disabled")
+        assert violations(driver) == []
+        driver.find_element(By.ID, "conflict-keep").send_keys(Keys.ENTER)
+        until(driver, lambda: checked(driver) == "valid", "it is based on what was seen")
+        assert not driver.find_element(By.ID, "conflict").is_displayed()
+        driver.find_element(By.ID, "apply").send_keys(Keys.ENTER)
+        wait_for(driver, "#apply-dialog[open]")
+        driver.find_element(By.CSS_SELECTOR, "#apply-dialog [type=submit]").click()
+        until(driver, lambda: driver.current_url.endswith("/agreements/erp-gold"), "it is applied")
+    bodies = [header["body"] for header in site.mailbox.posted if header["op"] == "apply"]
+    asked = [(body["based_on"]["erp-gold"], body["documents"][-6:]) for body in bodies if not body["dry_run"]]
+    assert asked == [(2, "# mine"), (3, "# mine")]
+
+
 def test_maintenance_silence_throttle_and_mode_say_what_they_do(site: Site, page: Page) -> None:
     with page() as driver:
         sign_in(driver, site, "agreements/erp-gold")
@@ -273,6 +314,14 @@ def test_enter_in_the_note_of_an_approval_decides_nothing(site: Site, page: Page
     assert [(body["approves"], body["note"]) for body in asked] == [(False, "as agreed")]
 
 
+ANSWERS = """const done = arguments[0];
+const shown = [...document.querySelectorAll("a[href]")].filter((link) => link.checkVisibility());
+const addresses = [...new Set(shown.map((link) => link.href.split("#")[0]))];
+const ask = (address) => fetch(address).then((answer) => [address, answer.status]);
+Promise.all(addresses.map(ask)).then(done);"""
+"""Each link that is drawn, with the status of what it leads to."""
+
+
 def test_an_account_with_labels_is_told_nothing_of_what_it_does_not_see(site: Site, page: Page) -> None:
     with page() as driver:
         customer = Principal("glo", Role.viewer, labels="customer=acme")
@@ -283,6 +332,19 @@ def test_an_account_with_labels_is_told_nothing_of_what_it_does_not_see(site: Si
             assert what not in text(driver, "main")
         assert "erp-gold" in text(driver, "#slas")
         assert violations(driver) == []
+        for view, ready in (
+            ("", "[data-sla]"),
+            ("agreements/erp-gold", "#heat button"),
+            ("volumes", "#volumes td"),
+        ):
+            driver.get(f"{site.url}{view}")
+            wait_for(driver, ready, visible=True)
+            until(driver, lambda: "glo" in text(driver, "#session"), "it is known who looks")
+            for address, status in driver.execute_async_script(ANSWERS):
+                assert status == 200, f"{address} on {view}"
+            assert [
+                each.text for each in driver.find_elements(By.CSS_SELECTOR, ".why") if each.is_displayed()
+            ] == []
 
 
 def test_times_are_of_the_zone_that_was_chosen(site: Site, page: Page) -> None:

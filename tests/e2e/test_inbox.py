@@ -17,6 +17,7 @@ from selenium.webdriver.support.ui import Select
 
 from sla_server.events.delivery_state import write_delivery_state
 from tests.support import api
+from tests.support.axe import violations
 from tests.support.browser import console_errors, settle, until, wait_for
 from tests.support.site import Site
 
@@ -105,6 +106,20 @@ def changes(site: Site) -> list[tuple[str, dict[str, Any]]]:
     return [(op, body) for op, body in asked if not body.get("dry_run")]
 
 
+def confirm(driver: Chrome, css: str, words: str) -> None:
+    """Press a button that acts: nothing is asked of the server before a person has said yes."""
+    for decision in ("[value=cancel]", "[type=submit]"):
+        driver.find_element(By.CSS_SELECTOR, css).send_keys(Keys.ENTER)
+        wait_for(driver, "#ask-dialog[open]")
+        until(driver, lambda: words in text(driver, "#ask-dialog .consequence"), f"it says {words!r}")
+        focused = driver.switch_to.active_element
+        assert focused.get_attribute("value") == "cancel", "Enter alone does nothing"
+        assert violations(driver) == []
+        driver.find_element(By.CSS_SELECTOR, f"#ask-dialog {decision}").send_keys(Keys.ENTER)
+        if decision == "[value=cancel]":
+            until(driver, lambda: not driver.find_elements(By.CSS_SELECTOR, "dialog[open]"), "closed")
+
+
 def test_acknowledging_silencing_and_trying(site: Site, page: Page) -> None:
     with page() as driver:
         sign_in(driver, site)
@@ -120,9 +135,10 @@ def test_acknowledging_silencing_and_trying(site: Site, page: Page) -> None:
         driver.find_element(By.CSS_SELECTOR, "#silence-form [name=reason]").send_keys("move", Keys.ENTER)
         until(driver, lambda: len(changes(site)) == 2, "the silence was asked for")
         until(driver, lambda: not driver.find_elements(By.CSS_SELECTOR, "#silence-dialog[open]"), "closed")
-        driver.find_element(By.CSS_SELECTOR, "[data-silence=now] button").send_keys(Keys.ENTER)
+        confirm(driver, "[data-silence=now] button", "What it held back is sent now")
         until(driver, lambda: len(changes(site)) == 3, "its end was asked for")
-        driver.find_element(By.CSS_SELECTOR, "[data-recipient=mail] button").send_keys(Keys.ENTER)
+        until(driver, lambda: not driver.find_elements(By.CSS_SELECTOR, "dialog[open]"), "closed")
+        confirm(driver, "[data-recipient=mail] button", "A test event goes to mail")
         until(driver, lambda: len(changes(site)) == 4, "the test was asked for")
     asked = changes(site)
     assert asked[0][0] == "acknowledge"

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from selenium.webdriver import Chrome
@@ -190,6 +191,35 @@ def test_a_fleet_of_64_000_promises_is_paged_found_and_counted(site: Site, page:
         wait_for(driver, "[data-sla]")
         assert len(driver.find_elements(By.CSS_SELECTOR, "[data-sla]")) < 100, "never a whole table"
         assert console_errors(driver) == []
+
+
+CAPS_DRAWN = """const shown = document.getElementById("load-plot").data || [];
+const caps = shown.filter((line) => line.name.startsWith("cap"));
+return caps.map((line) => [line.name, line.y.filter((value) => value !== null)]);"""
+
+
+def test_a_cap_of_one_client_is_drawn_as_that_client_s(
+    site: Site, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_all = api.decisions()[0]
+
+    def cap_of(client: str, rate: float) -> dict[str, Any]:
+        figures = {**of_all["figures"], "client": client, "in_force": {"cost_per_s": rate}}
+        return {**of_all, "decision_id": f"d-{client}", "figures": figures}
+
+    rows = [cap_of("host-a", 40.0), of_all, cap_of("host-b", 70.0)]
+    monkeypatch.setattr(api, "decisions", lambda: rows)
+    with page() as driver:
+        for query, wanted in (
+            ("", {"cap": 290.0, "cap of host-a": 40.0, "cap of host-b": 70.0}),
+            ("?client=host-b", {"cap of host-b": 70.0}),
+        ):
+            driver.get(f"{site.url}volumes/batch{query}")
+            wait_for(driver, "#load-plot .main-svg")
+            drawn = driver.execute_script(CAPS_DRAWN)
+            assert {name: set(values) for name, values in drawn} == {
+                name: {rate} for name, rate in wanted.items()
+            }
 
 
 def test_the_views_of_one_thing_lead_to_each_other(site: Site, page: Page) -> None:

@@ -87,6 +87,7 @@ class StoredRows:
     volumes: list[str] = field(default_factory=list)
     held: dict[str, Row] = field(default_factory=dict)
     since_us: int | None = 0
+    alive_us: int = 0
     issued_rows: list[Row] = field(default_factory=list)
 
     @property
@@ -124,6 +125,9 @@ class StoredRows:
         judged = [row for row in self.slices if row["judged_us"] <= as_of_us]
         own = [row for row in judged if of in (None, (row["name"], row["objective"]))]
         return max((row["start_us"] + row["length_us"] for row in own), default=0)
+
+    def alive_until(self) -> int:
+        return self.alive_us
 
     def episodes_between(self, name: str, from_us: int, to_us: int, limit: int) -> list[Row]:
         return [

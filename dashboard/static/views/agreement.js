@@ -2,12 +2,12 @@
 
 import {follow, startAddress} from "../address.js";
 import {call, read} from "../api.js";
-import {code, keyOf} from "../cells.js";
+import {code, keyOf, seesAll} from "../cells.js";
 import {element, fillList, fillTable, setBadge, setText} from "../dom.js";
 import * as f from "../format.js";
 import {daysOf, drawHeat} from "../heat.js";
 import {startMaintenance} from "../maintenance.js";
-import {showDecisions, showFigures, showMissing} from "../parts.js";
+import {showDecisions, showFigures, showMissing, showVersions} from "../parts.js";
 import {drawLines} from "../plot.js";
 import {startInline, whyAddress} from "../why.js";
 
@@ -205,16 +205,6 @@ function showMaintenance(rows) {
     () => ["None is planned. Announce one: ", code(`sla maintenance add --agreement ${page.name}`)]);
 }
 
-function showVersions(rows) {
-  const said = (value) => (value === null || value === undefined ? "nothing" : typeof value === "string" ? value : JSON.stringify(value));
-  fillList($("versions"), rows, (row) => row.version,
-    (row) => element("li", {}, element("div", {}, element("strong", {}, `Version ${row.version}`), " ", element("span", {class: "soft"})),
-      element("dl", {class: "changes"}, ...row.changes.flatMap((one) => [element("dt", {}, one.field),
-        element("dd", {}, element("del", {}, said(one.before)), " → ", element("ins", {}, said(one.after)))]))),
-    (li, row) => setText(li.querySelector("span"), `${f.moment(row.applied_us)} by ${row.applied_by || "?"}${row.ended_us ? `, until ${f.moment(row.ended_us)}` : ""}`),
-    () => ["There is one version."]);
-}
-
 // What changes by the minute: hours, violations, decisions.
 async function loadSlow() {
   const {at} = page.address.get();
@@ -240,7 +230,7 @@ async function loadSlow() {
 async function loadOnce() {
   setText($("document"), page.row.document || "");
   const [versions, maintenance] = await Promise.all([read(`${page.base}/versions`), read(`/maintenance?agreement=${encodeURIComponent(page.name)}`)]);
-  if (versions) showVersions(versions.items);
+  if (versions) showVersions($("versions"), versions.items);
   if (maintenance) showMaintenance(maintenance.items);
 }
 
@@ -261,7 +251,7 @@ export async function start(shell) {
   page.base = `/slas/${encodeURIComponent(shell.name)}`;
   page.address = startAddress(FIELDS, null, show);
   if (!await loadLive()) return;
-  await Promise.all([show(), loadOnce(), startInline("inline", () => ({kind: "sla", name: page.name, objective: chosen()}))]);
+  await Promise.all([show(), loadOnce(), seesAll && startInline("inline", () => ({kind: "sla", name: page.name, objective: chosen()}))]);
   setInterval(() => { if (!document.hidden) loadLive(); }, LIVE_MS);
   setInterval(() => { if (!document.hidden) loadSlow(); }, SLOW_MS);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => page.hours && showBudget());

@@ -6,13 +6,16 @@ import {agreementAddress} from "../cells.js";
 import {element, setBadge, setText} from "../dom.js";
 import {startForm} from "../form.js";
 import * as f from "../format.js";
+import {showVersions} from "../parts.js";
 import {zone} from "../zone.js";
 
 const $ = (id) => document.getElementById(id);
 const PAUSE_MS = 400;
 const PLAIN = /^(?!(?:y|n|yes|no|on|off|true|false|null)$)[a-z][\w.-]*$/i;
 const ADMITTED = {yes: ["ok", "can be kept"], no: ["bad", "cannot be kept"], unknown: ["warn", "not known"]};
-const page = {shell: null, turn: 0, timer: 0, checked: null, admitted: null};
+const page = {shell: null, turn: 0, timer: 0, checked: null, admitted: null, base: null, conflict: 0};
+// What was loaded to be edited is named with its version: a change by others in between is refused, not overwritten.
+const address = (query = {}) => `/slas?${new URLSearchParams({...query, ...(page.base ? {based_on: `${page.base.name}:${page.base.version}`} : {})})}`;
 
 const scalar = (text) => (PLAIN.test(text) ? text : JSON.stringify(text));
 
@@ -60,6 +63,25 @@ function showAdmission(answer, words) {
     .map((text) => element("li", {}, element("p", {}, f.plain(text)))));
 }
 
+// What others changed since the text was loaded; the text stays as it was typed.
+async function showConflict(number) {
+  const {name, version} = page.base;
+  const rows = (await read(`/slas/${encodeURIComponent(name)}/versions`))?.items;
+  if (number !== page.turn || !rows?.length) return;
+  const [newest] = rows;
+  page.conflict = newest.ended_us ? 0 : newest.version;
+  const since = rows.filter((row) => row.version > version);
+  showVersions($("conflict-versions"), since.length ? since : [newest]);
+  $("conflict-view").href = agreementAddress(name);
+  setText($("conflict-keep"), page.conflict ? `I have seen it: mine replaces version ${page.conflict}` : "I have seen it: mine begins again");
+  $("conflict").hidden = false;
+}
+
+function keepMine() {
+  page.base.version = page.conflict;
+  check();
+}
+
 async function check() {
   const number = ++page.turn;
   const text = $("text").value;
@@ -67,7 +89,7 @@ async function check() {
   $("apply").disabled = true;
   if (!text.trim() || !page.shell.signedIn()) return;
   const [tried, admitted] = await Promise.all([
-    call("POST", "/slas?dry_run=1", text).then(({status, body}) => ({body: status === 202 ? null : body}), (error) => ({error})),
+    call("POST", address({dry_run: 1}), text).then(({status, body}) => ({body: status === 202 ? null : body}), (error) => ({error})),
     call("POST", "/admission", text).then(({body}) => ({body}), (error) => ({error}))]);
   if (number !== page.turn) return;
   const {error, body} = tried;
@@ -75,6 +97,9 @@ async function check() {
   setBadge($("valid"), ...(error ? ["bad", "not valid"] : body ? ["ok", "valid"] : ["warn", "not known"]));
   setText($("valid-words"), error ? error.message : body ? changeWords(body) : "The server has not answered yet. Change something, or wait and try again.");
   showAdmission(admitted.body, error ? "" : admitted.error?.message);
+  $("conflict").hidden = true;
+  if (error?.status === 409 && page.base) await showConflict(number);
+  if (number !== page.turn) return;
   page.checked = body ? text : null;
   page.admitted = admitted.body;
   $("apply").disabled = !page.checked;
@@ -95,7 +120,10 @@ export async function start(shell) {
   page.shell = shell;
   const ask = startForm(shell, $("apply-dialog"), {
     consequence: () => `${$("valid-words").textContent} ${page.admitted?.answer === "no" ? "It cannot be kept beside what is promised already." : ""}`,
-    send: () => call("POST", "/slas", page.checked),
+    send: () => call("POST", address(), page.checked).catch((error) => {
+      if (error.status === 409) check(); // changed since it was checked: what changed is shown behind the dialog
+      throw error;
+    }),
     done: ({body}) => {
       const name = body?.applied?.[0]?.name;
       if (name && (body.applied[0].kind || "SLA") === "SLA") location.assign(agreementAddress(name));
@@ -105,10 +133,14 @@ export async function start(shell) {
   $("fields").addEventListener("submit", (event) => event.preventDefault());
   $("text").addEventListener("input", () => { $("apply").disabled = true; soon(check); });
   $("apply").addEventListener("click", () => page.checked && ask());
+  $("conflict-keep").addEventListener("click", keepMine);
   for (const label of $("fields").querySelectorAll("[data-of]")) label.hidden = !label.dataset.of.split(" ").includes("latency");
   const name = new URLSearchParams(location.search).get("name");
   const known = name && await read(`/slas/${encodeURIComponent(name)}`);
-  if (known) $("text").value = known.document || "";
+  if (known) {
+    $("text").value = known.document || "";
+    page.base = {name: known.name, version: known.version};
+  }
 }
 
 export function onSession() {

@@ -2,6 +2,7 @@
 
 import {follow, startAddress} from "../address.js";
 import {call, read} from "../api.js";
+import {ask} from "../ask.js";
 import {element, fillList, fillTable, setBadge, setText} from "../dom.js";
 import {startForm} from "../form.js";
 import * as f from "../format.js";
@@ -74,7 +75,7 @@ function showRecipients(rows) {
     {label: "Last answer", cls: "wrap", text: (row) => row.delivery?.last_answer || f.DASH},
     {label: "", cls: "full", fill: (td, row) => {
       if (!page.signedIn()) td.replaceChildren();
-      else if (!td.firstChild) td.append(element("button", {type: "button", onclick: () => tryRecipient(row.name)}, "Test"));
+      else if (!td.firstChild) td.append(element("button", {type: "button", onclick: () => tryRecipient(row)}, "Test…"));
     }},
   ];
   fillTable($("recipients"), columns, rows, (row) => row.name, () =>
@@ -84,7 +85,7 @@ function showRecipients(rows) {
 function showSilences(rows) {
   fillList($("silences"), rows, (row) => row.name,
     (row) => element("li", {"data-silence": row.name}, element("div", {}, element("span"), " ", element("strong"), " ",
-      element("span", {class: "soft"})), element("p"), element("button", {type: "button", onclick: () => endSilence(row.name)}, "End")),
+      element("span", {class: "soft"})), element("p"), element("button", {type: "button", onclick: () => endSilence(row.name)}, "End…")),
     (li, row) => {
       const [badge, when] = li.querySelectorAll("span");
       setBadge(badge, ...(SILENCE_STATES[row.state] || ["", row.state]));
@@ -111,14 +112,24 @@ async function refresh() {
   if (silences) showSilences(silences.items);
 }
 
-async function change(method, path, body, done) {
-  await page.change(method, path, body, done);
+const tryRecipient = ({name, recipient_kind: kind}) => ask(page, {
+  title: `Test ${name}?`,
+  button: "Send a test",
+  words: `A test event goes to ${name}${kind ? ` (${kind})` : ""} now, and to no other recipient: whoever reads it there is notified.`,
+  send: () => call("POST", `/recipients/${encodeURIComponent(name)}/test`, {}),
+  done: (answer) => ended(answer, `A test event for ${name} was raised.`)});
+
+const endSilence = (name) => ask(page, {
+  title: `End ${name}?`,
+  button: "End the silence",
+  words: "What it held back is sent now, in its order, and so is what follows. To hold it back again takes a new silence.",
+  send: () => call("DELETE", `/silences/${encodeURIComponent(name)}`),
+  done: (answer) => ended(answer, `${name} has ended.`)});
+
+function ended(answer, words) {
+  if (answer.status === 200) page.notice(words);
   refresh();
 }
-
-const tryRecipient = (name) =>
-  change("POST", `/recipients/${encodeURIComponent(name)}/test`, {}, `A test event for ${name} was raised.`);
-const endSilence = (name) => change("DELETE", `/silences/${encodeURIComponent(name)}`, undefined, `${name} has ended.`);
 
 function openNote(row) {
   const form = $("note-form");

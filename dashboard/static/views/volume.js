@@ -2,7 +2,7 @@
 
 import {follow, startAddress} from "../address.js";
 import {call, read} from "../api.js";
-import {backendAddress} from "../cells.js";
+import {backendLink, seesAll} from "../cells.js";
 import {element, fillTable, setText} from "../dom.js";
 import * as f from "../format.js";
 import {showDecisions, showFigures, showMissing, showVolumes} from "../parts.js";
@@ -17,7 +17,9 @@ const CAP_KINDS = "cap-set,cap-changed,cap-released,observed,not-effective";
 const LIVE_MS = 3000;
 const SLOW_MS = 60000;
 const SHARED = 12;
-const page = {name: "", base: "", row: null, history: null, decisions: [], address: null, shell: null};
+const MOST_CAPS = 6; // clients with a line of their own: the newest decisions first
+const CAP_COLOURS = ["bad", "warn", "accent", "ok"];
+const page = {name: "", base: "", row: null, history: null, decisions: [], capsLeftOut: 0, address: null, shell: null};
 
 const range = () => RANGES[page.address.get().range] || RANGES["1h"];
 
@@ -33,7 +35,7 @@ async function loadLive() {
   const backend = live.backend || row.backend;
   if ($("about").dataset.shown !== backend) {
     $("about").dataset.shown = backend;
-    $("about").replaceChildren(...(backend ? ["on ", element("a", {href: backendAddress(backend)}, backend)] : ["on no backend that is known"]),
+    $("about").replaceChildren(...(backend ? ["on ", backendLink(backend)] : ["on no backend that is known"]),
       element("span"));
   }
   setText($("about").lastChild, [row.size_bytes ? ` · ${f.size(row.size_bytes)}` : "", row.read_only ? " · read only" : "",
@@ -68,11 +70,21 @@ function showClients(rows) {
   ], rows, (row) => row.stream_id, () => ["No client was seen yet."]);
 }
 
-// Rates that were in force, as steps: what held before the first decision is in its figures.
-function capSteps(fromMs, toMs) {
+// Rates that were in force, as steps, a line for the whole volume and one for each client with a cap of its own: what
+// holds one client back says nothing of the others. What held before the first decision is in its figures.
+function capLines(fromMs, toMs) {
+  const chosen = page.address.get().client;
+  const rows = page.decisions.filter((row) => row.kind.startsWith("cap-") && row.mode !== "observe");
+  const clients = [...new Set(rows.map((row) => row.figures?.client || ""))].filter((client) => client && (!chosen || client === chosen));
+  page.capsLeftOut = Math.max(0, clients.length - MOST_CAPS);
+  return [...(chosen ? [] : [""]), ...clients.slice(0, MOST_CAPS)].map((client, index) => ({name: client ? `cap of ${client}` : "cap",
+    colour: CAP_COLOURS[index % CAP_COLOURS.length], dash: true, steps: true,
+    ...capSteps(rows.filter((row) => (row.figures?.client || "") === client).reverse(), client, fromMs, toMs)}));
+}
+
+function capSteps(rows, client, fromMs, toMs) {
   const rate = (caps) => caps?.cost_per_s ?? null;
-  const rows = page.decisions.filter((row) => row.kind.startsWith("cap-") && row.mode !== "observe").reverse();
-  const live = page.row?.live?.cap_cost_per_s ?? null;
+  const live = client ? null : page.row?.live?.cap_cost_per_s ?? null;
   if (!rows.length) return {at: [fromMs, toMs], values: [live, live]};
   const at = [fromMs];
   const values = [rate(rows[0].figures?.before)];
@@ -106,8 +118,10 @@ function drawHistory() {
   const {items, from_us: from, to_us: to} = page.history;
   const span = {from: from / 1000, to: to / 1000};
   const step = items[0]?.length_us;
+  const caps = capLines(span.from, span.to);
   setText($("history-note"), !items.length ? "Nothing is stored of this time: the volume was idle, or its gateway was away."
-    : `One point ${step === HOUR_MS * 1000 ? "an hour" : `each ${f.duration(step / 1e6)}`}; drag over a chart to zoom, double click to see all again.`);
+    : `One point ${step === HOUR_MS * 1000 ? "an hour" : `each ${f.duration(step / 1e6)}`}; drag over a chart to zoom, double click to see all again.`
+      + (page.capsLeftOut ? ` Caps of ${f.plural(page.capsLeftOut, "more client")} are in the list below only.` : ""));
   $("latency-plot").hidden = $("load-plot").hidden = !items.length;
   if (!items.length) return;
   const failed = (node) => () => { node.hidden = true; };
@@ -115,7 +129,7 @@ function drawHistory() {
     ({name, colour, ...column(items, (row) => ms(row[`${name}_us`]))})), {...span, suffix: " ms"}).catch(failed($("latency-plot")));
   drawLines($("load-plot"), [{name: "IOPS", colour: "ok", ...column(items, (row) => row.iops)},
     {name: "weighted IOPS", colour: "accent", ...column(items, weighted)},
-    ...(page.address.get().client ? [] : [{name: "cap", colour: "bad", dash: true, steps: true, ...capSteps(span.from, span.to)}])], span).catch(failed($("load-plot")));
+    ...caps], span).catch(failed($("load-plot")));
 }
 
 async function loadSlow() {
@@ -136,7 +150,7 @@ async function loadSlow() {
   showDecisions($("decisions"), page.decisions.slice(0, 40), `It was not held back in the last ${range()[0]}.`);
   if (shared) showVolumes($("neighbours"), shared.items, page.name);
   else if (!backend) showVolumes($("neighbours"), []);
-  await loadGraph(span);
+  if (seesAll) await loadGraph(span);
 }
 
 // Drawn by the server and put into the page; what its lines say is a list below it, too.
@@ -171,11 +185,11 @@ export async function start(shell) {
   page.base = `/volumes/${encodeURIComponent(shell.name)}`;
   startThrottle(shell);
   $("throttle").addEventListener("click", () => openThrottle(page.name));
-  $("release").addEventListener("click", () => release(shell, page.name));
+  $("release").addEventListener("click", () => release(shell, page.name, loadLive));
   $("why-then").href = whyAddress("volume", page.name);
   page.address = startAddress({range: "1h", client: ""}, null, () => page.row && show());
   if (!await loadLive()) return;
-  await Promise.all([show(), startInline("inline", () => ({kind: "volume", name: page.name}))]);
+  await Promise.all([show(), seesAll && startInline("inline", () => ({kind: "volume", name: page.name}))]);
   setInterval(() => { if (!document.hidden) loadLive(); }, LIVE_MS);
   setInterval(() => { if (!document.hidden) loadSlow(); }, SLOW_MS);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawHistory);

@@ -1,6 +1,6 @@
 // All volumes: found by name, of one backend, the busiest first; sorted and paged by the server.
 
-import {backendAddress, code, volumeAddress, whyLink} from "../cells.js";
+import {backendLink, code, volumeAddress, whyLink} from "../cells.js";
 import {element, setPair, setText} from "../dom.js";
 import * as f from "../format.js";
 import {startList} from "../list.js";
@@ -18,7 +18,7 @@ const columns = [
     const backend = live(row).backend || row.backend;
     if (small.dataset.shown === backend) return;
     small.dataset.shown = backend;
-    small.replaceChildren(...(backend ? ["on ", element("a", {href: backendAddress(backend)}, backend)] : []));
+    small.replaceChildren(...(backend ? ["on ", backendLink(backend)] : []));
   }},
   {label: "IOPS", cls: "num", sort: "busiest", falls: true,
     text: (row) => [f.count(live(row).iops), row.live ? `${f.count(live(row).read_iops)} read, ${f.count(live(row).write_iops)} written` : ""]},
@@ -38,7 +38,7 @@ const columns = [
     if (!shell.signedIn()) return td.replaceChildren();
     if (!td.firstChild) {
       td.append(element("button", {type: "button", onclick: () => openThrottle(row.volume)}, "Throttle…"),
-        element("button", {type: "button", onclick: () => release(shell, row.volume)}, "Release"));
+        element("button", {type: "button", onclick: () => release(shell, row.volume, () => list?.refresh())}, "Release…"));
     }
     return td.lastChild.hidden = !row.throttled_by_hand;
   }},

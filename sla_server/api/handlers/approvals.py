@@ -7,6 +7,7 @@ from flask import Request, Response, g
 from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.handlers.write import answered
+from sla_server.api.responses import without_person
 from sla_server.requests import ApprovalAnswer
 from sla_server.rows import Row
 
@@ -14,15 +15,10 @@ from sla_server.rows import Row
 def approvals(context: AppContext, request: Request) -> Response:
     """What waits, oldest first; or all there was, newest first."""
     if not responses.flag(request, "all"):
-        return responses.as_list([_shown(row) for row in context.access.approvals.pending()])
+        return responses.as_list([without_person(row) for row in context.access.approvals.pending()])
     now_us = context.clock.unix_us()
     rows = context.source.access.approvals_newest(responses.limit(request))
-    return responses.as_list([_shown(_aged(row, now_us)) for row in rows])
-
-
-def _shown(row: Row) -> Row:
-    """Without the person at a provider, which is an address of theirs."""
-    return {name: value for name, value in row.items() if name != "requested_as"}
+    return responses.as_list([without_person(_aged(row, now_us)) for row in rows])
 
 
 def _aged(row: Row, now_us: int) -> Row:
@@ -43,5 +39,4 @@ def refuse_change(context: AppContext, request: Request, approval_id: str) -> Re
 def _decide(context: AppContext, request: Request, approval_id: str, *, approves: bool) -> Response:
     body = responses.parse_body(ApprovalAnswer, responses.json_body(request))
     operation = context.access.approvals.decide(g.principal, approval_id, body, approves=approves)
-    said = operation.result() if operation.done.is_set() else {}
-    return answered(operation, {**said, "approval": _shown(said["approval"])} if "approval" in said else None)
+    return answered(operation)

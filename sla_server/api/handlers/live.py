@@ -172,7 +172,7 @@ def _stage_of(context: AppContext) -> dict[str, Any]:
 
 def operation(context: AppContext, _request: Request, operation_id: str) -> Response:
     """State and outcome of a change."""
-    return responses.as_json(context.operations.find(operation_id).describe())
+    return responses.as_json(responses.without_person(context.operations.find(operation_id).describe()))
 
 
 def health(context: AppContext, _request: Request) -> Response:

@@ -41,13 +41,26 @@ from sla_server.requests import (
 from sla_server.rows import Row
 
 WAITS: Final = "waits-for-approval"
+BASED_ON_MAX: Final = 140
+"""Characters: a name of an agreement, and a version of nine digits."""
 
 
 def apply_slas(context: AppContext, request: Request) -> Response:
     """Apply YAML documents."""
     documents = responses.yaml_body(request)
     body = AgreementsApply(documents=documents, dry_run=responses.flag(request, "dry_run"))
+    if (given := request.args.get("based_on")) is not None:
+        body = body.model_copy(update={"based_on": _based_on(given)})
     return _ask(context, "apply", body)
+
+
+def _based_on(text: str) -> dict[str, int]:
+    """``NAME:VERSION``."""
+    name, _, version = text.rpartition(":")
+    if not name or len(text) > BASED_ON_MAX or not version.isascii() or not version.isdecimal():
+        problem = f"is {printable(text, 40)!r}, and must be NAME:VERSION"
+        raise BadInput("based_on", problem, "Give the version that GET /api/v1/slas/NAME had")
+    return {name: int(version)}
 
 
 def delete_sla(context: AppContext, _request: Request, name: str) -> Response:
@@ -206,7 +219,7 @@ def answered(operation: Operation, body: Row | None = None) -> Response:
     """What became of an operation; ``body`` instead of what ``services`` said, if it was done."""
     if operation.done.is_set():
         result = operation.result()
-        return responses.as_json(result if body is None else body)
+        return responses.as_json(responses.without_person(result if body is None else body))
     address = f"{PREFIX}/operations/{operation.req}"
     answer = {
         **operation.describe(),

@@ -46,15 +46,13 @@ from sla_server.db.ingest.queue import IngestRecord
 from sla_server.db.ingest.records import add_events, event_row, store_rows
 from sla_server.db.ingest.statistics import StoredHistograms, store_statistics
 from sla_server.db.queries.rows import chunks
-from sla_server.db.schema import DAY_US
+from sla_server.db.schema import ALIVE_KEY, DAY_US
 from sla_server.db.upsert import upsert
 from sla_server.ownership import FIRST_SIGHT_VOLUMES, Ownership
 
 log = structlog.get_logger("db-writer")
 AHEAD_US: Final = 60_000_000
 """More than clocks in order, and ways, can make of a time."""
-ALIVE_KEY: Final = "alive_us"
-"""Key of ``meta``: when the server was last seen to be up."""
 OUTAGE_US: Final = 15_000_000
 """Shorter ones lose nothing: agents keep their cuts. The mark is as old as REFRESH_S (``process``)."""
 MAX_NAMELESS: Final = MAX_ROWS

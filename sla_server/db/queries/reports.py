@@ -134,6 +134,11 @@ class ReportQueries:
         rows = self._rows(newest_judged(as_of_us, of))
         return rows[0]["start_us"] + rows[0]["length_us"] if rows else 0
 
+    def alive_until(self) -> int:
+        """When the server last noted that it was up, by its own clock; 0: it never did."""
+        rows = self._rows(select(schema.meta.c.value).where(schema.meta.c.key == schema.ALIVE_KEY))
+        return int(rows[0]["value"]) if rows else 0
+
     def episodes_between(self, name: str, from_us: int, to_us: int, limit: int) -> list[Row]:
         """See the function."""
         return self._rows(episodes_between(name, from_us, to_us, limit))

@@ -13,6 +13,7 @@ from sqlalchemy import text
 from sla_server.config import load
 from sla_server.db.engine import begin, make_engine
 from sla_server.db.errors import DbError
+from sla_server.db.ingest.transaction import mark_alive
 from sla_server.db.reports import NO_REPORT, ReportStore
 from sla_server.db.schema import agreements, audit, slices
 from sla_server.reports.errors import IssueRunning, NothingToReport, NotYetFinal
@@ -113,6 +114,14 @@ def test_one_row_of_each_slice_is_read_however_often_it_was_judged(store: Report
     assert store.reader.reports.judged_until(AFTER, ("gold", "latency")) == DAY + 2 * DAY_US
     assert store.reader.reports.judged_until(AFTER, ("gold", "other")) == 0
     assert store.reader.reports.judged_until(DAY) == 0
+
+
+def test_the_server_s_mark_that_it_was_up_is_read(store: ReportStore, database: Any) -> None:
+    assert store.reader.reports.alive_until() == 0
+    engine = make_engine(database.config, database.data_dir)
+    mark_alive(engine, AFTER)
+    engine.dispose()
+    assert store.reader.reports.alive_until() == AFTER
 
 
 def test_a_row_of_an_issued_report_cannot_be_changed_or_taken_away(store: ReportStore) -> None:

@@ -190,6 +190,10 @@ def test_no_answer_names_the_person_at_the_provider(rig: Rig) -> None:
     answer = decide(rig.browser("bob"), name, "refuse")
     assert (answer.status_code, answer.json["approval"]["approval_id"]) == (200, name)
     assert "id.example.org" not in answer.text
+    for sent in rig.mailbox.posted:
+        found = rig.browser("eve").get(f"/api/v1/operations/{sent['req']}")
+        assert found.json["body"]["approval"]["requested_by"] == "zoe"
+        assert "id.example.org" not in found.text, sent["op"]
 
 
 def test_only_the_change_that_was_seen_is_approved(rig: Rig) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
 
 import dashboard
+from dashboard.views import VIEWS
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.stop import Stop
 from sla_server.api.mailbox_thread import MailboxThread
@@ -120,6 +122,23 @@ def test_what_is_its_own_is_shown(globex: FlaskClient) -> None:
     assert globex.get("/").status_code == 200
     for path in ("/reports", "/reports/1", "/reports/now?name=erp-gold", "/policies/3/harms.svg"):
         assert globex.get(path).status_code == 403, "they are about all agreements"
+
+
+def test_the_page_draws_no_link_that_refuses_them(globex: FlaskClient) -> None:
+    views = ["/", "/agreements", "/agreements/globex-silver", "/volumes", "/volumes/glo-1"]
+    for path in views:
+        shown = globex.get(path)
+        assert shown.status_code == 200
+        assert "data-own" in shown.text
+        links = set(re.findall(r'href="(/[^"]*)"', shown.text)) - {"/apply", "/static/page.css"}
+        assert {"/", "/agreements", "/volumes"} <= links
+        # What the style sheet hides from them is in sections of its own.
+        hidden = "".join(re.findall(r"<section data-all.*?</section>", shown.text, re.DOTALL))
+        for link in links - set(re.findall(r'href="(/[^"]*)"', hidden)):
+            assert globex.get(link).status_code == 200, f"{link} on {path}"
+    for view in VIEWS:
+        path = view.path.replace("<name>", "glo-1")
+        assert globex.get(path).status_code == (200 if view.own else 403), path
 
 
 def test_its_own_promises_are_listed_and_counted(globex: FlaskClient) -> None:

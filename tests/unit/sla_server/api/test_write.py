@@ -23,6 +23,13 @@ THROTTLE = {"volume": "batch", "iops": 100, "duration_s": 600, "reason": "backup
             "apply",
             {"documents": "kind: SLA", "dry_run": True},
         ),
+        (
+            "POST",
+            "/slas?based_on=erp-gold:2",
+            {"data": "kind: SLA"},
+            "apply",
+            {"documents": "kind: SLA", "dry_run": False, "based_on": {"erp-gold": 2}},
+        ),
         ("DELETE", "/slas/erp-gold", {}, "delete", {"name": "erp-gold"}),
         (
             "POST",

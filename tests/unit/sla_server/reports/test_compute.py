@@ -278,6 +278,24 @@ def test_slices_that_stay_unjudged_hold_no_report_up() -> None:
     assert not report(without_volumes).is_preliminary
 
 
+def test_where_nothing_is_judged_any_more_the_server_s_own_mark_ends_the_wait() -> None:
+    """All agreements ended while the server was away, or no volume of the only one was ever seen."""
+    week = DAY + DAY_US + 7 * DAY_US
+    ended = stored()
+    ended.versions[0]["ended_us"] = DAY + 20 * HOUR_US
+    del ended.slices[600:]
+    never_seen = stored(slices=[])
+    for rows, end_us in ((ended, week - 4 * HOUR_US), (never_seen, week)):
+        rows.alive_us = end_us
+        because = ["the last slices of latency are not judged yet"]
+        assert report(rows).preliminary_because == because, "one of a moment ago may be on its way"
+        rows.alive_us = end_us + HOUR_US
+        assert report(rows).preliminary_because == []
+        assert report(rows, now_us=end_us).preliminary_because == because, "as of then"
+    (objective,) = report(ended).objectives
+    assert (objective.time.good_s, objective.time.unjudged_s) == (36_000, 36_000)
+
+
 class CountedRow(dict[str, object]):
     """Counts in ``looks`` how often some column of any row is read."""
 

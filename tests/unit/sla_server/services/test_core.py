@@ -295,6 +295,27 @@ def test_apply_is_in_force_and_answered_when_it_is_durable() -> None:
     assert bench.sql_worker.catalog == bench.core.changes.catalog
 
 
+def test_a_text_made_from_a_version_that_others_replaced_is_refused_also_when_it_is_tried() -> None:
+    bench = Bench()
+    texts = [simple(value_ms=12.0 + at) for at in range(3)]
+    applied(bench, texts[0], "r0", based_on={"gold": 0})
+    bench.confirm()
+    for req in ("first", "second"):  # both were asked for before either was applied
+        applied(bench, texts[1 if req == "first" else 2], req, based_on={"gold": 1})
+        bench.confirm()
+    applied(bench, texts[2], "tried", based_on={"gold": 1}, dry_run=True)
+    applied(bench, simple("other"), "other", based_on={"gold": 1}, dry_run=True)
+    applied(bench, texts[2], "again", based_on={"gold": 2})
+    bench.confirm()
+    answers = {answer["req"]: answer for answer in bench.answers()}
+    codes = {req: answer["code"] for req, answer in answers.items()}
+    assert codes == {"r0": 200, "first": 200, "second": 409, "tried": 409, "other": 200, "again": 200}
+    (problem,) = answers["second"]["body"]["errors"]
+    said = "gold has changed since: this text was made from version 1, and now version 2 is in force"
+    assert problem["problem"] == said
+    assert answers["again"]["body"]["applied"][0]["version"] == 3
+
+
 def test_apply_that_is_slow_is_answered_202_and_then_finally() -> None:
     bench = Bench()
     applied(bench, simple())
