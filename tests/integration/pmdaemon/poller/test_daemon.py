@@ -18,6 +18,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from pmdaemon.mailbox import Layout, Mailbox, Route, attach, create_segment
@@ -122,9 +123,9 @@ class Server:
 
     def pair_pid(self) -> int:
         assert self.process is not None
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        assert len(children) == 1
-        return int(children[0])
+        children = psutil.Process(self.process.pid).children(recursive=True)  # of its template
+        [pair] = [child.pid for child in children if "--index" in child.cmdline()]
+        return pair
 
     def stop(self) -> int:
         assert self.process is not None
