@@ -18,7 +18,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from pmdaemon.mailbox import Layout, Mailbox, Route, attach, create_segment
@@ -27,6 +26,7 @@ from pmdaemon.runtime.failures import failures
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from tests.support.gateways import DEADLINE_S, Agent, hello
+from tests.support.pairs import pair_pids
 
 MIB = 1 << 20
 
@@ -123,9 +123,8 @@ class Server:
 
     def pair_pid(self) -> int:
         assert self.process is not None
-        children = psutil.Process(self.process.pid).children(recursive=True)  # of its template
-        [pair] = [child.pid for child in children if "--index" in child.cmdline()]
-        return pair
+        [pid] = pair_pids(self.process.pid)
+        return pid
 
     def stop(self) -> int:
         assert self.process is not None
