@@ -22,6 +22,7 @@ _PARTS: Final = (
     (re.compile(r"sla_server\.process (\w+)"), r"\1"),
     (re.compile(r"pmdaemon pair --index (\d+)"), r"pair-\1"),
     (re.compile(r"pmdaemon run"), "pmdaemon"),
+    (re.compile(r"pmdaemon\.runtime\.template (\d+ )?pmdaemon\.cli\s*$"), "pairs-template"),
     (re.compile(r"pmdaemon\.runtime\.template"), "template"),
     (re.compile(r"sla_server start"), "supervisor"),
 )

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pmdaemon.runtime import lean_structlog  # noqa: F401 - before structlog: see there
 
 # isort: split
+import contextlib
 import functools
 import sys
 from pathlib import Path
+from typing import Final
 
 import click
 import structlog
@@ -21,9 +23,12 @@ from pmdaemon.runtime.children import restarts_of_this_process
 from pmdaemon.runtime.config import show
 from pmdaemon.runtime.failures import failure_recorded, outermost, record_failure
 from pmdaemon.runtime.stop import Stop
+from pmdaemon.runtime.template import Template
 from pmdaemon.runtime.threads import set_os_thread_name, watch
 
 log = structlog.get_logger("pmdaemon")
+IMPORTED: Final = ("pmdaemon.cli",)
+"""By the template of the pairs: nothing that this process has not imported."""
 _config_option = click.option(
     "--config",
     "path",
@@ -53,6 +58,9 @@ def run(path: Path | None, show_config: bool, check_config: bool) -> None:
         if check_config:
             click.echo("configuration is valid")
             return
+    template = Template(IMPORTED)
+    template.fork(has_session=False)
+    with outermost("pmdaemon"), contextlib.closing(template):
         logs.configure("pmdaemon")
         set_os_thread_name("pmdaemon")
         stop = Stop()
@@ -62,7 +70,7 @@ def run(path: Path | None, show_config: bool, check_config: bool) -> None:
             watch(stop, functools.partial(record_failure, config.runtime_dir, "pmdaemon"))
             attach_reserves("pmdaemon")
             raise_open_files(config.pmdaemon.open_files)
-            status = Daemon(config, path, stop).run()
+            status = Daemon(config, path, stop, template=template).run()
     sys.exit(status)
 
 
@@ -75,6 +83,7 @@ def pair(path: Path | None, index: int, control_fd: int) -> None:
     with outermost(f"pmdaemon pair {index}"):
         config = configuration.load(path)
         logs.configure(f"pair-{index}")
+        raise_open_files(config.pmdaemon.open_files)
         set_os_thread_name(f"pm-pair-{index}")
         stop = Stop()
         stop.install_signals()

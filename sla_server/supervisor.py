@@ -102,7 +102,7 @@ class Supervisor:
     hangup: Hangup = field(default_factory=Hangup)
     parts: dict[str, Child] = field(default_factory=dict)
     _pipe: ParentPipe = field(default_factory=ParentPipe)
-    _template: Template = field(default_factory=lambda: Template(IMPORTED))
+    template: Template = field(default_factory=lambda: Template(IMPORTED))
     _boxes: tuple[Mailbox, ...] = ()  # in both segments, while they are in order
     clock: SteadyClock = field(default_factory=SteadyClock)
     _clock_file: ClockFile | None = None
@@ -123,8 +123,9 @@ class Supervisor:
         lock = lock_data_dir(self.config.data_dir)
         is_stopped = False
         try:
-            with blocked():
-                self._template.open()
+            if self.template.pid is None:
+                with blocked():
+                    self.template.open()
             prepare_runtime_dir(self.config.runtime_dir)
             identity, is_empty = data_identity(self.config.data_dir)
             if self._segments.bind(identity, is_empty=is_empty):
@@ -137,7 +138,7 @@ class Supervisor:
             notify = NotifyDirectories.of(self.config.notify, self.config.data_dir)
             prepare_notify_dirs(notify, self.config.data_dir)
             attach_reserves("supervisor", self._reserves)
-            self._template.wait_ready(TEMPLATE_S, self.stop.fileno())
+            self.template.wait_ready(TEMPLATE_S, self.stop.fileno())
             for name in parts_of(self.config):
                 self._start(self.add(name, self._command(name)))
             self._jobs = self._scheduled()
@@ -153,7 +154,7 @@ class Supervisor:
             return self._status
         finally:
             self._pipe.close()
-            self._template.close()
+            self.template.close()
             self._detach()
             if is_stopped and self._is_drained:
                 self._segments.remove()
@@ -212,7 +213,7 @@ class Supervisor:
             self.clock,
             env=environment,
             has_pulse=True,
-            template=self._template,
+            template=self.template,
         )
         self.parts[name] = part
         return part

@@ -27,6 +27,7 @@ from pmdaemon.poller.channel_messages import NewConnection, PairReport
 from pmdaemon.runtime.children import Child, ChildKind, stop_together
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.stop import ParentPipe
+from pmdaemon.runtime.template import Template
 
 RETURN_NS: Final = 30 * 10**9  # each move of a shard ends sessions: a pair that dies again must not cause two
 START_S: Final = 30  # it may wait 10 s for the segment, and a loaded machine is slow to start Python
@@ -45,8 +46,15 @@ class PairChild(Child):
         offered: connections given to it since its last report, which does not count them yet.
     """
 
-    def __init__(self, index: int, config_path: Path | None, pipe: ParentPipe, clock: Clock) -> None:
-        super().__init__(PAIRS, str(index), (), pipe, clock)
+    def __init__(
+        self,
+        index: int,
+        config_path: Path | None,
+        pipe: ParentPipe,
+        clock: Clock,
+        template: Template | None = None,
+    ) -> None:
+        super().__init__(PAIRS, str(index), (), pipe, clock, template=template)
         self.index = index
         self.control: channel.Channel | None = None
         self.last = PairReport()
@@ -74,7 +82,7 @@ class PairChild(Child):
         return self.is_running or self.is_due
 
     def start(self) -> bool:
-        """Exec the pair process, with a new channel; False if the host cannot just now."""
+        """Start the pair process, with a new channel; False if the host cannot just now."""
         if not super().start():
             return False
         self.offered = 0

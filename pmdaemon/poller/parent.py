@@ -82,6 +82,7 @@ from pmdaemon.runtime.files import write_whole
 from pmdaemon.runtime.logs import LimitedLog
 from pmdaemon.runtime.sockets import accept, open_listener
 from pmdaemon.runtime.stop import ParentPipe, Stop
+from pmdaemon.runtime.template import Template
 from pmdaemon.wire.messages.server import RecordRows
 
 REVIEW_NS: Final = 10**9
@@ -90,6 +91,7 @@ FULL_PAUSE_NS: Final = 20_000_000  # while no pair has room for one more: those 
 NOFILE_MIN: Final = 256
 RETIRE_NS: Final = 30 * 10**9
 NO_ROOM_NS: Final = 60 * 10**9  # until the next try: an operator has to make room first
+TEMPLATE_S: Final = 10.0  # a fork of this process: it has nothing to import; without it pairs are exec'ed
 MOST_UNPOSTED: Final = 64  # announcements; each of them is an event, too
 log = structlog.get_logger("pmdaemon")
 
@@ -164,6 +166,7 @@ class PairManager:
         clock: Clock,
         cpus: int,
         has_room: Callable[[int], bool] = lambda _index: True,
+        template: Template | None = None,
     ) -> None:
         self.children: list[PairChild] = []
         self.owners: Map = (0,) * SHARDS
@@ -181,6 +184,7 @@ class PairManager:
         self._where: dict[str, int] = {}
         self._retire_until_ns = 0
         self._has_room = has_room
+        self._template = template
         self._grow_again_ns = 0
 
     # -- once a second
@@ -244,7 +248,8 @@ class PairManager:
             if not self._has_room(index) and index:  # without any pair there is nothing: it may wait for room
                 self._grow_again_ns = self._clock.monotonic_ns() + NO_ROOM_NS
                 return
-            self.children.append(PairChild(index, self._config_path, self._pipe, self._clock))
+            child = PairChild(index, self._config_path, self._pipe, self._clock, self._template)
+            self.children.append(child)
 
     def _retire(self, now_ns: int) -> bool:
         """Stop a retiring pair when it serves no gateway; True while one is on its way out."""
@@ -372,10 +377,19 @@ def write_port(path: Path, port: int) -> None:
 
 
 class Daemon:
-    """The parent: ``run`` until the stop."""
+    """The parent: ``run`` until the stop.
+
+    Args:
+        template: forks the pairs; else they are exec'ed. Whoever made it closes it.
+    """
 
     def __init__(
-        self, config: PmFile, config_path: Path | None, stop: Stop, clock: Clock | None = None
+        self,
+        config: PmFile,
+        config_path: Path | None,
+        stop: Stop,
+        clock: Clock | None = None,
+        template: Template | None = None,
     ) -> None:
         self._config = config
         self._stop = stop
@@ -384,8 +398,9 @@ class Daemon:
         cpus = len(os.sched_getaffinity(0))
         self._rooms = PairRooms(config.segment_path, self._clock)
         self.pair_manager = PairManager(
-            config.pmdaemon, config_path, self._pipe, self._clock, cpus, self._rooms.reserve
+            config.pmdaemon, config_path, self._pipe, self._clock, cpus, self._rooms.reserve, template
         )
+        self._template = template
         self._selector = selectors.DefaultSelector()
         if config.pmdaemon.tls.enabled:
             Authority(config.ca_dir, config.pmdaemon.tls.lifetime_s).ensure_server()  # or say what is missing
@@ -413,6 +428,8 @@ class Daemon:
         self._selector.register(self._dialler, selectors.EVENT_READ)
         write_port(self._config.port_path, self.port)
         settings = self._config.pmdaemon
+        if self._template is not None:
+            self._template.wait_ready(TEMPLATE_S, self._stop.fileno())
         initialized()
         log.info("listening", address=settings.listen, port=self.port, tls=settings.tls.enabled)
         try:

@@ -25,6 +25,7 @@ def run(module: str, program: str) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.umask(PRIVATE_UMASK)
     os.environ.setdefault("PYTHONSAFEPATH", "1")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads do nothing for us, and hinder forks
     command = importlib.import_module(module).cli
     if not is_ignored:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -6,7 +6,11 @@ The parts of a server import nearly the same modules. Each by itself, that takes
 tens of MB a part; forked from one process it is done once, and pages are shared until they are written to
 (ADR 34).
 
-The template has read no configuration and holds no descriptor but its socket, so that nothing of one child
+A template is a program of its own (``open``), or a fork of its parent (``fork``), which then shares with it
+and with the children what it has imported itself: the server's is one of its supervisor, and the PMDaemon
+has one for its pairs.
+
+The template uses no configuration and holds no descriptor but its socket, so that nothing of one child
 is in another. It runs one thread, and refuses to fork otherwise. It remains the children's parent: it reaps
 one when asked, so that the process id of a child that has ended is nobody else's until then. It ends when
 its socket does; the children then have ``stop.ParentPipe`` as ever.
@@ -41,7 +45,7 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import structlog
 
@@ -72,7 +76,7 @@ class Template:
 
     def __init__(self, modules: Sequence[str]) -> None:
         self._modules = modules
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | _Fork | None = None
         self._socket: socket.socket | None = None
         self._is_ready = False
 
@@ -103,6 +107,41 @@ class Template:
                 log.warning("template-not-started", problem=exc.strerror)
                 return
         self._socket = ours
+
+    def fork(self, *, has_session: bool) -> None:
+        """Start it as a fork of this process; by ``open`` if this one runs threads.
+
+        For the begin of a process, before it has signal handlers, logs or threads. So it logs nothing: where
+        the host cannot fork just now, the next ``start`` says so. In the fork this call ends with SystemExit,
+        as it does in the children: no frame around it may have work to do then.
+
+        Args:
+            has_session: else it, and those of its children that have no session of their own, are in the
+                session and the process group of this process.
+        """
+        if _other_threads():
+            self.open()
+            return
+        self.close()
+        gc.collect()
+        gc.freeze()  # as in the template: it shares pages with us
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError:
+            return
+        try:
+            pid = _fork()
+        except OSError:
+            ours.close()
+            theirs.close()
+            return
+        if pid == 0:
+            ours.close()
+            _become_template(theirs.detach(), self._modules, has_session=has_session)
+        theirs.close()
+        self._process, self._socket = _Fork(pid), ours
 
     def wait_ready(self, limit_s: float, *others: int) -> bool:
         """Wait until it is ready or has ended, or one of the others can be read; whether it is ready."""
@@ -186,6 +225,21 @@ class Template:
         return answer
 
 
+class _Fork:
+    """A template that is a fork of this process: what ``Template`` needs of ``subprocess.Popen``."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def kill(self) -> None:
+        """Send SIGKILL; its id is no other process's until ``wait``."""
+        os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        """Reap it."""
+        os.waitpid(self.pid, 0)
+
+
 class ForkedProcess:
     """A child of the template. See ``children.Process``.
 
@@ -229,6 +283,7 @@ def main(fd: int, modules: Sequence[str]) -> None:
     """The template: imports, then serves until its socket ends; in a child, runs what was asked for."""
     from setproctitle import setproctitle
 
+    on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends it with its parent
     for module in modules:
         with contextlib.suppress(Exception):  # the child that needs it says what is wrong with it
             importlib.import_module(module)
@@ -242,8 +297,24 @@ def main(fd: int, modules: Sequence[str]) -> None:
             os._exit(UNKNOWN_STATUS)
         os.close(waits)
         _place(received, request["fds"])
+        signal.signal(signal.SIGINT, on_interrupt)
         setproctitle(" ".join(request["command"]))
         _run(request)
+
+
+def _become_template(fd: int, modules: Sequence[str], *, has_session: bool) -> NoReturn:
+    """In a fork of the parent: keep nothing of it but what it has imported."""
+    from setproctitle import setproctitle
+
+    os.closerange(3, fd)
+    os.closerange(fd + 1, os.sysconf("SC_OPEN_MAX"))
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    if has_session:
+        os.setsid()
+    setproctitle(" ".join([sys.executable, "-m", "pmdaemon.runtime.template", *modules]))
+    main(fd, modules)
+    sys.exit()
 
 
 def _serve(link: socket.socket) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,8 +31,10 @@ from pmdaemon.runtime.clock import Deadline
 from pmdaemon.runtime.config import parse_address
 from pmdaemon.runtime.excerpt import printable_lines
 from pmdaemon.runtime.failures import failures
+from pmdaemon.runtime.hangup import blocked
 from pmdaemon.runtime.sockets import open_listener
 from pmdaemon.runtime.stop import Stop
+from pmdaemon.runtime.template import Template
 from pmdaemon.runtime.threads import set_os_thread_name, watch
 from sla_server import config as configuration
 from sla_server import directories
@@ -42,7 +44,7 @@ from sla_server.cli.output import DATA_OUTPUT, print_json
 from sla_server.cli.relay import relay
 from sla_server.directories import leave_runtime_dir, prepare_runtime_dir
 from sla_server.errors import ServerNotRunning, ServerRunning
-from sla_server.supervisor import PARTS, Supervisor, parts_of
+from sla_server.supervisor import IMPORTED, PARTS, Supervisor, parts_of
 from sla_server.topology import app_layout, later_pairs, main_layout
 
 if TYPE_CHECKING:  # imported where it is used: a server in the foreground needs no HTTP client
@@ -60,7 +62,7 @@ STATUS_INTERVAL_S = 0.5  # each question makes a client of its own, which costs 
 EX_TEMPFAIL = 75
 NO_ANSWER = "the application server does not answer"
 LEFTOVER_LIMIT_S = 5.0  # parts whose supervisor was killed end within this
-GENERATIONS = 4  # supervisor, template, pmdaemon, pair
+GENERATIONS = 5  # supervisor, template, pmdaemon, its template, pair
 
 
 class ServerCommands(CommandGroup):
@@ -105,7 +107,8 @@ def start(path: Path | None, background: bool, limit_s: float, show_config: bool
     if (pid := directories.running_pid(config.data_dir)) is not None:
         raise ServerRunning(config.data_dir, pid)
     prepare_runtime_dir(config.runtime_dir)
-    try:
+    with ExitStack() as stack:
+        stack.callback(leave_runtime_dir, config.runtime_dir)
         check_addresses(config)
         _check_room(config)
         directories.prepare_data_dir(config.data_dir)
@@ -114,15 +117,18 @@ def start(path: Path | None, background: bool, limit_s: float, show_config: bool
         if background:
             _start_in_background(config, path, limit_s)
             return
+        started = stack.pop_all()  # a fork has nothing to do on its way out
+    template = Template(IMPORTED)
+    with blocked():
+        template.fork(has_session=True)
+    with started:
         logs.configure("supervisor")
         stop = Stop()
         stop.install_signals()
         stop.watch_parent()
-        supervisor = Supervisor(config, path.absolute() if path else None, stop)
+        supervisor = Supervisor(config, path.absolute() if path else None, stop, template=template)
         supervisor.hangup.install()
         status = supervisor.run()
-    finally:
-        leave_runtime_dir(config.runtime_dir)
     raise SystemExit(status)
 
 

@@ -26,6 +26,7 @@ from pmdaemon.runtime.failures import failures
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from tests.support.gateways import DEADLINE_S, Agent, hello
+from tests.support.pairs import pair_pids
 
 MIB = 1 << 20
 
@@ -128,9 +129,8 @@ class Server:
 
     def pair_pid(self) -> int:
         assert self.process is not None
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        assert len(children) == 1
-        return int(children[0])
+        [pid] = pair_pids(self.process.pid)
+        return pid
 
     def stop(self) -> int:
         assert self.process is not None

@@ -28,6 +28,7 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from tests.integration.pmdaemon.poller.test_daemon import MIB, Server, redial
 from tests.support.gateways import DEADLINE_S, Agent
+from tests.support.pairs import pair_pids
 
 PAIRS = ("pair-0", "pair-1")
 GATEWAYS = 24
@@ -228,8 +229,7 @@ def until(server: TwoPairs, condition: Any) -> None:
 def pinned_to(server: TwoPairs) -> list[set[int]]:
     """Processors each pair process may use."""
     assert server.process is not None
-    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text()
-    return [os.sched_getaffinity(int(pid)) for pid in children.split()]
+    return [os.sched_getaffinity(pid) for pid in pair_pids(server.process.pid)]
 
 
 def families_of(figures: Path) -> dict[str, Any]:
@@ -325,8 +325,7 @@ def test_a_killed_pair_loses_its_shards_and_its_gateways_come_back(server: TwoPa
         assert not fleet.goodbyes
         server.served_by.clear()
         assert server.process is not None
-        children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text()
-        os.kill(int(children.split()[1]), signal.SIGKILL)
+        os.kill(pair_pids(server.process.pid)[1], signal.SIGKILL)
         until(server, lambda: any(not thread.is_alive() for thread in fleet.threads))
         orphans = [
             agent for agent, thread in zip(fleet.agents, fleet.threads, strict=True) if not thread.is_alive()

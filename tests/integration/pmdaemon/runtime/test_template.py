@@ -198,3 +198,47 @@ def test_it_ends_with_its_parent() -> None:
         assert parent.stdout is not None
         assert int(parent.stdout.readline()) > 0
         assert parent.stdout.read() == "", "the template, which has the pipe, has ended, too"
+
+
+FORKING = """
+import json, os, sys, xml.dom.minidom
+from pmdaemon.runtime.template import Template
+kept = os.open(os.devnull, os.O_RDONLY)
+template = Template(("there_is_no_such_module",))
+template.fork(has_session=len(sys.argv) > 1)
+assert template.wait_ready(120)
+fds = [int(os.environ[name]) for name in ("TOLD_FD", "GO_FD")]
+command = [sys.executable, "-m", "told", "7"]
+child = template.start(command, os.environ, fds, has_session=False)
+print(json.dumps({"child": child.pid, "template": os.getsid(template.pid)}), flush=True)
+print(child.wait(), flush=True)
+template.close()
+print("closed", flush=True)
+"""
+
+
+@pytest.mark.parametrize("own_session", [False, True])
+def test_a_fork_of_its_parent_shares_imports_and_nothing_else(
+    folder: Path, pipes: Pipes, own_session: bool
+) -> None:
+    (folder / "forking.py").write_text(FORKING)
+    with subprocess.Popen(
+        [sys.executable, str(folder / "forking.py"), *["own"] * own_session],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=pipes.env,
+        pass_fds=pipes.fds,
+        start_new_session=True,
+    ) as parent:
+        assert parent.stdout is not None
+        told = json.loads(os.read(pipes.told, 1 << 16))
+        said = json.loads(parent.stdout.readline())
+        assert (told["argv"], told["name"], told["preloaded"]) == (["7"], "__main__", True)
+        assert told["pid"] == said["child"]
+        assert told["title"].rstrip("\0") == " ".join(command("told", "7"))
+        assert told["session"] == said["template"]
+        assert (said["template"] == parent.pid) is not own_session
+        assert len(told["open"]) == 6, "its three, the two given, and the directory that is being listed"
+        os.write(pipes.go, b"1")
+        assert parent.stdout.read() == "7\nclosed\n", "only the parent has gone on"
+    assert parent.returncode == 0
