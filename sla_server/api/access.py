@@ -69,7 +69,9 @@ class Access:
         self._session_us = round(config.session_hours * HOUR_US)
         self._lapses_ns = clock.monotonic_ns()
         self.approvals = Approvals(directory, operations, config)
-        self._provided = threading.Lock()  # accounts of the provider are decided on one at a time; never waits
+        self._provided = (
+            threading.Lock()
+        )  # accounts of the provider are decided on one at a time; never waits
 
     def change(
         self,
@@ -183,13 +185,9 @@ class Access:
         self._check_one_account(identity)
         account = self.directory.account(identity.name)
         if account is not None and account.get("identity", "") != identity.subject:
-            whose = (
-                "was another person's at the provider" if account.get("identity") else "is a local one"
-            )
+            whose = "was another person's at the provider" if account.get("identity") else "is a local one"
             problem = f"the account {identity.name!r} {whose}, so it is not yours"
-            raise LoginRefused(
-                problem, f"An administrator ends it first: sla user delete {identity.name}"
-            )
+            raise LoginRefused(problem, f"An administrator ends it first: sla user delete {identity.name}")
         if account is not None and account["state"] == DISABLED:
             problem = f"the account {identity.name!r} is disabled"
             raise LoginRefused(problem, f"An administrator enables it: sla user enable {identity.name}")
@@ -205,9 +203,7 @@ class Access:
                 problem = f"the provider calls you {identity.name!r} now; your account is {former!r}"
                 raise LoginRefused(problem, f"An administrator ends that: sla user delete {former}")
 
-    def _provided_row(
-        self, identity: ProviderIdentity, account: Row | None, changes: list[Operation]
-    ) -> Row:
+    def _provided_row(self, identity: ProviderIdentity, account: Row | None, changes: list[Operation]) -> Row:
         given = {"role": identity.role, "labels": identity.labels, "state": ACTIVE}
         if account is not None:
             before = {key: account[key] for key in given}

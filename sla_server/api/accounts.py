@@ -269,11 +269,13 @@ class Directory:
         return min(lapses_us, int(row["expires_us"]) or lapses_us)
 
     def lapsed_tokens(self) -> list[Row]:
-        """API tokens that have ended before their time, because their maker signs in no more; reads no SQL."""
+        """API tokens that have ended early, because their maker signs in no more; reads no SQL."""
         now_us = self._clock.unix_us()
         with self._lock:
             rows = [dict(row) for row in self._rows["api_tokens"].values() if row["revoked_us"] is None]
-        return [row for row in rows if 0 < self.token_ends_us(row) <= now_us < (row["expires_us"] or now_us + 1)]
+        return [
+            row for row in rows if 0 < self.token_ends_us(row) <= now_us < (row["expires_us"] or now_us + 1)
+        ]
 
     def by_session(self, secret: str) -> Principal | None:
         """Who is signed in with this session; None: ended, or never was.

@@ -8,7 +8,8 @@ begin many cost no memory, and a restart disturbs nobody. The provider takes a c
 The provider is asked when somebody signs in, at no other time: what it says of itself and its keys are kept
 for ``FRESH_S``, keys are read again when a token names another one. ``ASKING_MAX`` requests wait for it at
 once, ``ANSWER_S`` at most each, whatever the provider is asked in it and however slowly it answers; others
-are refused, so a provider that hangs takes no more threads from the page. Lock ``_lock`` guards ``_known``. Thread: any.
+are refused, so a provider that hangs takes no more threads from the page. Lock ``_lock`` guards ``_known``.
+Thread: any.
 """
 
 from __future__ import annotations

@@ -461,7 +461,9 @@ class Requests:
         if version is None and before is None:
             self._refuse(request, 409, "no policy version is pinned", "See 'sla policy list'")
             return
-        self._act(request, "policy", lambda: self._desk.sql_worker.order_policy(self._desk.policy.pin(version)))
+        self._act(
+            request, "policy", lambda: self._desk.sql_worker.order_policy(self._desk.policy.pin(version))
+        )
         rows: Rows = [
             audit_row(
                 who,
