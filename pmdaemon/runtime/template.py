@@ -17,8 +17,8 @@ Messages (SOCK_SEQPACKET, JSON, one answer to each):
     {"command", "env", "fds", "session"}    -> {"pid"}, {"errno"}, {"refused"}; descriptors by SCM_RIGHTS
     {"reap": pid}                           -> {"status"} or {"errno"}     as ``subprocess`` gives it
 
-How a child has ended says the template, and if that is lost, the child itself: by a pipe that it writes its
-exit status to, as the last thing that it does (``exit_status``). Then only of one that was killed nobody knows.
+The template says how a child has ended; if that is lost, the child itself: it writes its exit status to a
+pipe, as the last thing that it does (``exit_status``). Only of one that was killed nobody knows then.
 
 A child waits until the parent has its process id and lets it go, by a pipe of its own (the last descriptor).
 A template that is lost between fork and answer would else leave a child that the parent knows nothing of,
@@ -53,7 +53,7 @@ from pmdaemon.runtime import exit_status
 log = structlog.get_logger("template")
 
 ANSWER_S: Final = 2.0
-"""A fork takes milliseconds; a template that does not answer by then is killed. The parent waits meanwhile."""
+"""A fork takes milliseconds; a template that does not answer by then is killed. The parent waits for it."""
 MOST_BYTES: Final = 1 << 17
 MOST_FDS: Final = 16
 UNKNOWN_STATUS: Final = 255
