@@ -11,19 +11,20 @@ import os
 from collections.abc import Iterator
 from typing import Final
 
-_tells: Final[list[int]] = []
+_tells: Final[list[tuple[int, int]]] = []  # descriptor, process id: a child forked from here is another
 
 
 def will_tell(fd: int) -> None:
     """From now on this process says there how it ends."""
-    _tells.append(fd)
+    _tells.append((fd, os.getpid()))
 
 
 def tell(status: int) -> None:
     """It ends now, with this status; nobody may be left who wants to know."""
-    for fd in _tells:
-        with contextlib.suppress(OSError):
-            os.write(fd, bytes([status & 0xFF]))
+    for fd, pid in _tells:
+        if pid == os.getpid():
+            with contextlib.suppress(OSError):
+                os.write(fd, bytes([status & 0xFF]))
     _tells.clear()
 
 

@@ -236,6 +236,7 @@ class ForkedProcess:
     def __init__(self, template: Template, pid: int, told: int) -> None:
         self.pid = pid
         self._template = template
+        self._parent = template.pid
         self._told = told
         self._status: int | None = None
         try:
@@ -251,7 +252,9 @@ class ForkedProcess:
             poller = select.poll()
             poller.register(self._pid_fd, select.POLLIN)
             poller.poll()
-            status = self._template.reap(self.pid)
+            # One that was made since is no parent of it, and may still import.
+            is_there = self._template.pid == self._parent
+            status = self._template.reap(self.pid) if is_there else UNKNOWN_STATUS
             if status == UNKNOWN_STATUS:
                 status = exit_status.read(self._told, UNKNOWN_STATUS)
             self._status = status

@@ -196,6 +196,7 @@ def test_a_lost_template_is_noticed_and_its_children_say_how_they_end(
     assert killed.wait() == UNKNOWN_STATUS, "nobody can be asked, and it could say nothing"
     os.write(pipes.go, b"11")
     assert [child.wait() for child in children] == [0, 7]
+    assert template.wait_ready(READY_S), "the new one was asked for nothing that is not its own"
 
 
 def test_a_child_of_which_nobody_was_told_does_not_run(
