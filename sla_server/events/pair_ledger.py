@@ -345,7 +345,7 @@ def _remember(known: dict[str, Any], identity: str, value: Any = None) -> None:
         del known[next(iter(known))]
 
 
-def _last(places: Mapping[str, Position]) -> Position | None:
+def _last(places: dict[str, Position]) -> Position | None:
     return next(reversed(places.values()), None)
 
 
