@@ -80,7 +80,7 @@ def main(name: str, path: Path | None, show_config: bool, check_config: bool) ->
     # Daemon threads of libraries must not delay the exit: everything of ours is stopped and synced by now.
     sys.stdout.flush()
     sys.stderr.flush()
-    exit_status.tell(status)
+    exit_status.report(status)
     os._exit(status)
 
 

@@ -1,7 +1,7 @@
 """A process says itself how it ends: for one whose parent may be gone before it.
 
 A process that a ``template`` has forked has a pipe to the process that asked for it. Its exit status goes
-there as the last thing: one byte. State: ``_tells``, set once, before the process does anything else.
+there as the last thing: one byte. State: ``_reports_to``, set once, before the process does anything else.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ import os
 from collections.abc import Iterator
 from typing import Final
 
-_tells: Final[list[tuple[int, int]]] = []  # descriptor, process id: a child forked from here is another
+_reports_to: Final[list[tuple[int, int]]] = []  # descriptor, process id: a child forked from here is another
 
 
-def will_tell(fd: int) -> None:
+def report_to(fd: int) -> None:
     """From now on this process says there how it ends."""
-    _tells.append((fd, os.getpid()))
+    _reports_to.append((fd, os.getpid()))
 
 
-def tell(status: int) -> None:
+def report(status: int) -> None:
     """It ends now, with this status; nobody may be left who wants to know."""
-    for fd, pid in _tells:
+    for fd, pid in _reports_to:
         if pid == os.getpid():
             with contextlib.suppress(OSError):
                 os.write(fd, bytes([status & 0xFF]))
-    _tells.clear()
+    _reports_to.clear()
 
 
 @contextlib.contextmanager
-def told() -> Iterator[None]:
+def reported() -> Iterator[None]:
     """Say how what runs in it ends, as the interpreter would."""
     status = 1
     try:
@@ -39,7 +39,7 @@ def told() -> Iterator[None]:
         status = exc.code if isinstance(exc.code, int) else int(exc.code is not None)
         raise
     finally:
-        tell(status)
+        report(status)
 
 
 def read(fd: int, otherwise: int) -> int:

@@ -165,20 +165,20 @@ class Template:
             raise NoTemplate("it is not ready")
         request = {"command": list(command), "env": dict(env), "fds": list(fds), "session": has_session}
         waits, go = os.pipe2(os.O_CLOEXEC)
-        told, tells = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        status_fd, report_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         is_followed = False
         try:
-            answer = self._ask(request, (*fds, tells, waits))
+            answer = self._ask(request, (*fds, report_fd, waits))
             if "refused" in answer:
                 raise NoTemplate(answer["refused"])
             if "errno" in answer:
                 raise OSError(answer["errno"], os.strerror(answer["errno"]))
-            process = ForkedProcess(self, answer["pid"], told)
+            process = ForkedProcess(self, answer["pid"], status_fd)
             is_followed = True
             os.write(go, b"\0")
             return process
         finally:
-            for fd in (waits, go, tells, *(() if is_followed else (told,))):
+            for fd in (waits, go, report_fd, *(() if is_followed else (status_fd,))):
                 os.close(fd)
 
     def reap(self, pid: int) -> int:
@@ -230,14 +230,14 @@ class ForkedProcess:
     Args:
         template: its parent.
         pid: its process id.
-        told: where it says its exit status when it ends; closed here at its end.
+        status_fd: where it says its exit status when it ends; closed here at its end.
     """
 
-    def __init__(self, template: Template, pid: int, told: int) -> None:
+    def __init__(self, template: Template, pid: int, status_fd: int) -> None:
         self.pid = pid
         self._template = template
         self._parent = template.pid
-        self._told = told
+        self._status_fd = status_fd
         self._status: int | None = None
         try:
             self._pid_fd = os.pidfd_open(pid)
@@ -256,10 +256,10 @@ class ForkedProcess:
             is_there = self._template.pid == self._parent
             status = self._template.reap(self.pid) if is_there else UNKNOWN_STATUS
             if status == UNKNOWN_STATUS:
-                status = exit_status.read(self._told, UNKNOWN_STATUS)
+                status = exit_status.read(self._status_fd, UNKNOWN_STATUS)
             self._status = status
             os.close(self._pid_fd)
-            os.close(self._told)
+            os.close(self._status_fd)
         return self._status
 
     def kill(self) -> None:
@@ -285,16 +285,16 @@ def main(fd: int, modules: Sequence[str]) -> None:
     with socket.socket(fileno=fd) as link:
         request = _serve(link)
     if request is not None:
-        *received, tells, waits = request["received"]
+        *received, report_fd, waits = request["received"]
         if not os.read(waits, 1):  # nobody knows of this child
             os._exit(UNKNOWN_STATUS)
         os.close(waits)
-        above = max((*received, *request["fds"], tells, 2)) + 1
-        exit_status.will_tell(fcntl.fcntl(tells, fcntl.F_DUPFD_CLOEXEC, above))
-        os.close(tells)
+        above = max((*received, *request["fds"], report_fd, 2)) + 1
+        exit_status.report_to(fcntl.fcntl(report_fd, fcntl.F_DUPFD_CLOEXEC, above))
+        os.close(report_fd)
         _place(received, request["fds"])
         setproctitle(" ".join(request["command"]))
-        with exit_status.told():
+        with exit_status.reported():
             _run(request)
 
 

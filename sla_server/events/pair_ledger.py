@@ -226,7 +226,7 @@ class PartnerLedger:
         with self._lock:
             for item in items:
                 addressed, at = (item.event.event_id, item.recipient), (item.origin, item.origin_seq)
-                self._enter(addressed, item.identity, at)
+                self._add(addressed, item.identity, at)
 
     def kept(self, queue_id: str, items: Iterable[QueuedEvent]) -> None:
         """The partner has these: what was delivered here may have come to another place there.
@@ -243,7 +243,7 @@ class PartnerLedger:
                 if identity in known:
                     known[identity], self.is_dirty = at, True
                 if (addressed := (item.event.event_id, item.recipient)) in self._taken:
-                    self._enter(addressed, identity, at)
+                    self._add(addressed, identity, at)
 
     def unsent(self) -> dict[str, list[str]]:
         """Deliveries since ``delivered`` or the last call: recipient to identities, each once."""
@@ -299,7 +299,7 @@ class PartnerLedger:
         for name, events in list(notes.delivered.items()):
             notes.delivered[name] = {key: at for key, at in events.items() if at[0] in queue_ids}
 
-    def _enter(self, addressed: Addressed, identity: str, at: Position) -> None:
+    def _add(self, addressed: Addressed, identity: str, at: Position) -> None:
         places = self._taken.setdefault(addressed, {})
         places.pop(identity, None)  # the newest is the last one
         places[identity] = at
