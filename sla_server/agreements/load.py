@@ -486,7 +486,7 @@ def _other_key(path: Sequence[int | str], model: type[Document]) -> str:
 
 def _keys_at(model: type[Document], path: Sequence[int | str]) -> tuple[str, ...]:
     """Keys of the map that ``path`` leads to; of a union those of all its members."""
-    schema = model.model_json_schema()
+    schema = _schema_of(model)
     maps = [schema]
     for part in path:
         below = [
@@ -509,7 +509,13 @@ def _members(node: dict[str, Any], defs: dict[str, Any]) -> Iterator[dict[str, A
 
 
 @cache
+def _schema_of(model: type[Document]) -> dict[str, Any]:
+    """Only read; to make it takes as long as to read a document."""
+    return model.model_json_schema()
+
+
+@cache
 def _known_keys(model: type[Document]) -> tuple[str, ...]:
-    schema = model.model_json_schema()
+    schema = _schema_of(model)
     models = [schema, *schema.get("$defs", {}).values()]
     return tuple(sorted({key for model in models for key in model.get("properties", {})}))

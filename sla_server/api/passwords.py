@@ -82,7 +82,7 @@ class _Tries:
     def __init__(self, burst: int, refill_s: float) -> None:
         self._burst = burst
         self._refill_s = refill_s
-        self._full_at_s = array("d", bytes(8 * PLACES))  # when all tries are there again
+        self._full_at_s = array("d", [0.0]) * PLACES  # when all tries are there again
         self._seed = secrets.token_bytes(16)
 
     def wait_s(self, key: str, now_s: float, *, takes: bool) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import cache
 from textwrap import wrap
 from typing import Any, Final
 
@@ -81,8 +82,6 @@ def find(place: str) -> tuple[str, list[Schema], Schema]:
     Raises:
         BadUsage: there is no such kind or field; says which is near.
     """
-    from sla_server.agreements.schema import document_schema
-
     word, *steps = place.replace("[]", "").split(".")
     kind = _PLURALS.get(plural_of(word)) or next(
         (each for each in DOCUMENT_KINDS if each.lower() == word.lower()), ""
@@ -91,7 +90,7 @@ def find(place: str) -> tuple[str, list[Schema], Schema]:
         said = near(word, [*DOCUMENT_KINDS, *(each.lower() for each in DOCUMENT_KINDS)])
         listed = ", ".join(DOCUMENT_KINDS)
         raise BadUsage(f"{word[:40]!r} is no kind of document. {said or f'There are {listed}'}")
-    root = document_schema(kind)
+    root = _schema_of(kind)
     title, forms = kind, [root]
     for step in steps:
         step = re.sub(r"\[\d+\]$", "", step)
@@ -102,6 +101,14 @@ def find(place: str) -> tuple[str, list[Schema], Schema]:
             raise BadUsage(f"{title} has no field {step[:40]!r}. {near(step, known) or listed}")
         title, forms = f"{title}.{step}", _distinct(found)
     return title, forms, root
+
+
+@cache
+def _schema_of(kind: str) -> Schema:
+    """Only read."""
+    from sla_server.agreements.schema import document_schema
+
+    return document_schema(kind)
 
 
 def _distinct(schemas: Sequence[Schema]) -> list[Schema]:

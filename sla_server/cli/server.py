@@ -80,9 +80,15 @@ def cli() -> None:
 @click.option(
     "--background", is_flag=True, help="Return when all parts are ready; log to DATA_DIR/server.log."
 )
+@click.option(
+    "--limit",
+    "limit_s",
+    default=READY_LIMIT_S,
+    help="With --background: seconds to wait until all are ready.",
+)
 @click.option("--show-config", is_flag=True, help="Print the values in force and exit.")
 @click.option("--check-config", is_flag=True, help="Check the file and exit.")
-def start(path: Path | None, background: bool, show_config: bool, check_config: bool) -> None:
+def start(path: Path | None, background: bool, limit_s: float, show_config: bool, check_config: bool) -> None:
     """Start the server (in the foreground unless --background)."""
     config = configuration.load(path)
     if config.pmdaemon.tls.enabled and not show_config:
@@ -106,7 +112,7 @@ def start(path: Path | None, background: bool, show_config: bool, check_config: 
         for failure in config.runtime_dir.glob("*.failed"):  # of a former run
             failure.unlink()
         if background:
-            _start_in_background(config, path)
+            _start_in_background(config, path, limit_s)
             return
         logs.configure("supervisor")
         stop = Stop()
@@ -165,7 +171,7 @@ def _check_room(config: configuration.ResolvedConfig) -> None:
     check_room(config.database.resolved_queue_dir(config.data_dir), config.database.queue_bytes)
 
 
-def _start_in_background(config: configuration.ResolvedConfig, path: Path | None) -> None:
+def _start_in_background(config: configuration.ResolvedConfig, path: Path | None, limit_s: float) -> None:
     """Start the server as a process of its own and wait until all of it is ready."""
     (config.runtime_dir / "api.port").unlink(missing_ok=True)
     command = [sys.executable, "-m", "sla_server", "start"]
@@ -176,7 +182,7 @@ def _start_in_background(config: configuration.ResolvedConfig, path: Path | None
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log_file, stderr=log_file, start_new_session=True
         )
-    deadline = Deadline(READY_LIMIT_S)
+    deadline = Deadline(limit_s)
     while True:
         with connected(config, path) as client:
             found = ask_status(config, client, process.pid)
@@ -188,7 +194,7 @@ def _start_in_background(config: configuration.ResolvedConfig, path: Path | None
             what = (
                 "did not start"
                 if ended is not None
-                else f"is not ready after {READY_LIMIT_S:g} s and goes on trying (pid {process.pid}); "
+                else f"is not ready after {limit_s:g} s and goes on trying (pid {process.pid}); "
                 "'sla-server status' says more"
             )
             tail = "\n".join(log_path.read_text(errors="replace").splitlines()[-5:])

@@ -43,7 +43,8 @@ EXIT_STATUSES: Final[dict[int, ExitStatus]] = {
     75: ExitStatus(
         "Not now: live values are missing (what is stored is shown); a change was taken and not answered "
         "within 25 s (it will be carried out), or waits for a second person (sla approvals list); the "
-        "database cannot be used now; sla-server start --background: not all parts are ready within 60 s.",
+        "database cannot be used now; sla-server start --background: not all parts are ready within --limit "
+        "(60 s).",
         "sla-server status; try again.",
     ),
     76: ExitStatus("What answers is not an SLA server.", "Check --server and proxies."),

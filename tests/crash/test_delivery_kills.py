@@ -143,7 +143,7 @@ def moody(chance: random.Random) -> HttpReceiver:
 def delivered(path: Path) -> list[str]:
     if not path.exists():
         return []
-    return raised_here(json.loads(line)["event"] for line in path.read_text().splitlines())
+    return raised_here(json.loads(line)["event"] for line in path.read_text().split("\n")[:-1])
 
 
 def raised_here(events: Iterable[dict[str, str]]) -> list[str]:

@@ -12,15 +12,33 @@ from pathlib import Path
 import pytest
 from selenium.webdriver import Chrome
 
+from sla_server.db import migrate
+from sla_server.db.config import DatabaseConfig
+from sla_server.db.engine import make_engine
 from tests.support.browser import fresh_page, running
 from tests.support.load import Load
 from tests.support.stage import Agent, Stage
+
+FINISH_S = 60.0  # for I/Os of a load that is stopped: a plane may stand still for some seconds
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/e2e" in str(item.path):
             item.add_marker("e2e")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _schema_made_once(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Each stage begins with a copy.
+
+    In test_server_command, test_first_steps and test_wheel the server makes it, as a new server does.
+    """
+    config, folder = DatabaseConfig(), tmp_path_factory.mktemp("schema")
+    engine = make_engine(config, folder)
+    migrate.upgrade(engine)
+    engine.dispose()
+    Stage.schema_file = folder / "sla.db"
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +86,7 @@ class Driver:
 
     def start(self, socket_path: Path, export: str, **how: float) -> Load:
         """Start a load; see ``tests.support.load.Load`` for ``how``."""
+        how = {"finish_s": FINISH_S, **how}  # what the gateway counts must have been seen here, too
         load = Load(socket_path, export, seed=len(self._running) + 1, **how)  # type: ignore[arg-type]
         stop = asyncio.Event()
         future = asyncio.run_coroutine_threadsafe(load.run(stop), self._loop)
@@ -79,7 +98,7 @@ class Driver:
         for known, stop, future in self._running:
             if known is load and not future.done():  # type: ignore[attr-defined]
                 self._loop.call_soon_threadsafe(stop.set)
-                future.result(timeout=60)  # type: ignore[attr-defined]
+                future.result(timeout=2 * FINISH_S)  # type: ignore[attr-defined]
 
     def has_ended(self, load: Load) -> bool:
         """Whether it has stopped, also by itself: its connection was closed."""

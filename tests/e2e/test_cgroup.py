@@ -64,7 +64,7 @@ def test_a_greedy_group_is_counted_and_held(
     stage.sla("throttle", "set", VOLUME, "--iops", str(CAP_IOPS), "--for", "10m", "--reason", "test")
     stage.wait(lambda: in_all(group.limits()) == CAP_IOPS, "the limits of the kernel")
     stage.wait(
-        lambda: [each["state"] for each in stage.live()["throttles"]] == ["seen"], "the cap, seen to hold"
+        lambda: [each["state"] for each in stage.snapshot()["throttles"]] == ["seen"], "the cap, seen to hold"
     )
     began_s, before = time.monotonic(), group.counts()  # however long this process waits between the two
     stage.wait(lambda: group.counts().reads > before.reads + 4 * CAP_IOPS, "reads under the cap")

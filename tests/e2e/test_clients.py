@@ -49,7 +49,7 @@ def state(stage: Stage) -> str:
 
 
 def throttles(stage: Stage) -> list[dict[str, Any]]:
-    return [row for row in stage.live().get("throttles", []) if row["state"] != "observed"]
+    return [row for row in stage.snapshot()["throttles"] if row["state"] != "observed"]
 
 
 def held(stage: Stage) -> dict[str, int]:
@@ -79,7 +79,7 @@ def test_the_greedy_client_is_held_and_the_promised_one_is_not(shared: Stage, dr
     assert (throttle["source"], throttle["victim"]) == ("control", "host-a-gold/latency")
     shared.wait(lambda: state(shared) == "ok", "the promise kept again")
     assert {(row["volume"], row["client"]) for row in throttles(shared)} == {("erp-db", "greedy")}
-    assert all(row["cap_cost_per_s"] is None for row in shared.live()["volumes"]), "the volume has no cap"
+    assert all(row["cap_cost_per_s"] is None for row in shared.snapshot()["volumes"]), "the volume has no cap"
 
     shared.wait(lambda: held(shared).get("greedy", 0) > 0, "that the greedy client was held, stored")
     assert held(shared)["host-a"] == 0
@@ -133,7 +133,7 @@ def test_volumes_share_a_cap_as_a_group_and_are_released(shared: Stage, driver: 
     shared.wait(lambda: len(loads[0].done) >= before[0] + 120, "the heavier volume at work")
     done = [len(load.done) - count for load, count in zip(loads, before, strict=True)]
     assert 0 < done[1] < done[0]
-    shared.wait(lambda: throttles(shared)[0]["worst_hold_us"] > 0, "how long its I/Os were held")
+    shared.wait(lambda: any(row["worst_hold_us"] > 0 for row in throttles(shared)), "how long I/Os were held")
     shown = shared.sla("get", "throttles").stdout
     assert "night" in shown, shown
     why = " ".join(shared.sla("why", "copies").stdout.split())

@@ -41,7 +41,7 @@ def fio(stage: Stage, volume: str, depth: int, folder: Path) -> tuple[int, int]:
         "--verify=crc32c --verify_fatal=1 --randseed=7 --thread --output-format=json"
     )
     done = subprocess.run(
-        ["fio", *options.split()], capture_output=True, text=True, cwd=folder, timeout=120, check=False
+        ["fio", *options.split()], capture_output=True, text=True, cwd=folder, timeout=600, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     job = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]

@@ -467,7 +467,7 @@ def test_silence_and_a_lost_connection_are_said_and_overcome(returning: Site, pa
         until(driver, site.server.context.live.is_stale, "the server knows it, too")
         driver.refresh()  # a page opened in the silence is given what was last known
         wait_for(driver, "[data-throttle]")
-        assert text(driver, "#feed") == "no live data"
+        until(driver, lambda: text(driver, "#feed") == "no live data", "it is said that it is old")
         port = site.server.port
         site.close()
         until(driver, lambda: "Connection to the server lost" in text(driver, "#banner"), "the loss is said")
@@ -540,7 +540,7 @@ def test_the_process_over_a_real_mailbox(tmp_path: Path) -> None:
     headers = {"Authorization": f"Bearer {api.TOKEN}"}
     try:
         with httpx.Client(
-            base_url=f"http://127.0.0.1:{port_file.read_text().strip()}", headers=headers
+            base_url=f"http://127.0.0.1:{port_file.read_text().strip()}", headers=headers, timeout=60
         ) as client:
             with closing(Client("", local=local)) as ours:
                 assert ours.get("/session") == {"signed_in": False, "login_needed": False}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -23,7 +24,7 @@ DOCUMENTS = """
 apiVersion: storage-sla/v1
 kind: Recipient
 metadata: {{name: oncall}}
-spec: {{webhook: {{url: "{url}"}}, timeout: 2s}}
+spec: {{webhook: {{url: "{url}"}}, timeout: 30s}}
 ---
 apiVersion: storage-sla/v1
 kind: Route
@@ -34,7 +35,7 @@ VIOLATIONS = """
 apiVersion: storage-sla/v1
 kind: Recipient
 metadata: {{name: oncall}}
-spec: {{webhook: {{url: "{url}"}}, timeout: 2s}}
+spec: {{webhook: {{url: "{url}"}}, timeout: 30s}}
 ---
 apiVersion: storage-sla/v1
 kind: Recipient
@@ -48,7 +49,7 @@ spec: {{recipients: [oncall, book], match: {{kinds: [violation-opened, violation
 """
 CALM = "[services.control]\nepisode_calm_s = 2\nepisode_calm_max_s = 2\n"
 OPENED, CLOSED = "violation-opened", "violation-closed"
-LIMIT_S = 120.0
+LIMIT_S = 180.0
 
 
 class Answering:
@@ -90,7 +91,7 @@ def test_events_come_without_the_database_manager_and_after_the_death_of_all(tmp
         tested = stage.sla("notify", "test", "oncall")
         assert tested.stdout == "oncall: confirmed\n"
 
-        [pid] = stage.pids("sla_server.process dbmanager")
+        pid = stage.pid("sla_server.process dbmanager")
         os.kill(pid, signal.SIGSTOP)
         asking = subprocess.Popen(
             [sys.executable, "-m", "sla_server.cli", "mode", "enforce"],
@@ -107,7 +108,8 @@ def test_events_come_without_the_database_manager_and_after_the_death_of_all(tmp
                 lambda: ("mode-changed", "services") in answering.events(), "the event", limit_s=LIMIT_S
             )
         finally:
-            os.kill(pid, signal.SIGCONT)
+            with contextlib.suppress(ProcessLookupError):  # on a slow machine it was killed for its silence
+                os.kill(pid, signal.SIGCONT)
         asking.wait(LIMIT_S)
 
         stage.kill("sla_server.process appserver")
@@ -129,13 +131,13 @@ def test_events_come_without_the_database_manager_and_after_the_death_of_all(tmp
 def written(stage: Stage) -> list[dict[str, Any]]:
     """The events in the file of the recipient "book"."""
     path = stage.folder / "data" / "notices" / "book.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []  # whole lines
     return [json.loads(line)["event"] for line in lines]
 
 
 def of_episode(events: list[dict[str, Any]], episode_id: str) -> list[str]:
     """The kinds of its events in the order in which they came, each event once."""
-    found = {each["event_id"]: each for each in events if each["details"]["episode_id"] == episode_id}
+    found = {each["event_id"]: each for each in events if each["details"].get("episode_id") == episode_id}
     return [each["kind"] for each in found.values()]
 
 
@@ -162,7 +164,7 @@ def test_a_violation_that_ends_while_the_server_is_down_ends_for_each_recipient(
         def begun() -> dict[str, Any] | None:
             """A violation that goes on; the machine's other work may have made one before that is over."""
             refused = {each["event_id"] for each in answering.all_events(503)}
-            last = written(stage)[-1:]
+            last = [each for each in written(stage) if each["kind"] in (OPENED, CLOSED)][-1:]
             found = [each for each in last if each["kind"] == OPENED and each["event_id"] in refused]
             return found[0] if found else None
 

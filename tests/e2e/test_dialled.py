@@ -46,13 +46,22 @@ def test_a_gateway_is_added_and_removed_from_the_command_line(stage: Stage) -> N
         agent.register(name="host-6")
         ended = worker.submit(answer_to_the_end, agent)
         try:
-            stage.wait(lambda: listed(stage)[0]["answers_as"] == "host-6", "who answers there")
-            [row] = json.loads(stage.sla("gateways", "list", "-o", "json").stdout)
-            assert (row["address"], row["name"], row["state"]) == (address, "host-5", "connected")
+            stage.wait(
+                lambda: [row["answers_as"] for row in listed(stage)] == ["host-6"], "who answers there"
+            )
+
+            def shown() -> list[tuple[str, str, str]]:
+                rows = json.loads(stage.sla("gateways", "list", "-o", "json").stdout)
+                return [(row["address"], row["name"], row["state"]) for row in rows]
+
+            stage.wait(lambda: shown() == [(address, "host-5", "connected")], "it, connected")
             assert "calls itself host-6" in " ".join(stage.sla("gateways", "list").stdout.split())
         finally:
             stage.sla("gateways", "remove", address)
         ended.result(2 * DEADLINE_S)
     stage.wait(lambda: listed(stage) == [], "an empty list")
-    actions = [row["action"] for row in stage.get("audit")["items"]]
-    assert actions[:2] == ["gateway-unlisted", "gateway-listed"], "newest first"
+
+    def actions() -> list[str]:
+        return [row["action"] for row in stage.get("audit")["items"]]
+
+    stage.wait(lambda: actions()[:2] == ["gateway-unlisted", "gateway-listed"], "both, newest first")

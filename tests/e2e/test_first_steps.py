@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ from pmdaemon.runtime.clock import Deadline
 from tests.support.paths import ROOT
 
 LIMIT_S = 300
+LOOK_S = 1.0  # between two tries: each is a process, and takes from what it waits for
 NEEDED = ("unshare", "nsenter", "ip", "nbdkit", "nbdinfo")
 SHOWN = {  # what a command shows when the steps before it have taken effect
     ".venv/bin/sla get volumes": "vol-17",
@@ -123,6 +125,7 @@ class Reader:
         deadline = Deadline(LIMIT_S)
         while (done := self.run(command)).returncode != 0 or text not in done.stdout:
             assert not deadline.passed, f"{command}: {done.returncode}\n{done.stdout}"
+            time.sleep(LOOK_S)
         return done.stdout
 
     def close(self) -> None:

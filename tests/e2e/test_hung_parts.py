@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -21,7 +22,7 @@ PARTS = {
     "pmdaemon": ("-m pmdaemon run", "pmdaemon has made no progress for"),
     "supervisor": ("-m sla_server start", "supervisor has not reported for"),
 }
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 
 
 def problems(stage: Stage) -> list[dict[str, Any]]:
@@ -33,7 +34,7 @@ def problems(stage: Stage) -> list[dict[str, Any]]:
 def test_a_part_that_hangs_is_named_until_it_goes_on(stage: Stage, part: str) -> None:
     fragment, words = PARTS[part]
     stage.wait(lambda: not problems(stage), "a server without problems", limit_s=LIMIT_S)
-    [pid] = stage.pids(fragment)
+    pid = stage.pid(fragment)
     os.kill(pid, signal.SIGSTOP)
     try:
         stage.wait(
@@ -42,9 +43,10 @@ def test_a_part_that_hangs_is_named_until_it_goes_on(stage: Stage, part: str) ->
             limit_s=LIMIT_S,
         )
     finally:
-        os.kill(pid, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):  # on a slow machine it was killed for its silence
+            os.kill(pid, signal.SIGCONT)
     stage.wait(lambda: not problems(stage), "the end of the problem", limit_s=LIMIT_S)
-    assert len(stage.pids(fragment)) == 1
+    stage.pid(fragment)
     if part != "supervisor":  # it may have been killed meanwhile on a machine that is slow enough
         kinds = ("process-stalled", "process-restarted")
         stage.wait(
@@ -59,15 +61,15 @@ def test_a_part_that_hangs_is_named_until_it_goes_on(stage: Stage, part: str) ->
 def test_a_database_manager_without_memory_for_a_thread_comes_back(stage: Stage) -> None:
     """CPython waits for ever for a thread that dies before it has begun."""
     fragment = PARTS["dbmanager"][0]
-    [pid] = stage.pids(fragment)
+    pid = stage.pid(fragment)
     before, since_us = stored_cuts(stage), time.time() * 1e6
     size_bytes = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     _, hard = resource.prlimit(pid, resource.RLIMIT_AS)
     resource.prlimit(pid, resource.RLIMIT_AS, (size_bytes, hard))
-    stage.wait(lambda: stage.pids(fragment) not in ([], [pid]), "another process", limit_s=120)
+    stage.wait(lambda: stage.pids(fragment) not in ([], [pid]), "another process", limit_s=LIMIT_S)
     wait_for_more_cuts(stage, 10, before)
     stage.wait(lambda: not problems(stage), "a server without problems", limit_s=LIMIT_S)
-    assert len(stage.pids(fragment)) == 1
+    stage.pid(fragment)
 
     def restarts() -> list[str]:
         return [

@@ -81,7 +81,7 @@ def serve(run: Processes, folder: Path, kind: str, image: Path) -> subprocess.Po
 
 def done(*command: str) -> str:
     """What a program says; it must succeed."""
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert ended.returncode == 0, f"{' '.join(command)}: {ended.stdout}{ended.stderr}"
     return ended.stdout
 

@@ -106,7 +106,7 @@ def serve(run: Processes, workers: int, *files: Path) -> list[str]:
 
 
 def output(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

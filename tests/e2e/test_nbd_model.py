@@ -99,7 +99,7 @@ def test_qemu_img_keeps_to_the_block_sizes_of_the_upstream(run: Processes, tmp_p
         ["qemu-img", "compare", "-f", "raw", "-F", "raw", str(image), uri],
         ["qemu-io", "-f", "raw", "-c", "write -P 7 512 512", "-c", "read -P 7 512 512", uri],
     ):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "error" not in done.stdout.lower()
 

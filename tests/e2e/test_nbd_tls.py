@@ -69,7 +69,7 @@ class Setup:
 
 
 def call(*command: str, status: int = 0, cwd: Path | None = None) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=cwd)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, cwd=cwd)
     assert (done.returncode == 0) == (status == 0), f"{command}: {done.stdout}{done.stderr}"
     return done.stdout + done.stderr
 

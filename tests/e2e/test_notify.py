@@ -20,7 +20,7 @@ DOCUMENTS = """
 apiVersion: storage-sla/v1
 kind: Recipient
 metadata: {{name: oncall}}
-spec: {{webhook: {{url: "{url}", secret_file: oncall.key}}}}
+spec: {{webhook: {{url: "{url}", secret_file: oncall.key}}, timeout: 30s}}
 ---
 apiVersion: storage-sla/v1
 kind: Route
@@ -30,7 +30,7 @@ spec: {{recipients: [oncall], match: {{kinds: [mode-changed]}}}}
 
 
 def _until(condition: Callable[[], Any], what: str) -> Any:
-    deadline = Deadline(120)
+    deadline = Deadline(180)
     while not deadline.passed:
         if found := condition():
             return found

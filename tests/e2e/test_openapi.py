@@ -55,7 +55,7 @@ def ask(operation: Any, stage: Stage, mode: GenerationMode, counts: Counter[int]
     )
     @given(case=operation.as_strategy(generation_mode=mode, **fixed))
     def run(case: Any) -> None:
-        answer = case.call(base_url=address, headers=headers, timeout=60)
+        answer = case.call(base_url=address, headers=headers, timeout=300)
         counts[answer.status_code] += 1
         if answer.status_code == 503 and answer.headers.get("retry-after"):
             return  # it says when to come again: of a machine that is busy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import uuid
@@ -39,15 +40,13 @@ class FalseGateway:
         self._thread.start()
 
     def _serve(self) -> None:
-        while not self._stopped.is_set():
-            try:
+        with contextlib.suppress(OSError, EOFError):  # the end of the connection, perhaps within an answer
+            while not self._stopped.is_set():
                 received = self.agent.read()
-            except (OSError, EOFError):
-                return
-            if received.kind == Kind.THRESHOLDS:
-                self.entries = received.header["entries"]
-            elif received.kind == Kind.POLL:
-                self._answer(received.header)
+                if received.kind == Kind.THRESHOLDS:
+                    self.entries = received.header["entries"]
+                elif received.kind == Kind.POLL:
+                    self._answer(received.header)
 
     def _answer(self, poll: dict[str, Any]) -> None:
         self.cuts += 1
@@ -65,7 +64,8 @@ class FalseGateway:
 
     def close(self) -> None:
         self._stopped.set()
-        self.agent.sock.shutdown(2)
+        with contextlib.suppress(OSError):  # the server has ended it
+            self.agent.sock.shutdown(2)
         self._thread.join(60)
         self.agent.close()
 
@@ -100,14 +100,20 @@ def test_a_false_gateway_harms_no_neighbour_until_it_is_approved(stage: Stage, d
     try:
         stage.wait(lambda: left_out(stage) >= ENOUGH, "its statistics left out, and counted")
         assert throttled(stage) == set()
-        [volume] = [row for row in stage.live()["volumes"] if row["volume"] == VOLUME]
+        [volume] = [row for row in stage.snapshot()["volumes"] if row["volume"] == VOLUME]
         assert "evil-gw" not in str(volume["gateways"])
         assert false.agent.gateway_id not in volume["gateways"]
         assert false.entries == [], "it is sent no thresholds of the promise"
-        [event] = [row for row in stage.get("events?limit=200")["items"] if row["kind"] == "volume-pending"]
+        events = lambda: stage.get("events?limit=200")["items"]  # noqa: E731
+        [event] = stage.wait(
+            lambda: [row for row in events() if row["kind"] == "volume-pending"], "the event of it, stored"
+        )
         assert event["text"].endswith(f"sla volumes approve {VOLUME} --gateway evil-gw")
-        problems = {row["what"]: row for row in stage.get("health")["problems"]}
-        assert problems["volumes"]["process"] == "evil-gw"
+        problems = lambda: stage.client.get("/api/v1/health").json()["problems"]  # noqa: E731
+        volumes = stage.wait(
+            lambda: [row for row in problems() if row["what"] == "volumes"], "the problem that it is"
+        )
+        assert [row["process"] for row in volumes] == ["evil-gw"]
         assert {row["gateway_id"] for row in stage.get(f"volumes/{VOLUME}")["by_stream"]} <= {
             row["gateway_id"] for row in stage.get("gateways")["items"] if row["name"] == "gateway-a"
         }
@@ -115,15 +121,16 @@ def test_a_false_gateway_harms_no_neighbour_until_it_is_approved(stage: Stage, d
         done = stage.sla("volumes", "approve", VOLUME, "--gateway", "evil-gw")
         assert f"{VOLUME}: approved for evil-gw on disk-1; it belongs to evil-gw, gateway-a" in done.stdout
         stage.wait(lambda: throttled(stage) == {"batch"}, "what the same statistics do once they count")
-        assert [entry["volume"] for entry in false.entries] == [VOLUME]
+        stage.wait(lambda: [entry["volume"] for entry in false.entries] == [VOLUME], "its thresholds")
         assert f"{VOLUME} belongs to 2 gateways: evil-gw, gateway-a" in stage.sla("get", "volumes").stdout
 
         stage.sla("volumes", "revoke", VOLUME, "--gateway", "evil-gw")
-        stage.wait(lambda: not stage.live()["throttles"], "the neighbour released")
+        stage.wait(lambda: not stage.snapshot()["throttles"], "the neighbour released")
     finally:
         false.close()
-    actions = [row["action"] for row in stage.get("audit")["items"]]
-    assert [action for action in actions if action.startswith("volume-")] == [
-        "volume-revoked",
-        "volume-approved",
-    ]
+
+    def actions() -> list[str]:
+        names = [row["action"] for row in stage.get("audit")["items"]]
+        return [name for name in names if name.startswith("volume-")]
+
+    stage.wait(lambda: actions() == ["volume-revoked", "volume-approved"], "both in the audit")

@@ -52,7 +52,7 @@ def burst(stage: Stage, driver: Driver) -> Load:
 def is_kept_through_a_burst(stage: Stage, driver: Driver) -> bool:
     """Whether no slice is bad from the one in which a burst under the policy's cap begins."""
     length_us = stage.slice_s * 1_000_000
-    from_us = stage.live()["at_us"] // length_us * length_us
+    from_us = stage.snapshot()["at_us"] // length_us * length_us
     greedy = burst(stage, driver)
     stage.wait(lambda: policy_throttles(stage, "seen"), "the cap in the measured rate", limit_s=120)
 
@@ -78,11 +78,11 @@ def test_a_policy_keeps_a_promise_through_a_burst_that_reaction_alone_broke(
     greedy = burst(stage, driver)
     stage.wait(lambda: slices(stage, "bad"), "a slice that reaction alone could not keep", limit_s=180)
     assert not policy_throttles(stage, "requested", "sent", "confirmed", "seen")
-    held = stage.wait(lambda: stage.live()["policy_stage"]["would_hold"], "what it would have held")
+    held = stage.wait(lambda: stage.snapshot()["policy_stage"]["would_hold"], "what it would have held")
     assert [(row["volume"], row["backend"]) for row in held] == [("batch", "disk-1")]
     assert "batch" in stage.sla("policy", "would-hold").stdout
     driver.stop(greedy)
-    stage.wait(lambda: not stage.live()["throttles"], "the loop has released its caps", limit_s=120)
+    stage.wait(lambda: not stage.snapshot()["throttles"], "the loop has released its caps", limit_s=120)
 
     # Enforced: the cap is there before the burst, which the promise outlives.
     stage.sla("mode", "enforce", "--backend", "disk-1", "--policy")

@@ -23,7 +23,7 @@ OPTIONS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync --disable-dev-shm-usage --hide-scrollbars"
 )
-WAIT_S = 60.0
+WAIT_S = 120.0
 
 
 @contextmanager
@@ -81,7 +81,7 @@ def shape(driver: Chrome, width: int, height: int, *, dark: bool) -> None:
 
 
 def wait_for(driver: Chrome, css: str, *, visible: bool = False) -> None:
-    """Until the page has such an element; TimeoutException after a minute."""
+    """Until the page has such an element; TimeoutException after two minutes."""
     condition = visibility_of_element_located if visible else presence_of_element_located
     WebDriverWait(driver, WAIT_S).until(
         condition((By.CSS_SELECTOR, css)), f"no {css!r} on {driver.current_url}"

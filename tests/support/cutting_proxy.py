@@ -77,7 +77,7 @@ class CuttingProxy:
         self.cut()
         asyncio.run_coroutine_threadsafe(self._finish(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
         self._loop.close()
 
     async def _finish(self) -> None:

@@ -31,7 +31,7 @@ class Peer:
 
     def expect(self, kind, accept=lambda _header: True):
         """The next frame of ``kind`` whose header is accepted; others before it are dropped."""
-        deadline = Deadline(60)
+        deadline = Deadline(120)
         while True:
             while self._seen:
                 parsed = frame.decode(self._seen.pop(0).payload)

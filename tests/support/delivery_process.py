@@ -14,7 +14,7 @@ from pmdaemon.runtime.clock import Deadline
 from sla_server.agreements.load import load_documents
 from sla_server.events.routing import NotificationInForce, RoutingFile, RoutingTable
 
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 
 
 def put_in_force(folder: Path, documents: str) -> None:

@@ -18,7 +18,7 @@ from pmdaemon.wire.frame import Frame, FrameReader
 from pmdaemon.wire.kinds import Kind
 
 GATEWAY = "6f1dc7b2-8d2e-4c0e-9d53-0a4c6a1f0001"
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 
 def make_cut(

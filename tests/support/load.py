@@ -42,6 +42,7 @@ class Load:
         rate_iops: Poisson arrivals a second, or 0 for a closed loop.
         gaps_s: of an open loop instead of Poisson arrivals: seconds before each I/O, without end.
         depth: outstanding I/Os of the closed loop; the open loop has no limit.
+        finish_s: how long it waits at its end for what is outstanding.
         read_ratio: share of reads; the rest are writes.
     """
 
@@ -52,6 +53,7 @@ class Load:
     depth: int = 0
     read_ratio: float = 0.7
     gaps_s: Iterator[float] | None = None
+    finish_s: float = 2.0
     done: list[Timed] = field(default_factory=list)
     errors: int = 0
     hung: list[Timed] = field(default_factory=list)
@@ -60,7 +62,7 @@ class Load:
     _cookie: int = 0
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Drive the load until ``stop``; then let what is outstanding finish (2 s at most)."""
+        """Drive the load until ``stop``; then let what is outstanding finish (``finish_s`` at most)."""
         reader, writer = await asyncio.open_unix_connection(str(self.socket_path), limit=1 << 20)
         blocks = await nbd_client.client_handshake(reader, writer, self.export) // BLOCK_BYTES
         rng = random.Random(self.seed)
@@ -73,7 +75,7 @@ class Load:
                     self._send(writer, blocks, rng, time.monotonic())
                 await stop.wait()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(2.0):
+                async with asyncio.timeout(self.finish_s):
                     while self._waiting and not receiver.done():
                         await asyncio.sleep(0.01)
             writer.write(nbd_client.REQUEST.pack(nbd_client.REQUEST_MAGIC, 0, nbd_client.DISC, 0, 0, 0))

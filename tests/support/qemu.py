@@ -157,13 +157,13 @@ class FakeQemu:
         started, loops = threading.Event(), []
         thread = threading.Thread(target=lambda: asyncio.run(self._serve(path, started, loops)))
         thread.start()
-        started.wait(10)
+        started.wait(60)
         try:
             yield
         finally:
             loop, stop = loops[0]
             loop.call_soon_threadsafe(stop.set)
-            thread.join(10)
+            thread.join(60)
 
     async def _serve(self, path: Path, started: threading.Event, loops: list[Any]) -> None:
         stop = asyncio.Event()

@@ -79,7 +79,7 @@ class HttpReceiver:
         self.released.set()
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(10)
+        self._thread.join(60)
 
 
 Responder = Callable[[BaseHTTPRequestHandler], None]

@@ -25,7 +25,7 @@ UPSTREAM = """
 apiVersion: storage-sla/v1
 kind: Recipient
 metadata: {{name: relay}}
-spec: {{webhook: {{url: "{url}", secret_file: relay.key}}, batch: {batch}, timeout: 10s}}
+spec: {{webhook: {{url: "{url}", secret_file: relay.key}}, batch: {batch}, timeout: 50s}}
 ---
 apiVersion: storage-sla/v1
 kind: Route
@@ -170,7 +170,8 @@ class Chain:
     def notices(self, name: str) -> list[dict[str, Any]]:
         """What a recipient of kind file got."""
         path = self.data / "notices" / f"{name}.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        whole = path.read_text().split("\n")[:-1] if path.exists() else []
+        return [json.loads(line) for line in whole]
 
     def server_state(self, key: str) -> list[dict[str, Any]]:
         """Rows of the server's state of delivery."""

@@ -18,7 +18,7 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 
@@ -31,6 +31,7 @@ DISK_MS = 20.0  # with 8 requests at once: 400 I/Os a second
 DISK_AT_ONCE = 8
 PROMISE_MS = 100.0  # p95 alone is 20 ms; at 95 % of the disk's rate the queue adds some 50 ms
 GOLD_IOPS = 60  # three windows' worth of I/Os a second (window_min_ios)
+LIMIT_S = 180.0  # of a wait: a machine that stands still for a minute fails no test
 LOOK_S = 0.25  # a wait looks again after a tenth of what it has waited, or after this: each look costs CPU
 GREEDY_DEPTH = 128  # keeps the disk busy for a third of a second: p95 is 4 times the promise
 AGREEMENTS = """\
@@ -94,6 +95,7 @@ class Stage:
         database_url: empty for SQLite in the folder.
         tls: agents enrol and speak TLS.
         queue_bytes: of the ingest queue.
+        schema_file: an empty database of this release, which the server finds; None: it makes one.
     """
 
     folder: Path
@@ -107,6 +109,7 @@ class Stage:
     extra_toml: str = ""
     agents_port: int = 0
     queue_bytes: int = 32 << 20
+    schema_file: ClassVar[Path | None] = None
     sockets: Path = field(init=False)
     pm_port: int = field(init=False, default=0)
     _processes: list[tuple[str, subprocess.Popen[bytes]]] = field(default_factory=list)
@@ -242,6 +245,10 @@ class Stage:
 
     def spawn_server(self, output: int | None = None) -> subprocess.Popen[bytes]:
         """Start the server; see ``spawn``."""
+        database = self.folder / "data" / "sla.db"
+        if self.schema_file is not None and not self.database_url and not database.exists():
+            database.parent.mkdir(mode=0o700, exist_ok=True)
+            shutil.copy(self.schema_file, database)
         return self.spawn("server", "sla_server", "start", "--config", str(self.config_path), output=output)
 
     def start_agent(self, agent: Agent) -> subprocess.Popen[bytes]:
@@ -264,28 +271,37 @@ class Stage:
         command = [sys.executable, "-m", "gateway_agent", "enrol", "--token", token]
         command += ["--config", str(self.folder / f"{agent.name}.toml"), "--fingerprint", fingerprint]
         command += ["--server", f"127.0.0.1:{self.pm_port}"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
         if done.returncode:
             raise StageError(f"enrolling {agent.name} failed: {done.stdout}{done.stderr}")
         return token
 
     def wait(
-        self, ready: Any, what: str, process: subprocess.Popen[bytes] | None = None, limit_s: float = 60.0
+        self, ready: Any, what: str, process: subprocess.Popen[bytes] | None = None, limit_s: float = LIMIT_S
     ) -> Any:
         """Wait until ``ready()`` is true and return its value.
+
+        An API that cannot answer now, because its process was killed or is busy, is asked again.
 
         Raises:
             StageError: it was not within the limit, or the process ended; holds the end of its log.
         """
-        began_s = time.monotonic()
+        began_s, refusal = time.monotonic(), ""
         while True:
-            value = ready()
+            try:
+                value = ready()
+            except httpx.TransportError as exc:
+                value, refusal = None, f"; {exc!r}"
+            except httpx.HTTPStatusError as exc:
+                if exc.response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+                    raise
+                value, refusal = None, f"; {exc!r}"
             if value:
                 return value
             ended = process is not None and process.poll() is not None
             waited_s = time.monotonic() - began_s
             if ended or waited_s > limit_s:
-                why = "its process ended" if ended else f"not within {limit_s:g} s"
+                why = "its process ended" if ended else f"not within {limit_s:g} s{refusal}"
                 raise StageError(f"{what} did not come up ({why}):\n{self.tail()}")
             time.sleep(min(max(0.05, waited_s / 10), LOOK_S))
 
@@ -327,6 +343,13 @@ class Stage:
             return dict(answer.json()) if answer.status_code == 200 else {}
         except httpx.HTTPError:
             return {}
+
+    def snapshot(self) -> dict[str, Any]:
+        """The newest live snapshot; waits for one: for what is asserted of it, or indexed in it."""
+        found: dict[str, Any] = self.wait(
+            lambda: live if (live := self.live()).get("at_us") else None, "a live snapshot"
+        )
+        return found
 
     def sla(
         self, *arguments: str, check: bool = True, limit_s: float = 300.0
@@ -376,6 +399,16 @@ class Stage:
                 if f"{self.folder}/" in around or str(self.sockets) in around:
                     found.append(int(path.parent.name))
         return found
+
+    def pid(self, fragment: str) -> int:
+        """The pid of our one process with ``fragment``; waits while there is none, or a second one.
+
+        One that starts a program, or a successor that is being started, makes two for a moment.
+        """
+        found: list[int] = self.wait(
+            lambda: pids if len(pids := self.pids(fragment)) == 1 else None, f"one process of {fragment}"
+        )
+        return found[0]
 
     def kill(self, fragment: str) -> list[int]:
         """Kill -9 every own process whose command line contains ``fragment``; returns the pids."""

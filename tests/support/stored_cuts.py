@@ -7,7 +7,7 @@ from collections import Counter
 
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.queries.reader import open_reader
-from tests.support.stage import Stage
+from tests.support.stage import LIMIT_S, Stage
 
 
 def stored_cuts(stage: Stage) -> Counter[str]:
@@ -20,13 +20,15 @@ def stored_cuts(stage: Stage) -> Counter[str]:
 
 
 def wait_for_more_cuts(
-    stage: Stage, cuts: int, since: Counter[str] | None = None, limit_s: float = 120
+    stage: Stage, cuts: int, since: Counter[str] | None = None, limit_s: float = LIMIT_S
 ) -> None:
     """Wait until SQL has so many more cuts of every gateway; what was sent before them is stored by then."""
     before = since if since is not None else stored_cuts(stage)
 
     def has_more() -> bool:
         now = stored_cuts(stage)
-        return all(now[gateway] >= stored + cuts for gateway, stored in before.items())
+        if len(now) < len(stage.agents):
+            return False
+        return all(now[gateway] >= before[gateway] + cuts for gateway in now)
 
     stage.wait(has_more, f"{cuts} more cuts of each gateway in SQL", limit_s=limit_s)

@@ -14,7 +14,7 @@ from tests.support.paths import ROOT
 from tests.support.ports import free_port
 
 PAGE = ROOT / "docs" / "operations" / "gateway.md"
-LIMIT_S = 240
+LIMIT_S = 600
 GRACE_S = 120
 PIDS = ("front.pid", "nbdkit.pid", "agent.pid")
 

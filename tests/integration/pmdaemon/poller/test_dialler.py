@@ -38,7 +38,7 @@ class Bench:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.gateway = socket.create_server(("127.0.0.1", 0))
-        self.gateway.settimeout(10)
+        self.gateway.settimeout(60)
         self.address = f"127.0.0.1:{self.gateway.getsockname()[1]}"
         self.taken: list[socket.socket] = []
         self.pair: object | None = object()
@@ -51,7 +51,7 @@ class Bench:
 
     def wait(self) -> None:
         """Until the dialler's descriptor is readable."""
-        ready, _, _ = select.select([self.dialler], [], [], 10)
+        ready, _, _ = select.select([self.dialler], [], [], 60)
         assert ready
         self.dialler.step()
 

@@ -71,7 +71,7 @@ def test_a_pair_is_added_and_retired_under_load(server: InProcess) -> None:
         assert added is not None
         until(server, lambda: added.returncode is not None)
         assert added.returncode == 0, "it ended by itself, asked to"
-        assert set(server.served_by.values()) == {"pair-0"}
+        until(server, lambda: set(server.served_by.values()) == {"pair-0"})
         assert set(server.daemon.pair_manager.owners) == {0}
         before = dict(server.stored)
         until(server, lambda: all(server.stored[name] > before[name] + 3 for name in before))

@@ -16,7 +16,7 @@ def test_the_users_of_both_ends(family: int, host: str) -> None:
     with socket.create_server((host, 0), family=family) as listener:
         port = listener.getsockname()[1]
         assert sockets.listener_uids(host, port) == {os.geteuid()}
-        with socket.create_connection((host, port), timeout=30) as client:
+        with socket.create_connection((host, port), timeout=60) as client:
             assert sockets.client_uids(port)[client.getsockname()[:2]] == os.geteuid()
     assert sockets.listener_uids(host, port) == set()
 
@@ -37,11 +37,11 @@ def test_the_user_of_one_connection(
         monkeypatch.setattr(client_user, "NETLINK_SOCK_DIAG", 31)  # no such family of messages
     with socket.create_server((host, 0), family=family, dualstack_ipv6=host == "::") as listener:
         address = to, listener.getsockname()[1]
-        with socket.create_connection(address, timeout=30):
+        with socket.create_connection(address, timeout=60):
             connection, _ = listener.accept()
             with connection:
                 assert client_uid(connection) == os.geteuid()
-        with socket.create_connection(address, timeout=30) as client:
+        with socket.create_connection(address, timeout=60) as client:
             client.sendall(b"closed at once")
         connection, _ = listener.accept()
         with connection:

@@ -61,7 +61,7 @@ class Site:
 
     def close(self) -> None:
         self.stop.set()
-        self.thread.join(30)
+        self.thread.join(60)
         self.listener.close()
         self.mailbox.close()
 
@@ -108,7 +108,7 @@ def test_who_speaks_no_tls_or_an_old_one_disturbs_nobody(site: Site) -> None:
     with socket.create_connection(place, timeout=60) as sock, pytest.raises(ssl.SSLError):
         old.wrap_socket(sock, server_hostname="127.0.0.1")
     with socket.create_connection(place, timeout=60) as silent:
-        assert httpx.get(f"{site.url}/api/v1/alive", verify=site.context()).status_code == 200
+        assert httpx.get(f"{site.url}/api/v1/alive", verify=site.context(), timeout=60).status_code == 200
         silent.close()
 
 

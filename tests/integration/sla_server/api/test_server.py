@@ -55,7 +55,7 @@ class Running:
 
     def close(self) -> None:
         self.stop.set()
-        self.thread.join(30)
+        self.thread.join(60)
         for peer in self.peers:
             peer.close()
         self.server.listener.close()
@@ -75,7 +75,7 @@ def running(tmp_path: Path) -> Iterator[Running]:
 def slow_connections(port: int, count: int) -> list[socket.socket]:
     made = []
     for _ in range(count):
-        connection = socket.create_connection(("127.0.0.1", port), timeout=30)
+        connection = socket.create_connection(("127.0.0.1", port), timeout=60)
         connection.sendall(HALF)
         made.append(connection)
     return made
@@ -104,7 +104,9 @@ def test_no_line_of_the_log_lets_anyone_in(running: Running, tmp_path: Path) -> 
     headers = {"Authorization": f"Bearer {api.TOKEN}"}
     with capture_logs() as lines:
         running.server.announce(tmp_path)
-        with httpx.Client(base_url="http://localhost", transport=transport, headers=headers) as ours:
+        with httpx.Client(
+            base_url="http://localhost", transport=transport, headers=headers, timeout=60
+        ) as ours:
             code = ours.post("/api/v1/logins").json()["address"].partition("code=")[2]
     assert [line["event"] for line in lines if "code=" in str(line)] == []
     assert "page-ready" in [line["event"] for line in lines]

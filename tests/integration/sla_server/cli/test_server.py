@@ -104,7 +104,7 @@ def test_status_says_what_is_in_trouble(server: Server) -> None:
 
 def test_a_process_of_a_former_run_is_not_called_running(server: Server) -> None:
     ended = subprocess.Popen(["true"])
-    ended.wait(30)
+    ended.wait(60)
     stale = [{**row, "pid": ended.pid} if row["name"] == "dbmanager" else row for row in ROWS]
     elsewhere = [{**row, "pid": 1} if row["name"] == "services" else row for row in stale]
     server.answers["/processes"] = {"items": elsewhere}
@@ -285,8 +285,7 @@ def test_a_start_in_the_background_says_whether_it_goes_on(
         return SimpleNamespace(pid=77, poll=lambda: ended)
 
     monkeypatch.setattr("sla_server.cli.server.subprocess.Popen", launched)
-    monkeypatch.setattr("sla_server.cli.server.READY_LIMIT_S", 0.0)
-    result = CliRunner().invoke(cli, ["start", "--config", str(path), "--background"])
+    result = CliRunner().invoke(cli, ["start", "--config", str(path), "--background", "--limit", "0"])
     assert result.exit_code == status, result.output
     assert words in result.stderr
     assert "  dbmanager failed at its last start: the schema is too new\n" in result.stderr

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import nats
 import nats.errors
@@ -15,6 +17,8 @@ from sla_server.cluster.admin import Admin
 from sla_server.cluster.errors import ClusterRefused
 from sla_server.cluster.membership import Membership
 from tests.support.cluster import READY_S, LocalCluster
+
+Answer = TypeVar("Answer")
 
 
 async def _publish(cluster: LocalCluster, subject: str, numbers: range) -> None:
@@ -39,7 +43,7 @@ async def _publish(cluster: LocalCluster, subject: str, numbers: range) -> None:
 
 async def _stored(cluster: LocalCluster, name: str) -> list[int]:
     client = await nats.connect(cluster.urls)
-    stream = client.jetstream(timeout=30)
+    stream = client.jetstream(timeout=120)
     try:
         count = (await stream.stream_info(name)).state.messages
         found = [await stream.get_msg(name, seq=seq + 1) for seq in range(count)]
@@ -49,13 +53,23 @@ async def _stored(cluster: LocalCluster, name: str) -> list[int]:
 
 
 async def _make(cluster: LocalCluster, name: str, subject: str, copies: int = 3) -> str:
-    """Make a stream with so many copies; returns the name of its leader."""
+    """Make a stream with so many copies, once so many nodes are there; returns the name of its leader."""
     client = await nats.connect(cluster.urls)
+    deadline = Deadline(READY_S)
     try:
-        info = await client.jetstream(timeout=30).add_stream(
-            StreamConfig(name=name, subjects=[subject], num_replicas=copies)
-        )
-        return str(info.cluster.leader if info.cluster else "")
+        while True:
+            try:
+                info = await client.jetstream(timeout=30).add_stream(
+                    StreamConfig(name=name, subjects=[subject], num_replicas=copies)
+                )
+            except (TimeoutError, nats.errors.Error):
+                if deadline.passed:
+                    raise
+                await asyncio.sleep(0.1)
+            else:
+                if info.cluster and info.cluster.leader:
+                    return str(info.cluster.leader)
+                assert not deadline.passed, "it has no leader"
     finally:
         await client.close()
 
@@ -72,6 +86,18 @@ def test_a_killed_leader_loses_nothing(cluster: LocalCluster) -> None:
     assert asyncio.run(_stored(cluster, "killed")) == list(range(50))
 
 
+async def patiently(ask: Callable[[], Awaitable[Answer]]) -> Answer:
+    """An answer of the cluster, which may have to elect a leader first."""
+    deadline = Deadline(READY_S)
+    while True:
+        try:
+            return await ask()
+        except ClusterRefused:
+            if deadline.passed:
+                raise
+            await asyncio.sleep(0.1)
+
+
 def _member(cluster: LocalCluster) -> Membership:
     return Membership("test", cluster.secrets, None)
 
@@ -84,7 +110,7 @@ def test_the_only_copy_of_a_stream_is_neither_handed_over_nor_forgotten(cluster:
 
     async def asked() -> str:
         async with Admin(other, _member(cluster)) as asker:
-            assert await asker.only_on(leader) == ["alone"]
+            assert await patiently(lambda: asker.only_on(leader)) == ["alone"]
             cluster.kill(index)
             deadline = Deadline(READY_S)
             while True:  # the cluster may have to elect first, and the killed node be missed
@@ -92,22 +118,26 @@ def test_the_only_copy_of_a_stream_is_neither_handed_over_nor_forgotten(cluster:
                     await asker.forget(leader)
                 except ClusterRefused as exc:
                     if "only copy" in str(exc):
-                        return str(exc) + (await asker.state()).trouble
+                        text = str(exc)
+                        break
                     if deadline.passed:
                         raise
                     await asyncio.sleep(0.1)
                 else:
                     raise AssertionError("it was forgotten with the only copy")
+            while "no node answers for alone" not in (trouble := (await asker.state()).trouble):
+                assert not deadline.passed, trouble
+                await asyncio.sleep(0.1)
+            return text
 
     text = asyncio.run(asked())
     assert f"{leader} may have the only copy" in text
-    assert "no node answers for alone" in text
     cluster.restore()
 
     async def is_back() -> None:
         async with Admin(other, _member(cluster)) as asker:
             deadline = Deadline(READY_S)
-            while await asker.silent_streams():
+            while await patiently(asker.silent_streams):
                 assert not deadline.passed
                 await asyncio.sleep(0.1)
 
@@ -120,7 +150,14 @@ def test_a_copy_of_a_machine_that_runs_is_refused(
 ) -> None:
     config, member = cluster.nodes[0].config, _member(cluster)
     monkeypatch.setattr(admin, "LEFT_OVER_S", 0.0)  # nothing is left over of another process
+
+    async def check_again() -> None:
+        """One that stands still for a moment misses a question."""
+        deadline = Deadline(READY_S)
+        while not deadline.passed:
+            await admin.check_essentials(config, member)
+
     with pytest.raises(ClusterRefused, match="a node n1 runs already"):
-        asyncio.run(admin.check_essentials(config, member))
+        asyncio.run(check_again())
     cluster.kill(0)
     assert "n1" not in asyncio.run(admin.check_essentials(config, member))

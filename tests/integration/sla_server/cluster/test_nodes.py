@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -11,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import nats
+import nats.errors
 import pytest
 from click.testing import CliRunner, Result
 
@@ -106,10 +109,20 @@ async def _make_stream(path: Path, name: str) -> None:
     assert config.cluster is not None
     member = membership.load(config.cluster, config.cluster.directory(config.data_dir))
     client = await connect(config.cluster, member, [config.cluster.listen])
-    await client.jetstream(timeout=30).add_stream(
-        StreamConfig(name=name, subjects=[f"{name}.>"], num_replicas=3)
-    )
-    await client.close()
+    deadline = Deadline(READY_S)
+    try:
+        while True:
+            try:
+                await client.jetstream(timeout=30).add_stream(
+                    StreamConfig(name=name, subjects=[f"{name}.>"], num_replicas=3)
+                )
+                return
+            except (TimeoutError, nats.errors.Error):  # not all nodes are there yet
+                if deadline.passed:
+                    raise
+                await asyncio.sleep(0.1)
+    finally:
+        await client.close()
 
 
 def test_all_nodes_show_the_same_digest_and_one_leads(three: Nodes) -> None:
@@ -125,11 +138,13 @@ def test_all_nodes_show_the_same_digest_and_one_leads(three: Nodes) -> None:
 
 
 def test_a_stream_is_moved_to_a_node_and_a_drained_node_leads_nothing(three: Nodes) -> None:
-    import asyncio
-
     asyncio.run(_make_stream(three.paths[0], "moved"))
-    [before] = [row for row in three.wait_well()["streams"] if row["name"] == "moved"]
-    target = before["current"][0]
+    deadline, current = Deadline(READY_S), []
+    while not current:
+        assert not deadline.passed
+        rows = three.wait_well()["streams"]
+        current = [name for row in rows if row["name"] == "moved" for name in row["current"]]
+    target = current[0]
     assert _done(three.paths[0], "stepdown", "moved", "--to", target) == f"stream moved is led by {target}\n"
     text = _done(three.paths[0], "drain", target)
     assert "stream moved" in text

@@ -142,7 +142,7 @@ class Traffic:
 
 def revive(server: PostgresServer) -> None:
     """What an operator does who has made room: start it again if it has given up."""
-    deadline = Deadline(60)
+    deadline = Deadline(120)
     while True:
         assert server.process is not None
         if server.process.poll() is not None:
@@ -196,7 +196,7 @@ def test_a_postgresql_without_room_loses_and_doubles_nothing(
 
 def until_it_is_told(traffic: Traffic, peers: Peers) -> dict:
     """Send until services hear of the trouble; every cut is taken meanwhile."""
-    deadline = Deadline(60)
+    deadline = Deadline(120)
     while not deadline.passed:
         if len(traffic.items) < MOST_CUTS:
             traffic.send()

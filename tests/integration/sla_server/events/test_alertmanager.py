@@ -35,7 +35,7 @@ def _program() -> str:
 
 
 def _until(condition: Callable[[], Any], what: str) -> Any:
-    deadline = Deadline(90)
+    deadline = Deadline(180)
     while not deadline.passed:
         try:
             if found := condition():
@@ -90,7 +90,9 @@ def _notices() -> tuple[Notice, Notice]:
 
 def _active(address: str) -> list[dict[str, Any]]:
     return [
-        each for each in httpx.get(f"{address}/api/v2/alerts").json() if each["status"]["state"] == "active"
+        each
+        for each in httpx.get(f"{address}/api/v2/alerts", timeout=60).json()
+        if each["status"]["state"] == "active"
     ]
 
 

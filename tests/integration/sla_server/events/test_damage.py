@@ -17,7 +17,7 @@ DOCUMENTS = """
 apiVersion: storage-sla/v1
 kind: Recipient
 metadata: {{name: outside}}
-spec: {{webhook: {{url: "{url}"}}}}
+spec: {{webhook: {{url: "{url}"}}, timeout: 50s}}
 ---
 apiVersion: storage-sla/v1
 kind: Route

@@ -82,7 +82,7 @@ def serve() -> Iterator[Serve]:
 
     def start(**settings: Any) -> tuple[MailServer, int]:
         handler = MailServer()
-        controller = AnyPort(handler, hostname="127.0.0.1", port=0, **settings)
+        controller = AnyPort(handler, hostname="127.0.0.1", port=0, ready_timeout=60, **settings)
         controller.start()
         running.append(controller)
         return handler, controller.port

@@ -147,7 +147,7 @@ def test_a_driver_that_is_gone_starts_no_java(tmp_path: Path) -> None:
     real = fake_java(tmp_path / "jdk", "21.0.1", "java.base")
     home = session.write_shim(real, tmp_path)
     gone = subprocess.Popen(["true"])
-    gone.wait(30)
+    gone.wait(60)
     done = subprocess.run(
         [home / "bin" / "java", "-version"],
         env={**os.environ, "SLA_SPARK_DRIVER": str(gone.pid)},

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -33,6 +32,7 @@ from tests.integration.sla_server.db.conftest import migrated_template as migrat
 from tests.integration.sla_server.db.conftest import postgres as postgres
 from tests.integration.sla_server.policy_jobs.conftest import FEW_ROWS
 from tests.support.fleet_history import fill
+from tests.support.ports import free_port
 
 PYSPARK = Path(find_spec("pyspark").submodule_search_locations[0])  # type: ignore[union-attr, index]
 GENEROUS_S = 300.0
@@ -136,11 +136,6 @@ def wait_for(text: str, log: Path) -> None:
     while text not in log.read_text(errors="replace"):
         assert time.monotonic() < deadline, f"no {text!r} in {log.read_text(errors='replace')[-4000:]}"
         time.sleep(0.2)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def test_the_fleet_has_something_to_find(fleet: Fleet) -> None:

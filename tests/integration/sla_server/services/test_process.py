@@ -28,7 +28,7 @@ from tests.support.agreements import simple
 from tests.support.fake_mailbox import FakeMailbox
 from tests.support.services import GATEWAY, START_US, FakeStore
 
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 MIB = 1 << 20
 
 

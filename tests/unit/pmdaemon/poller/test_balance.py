@@ -121,9 +121,7 @@ def test_a_busy_pair_gives_shards_away_though_numbers_are_even() -> None:
     assert life.owners.count(1) > 130
 
 
-def twenty_minutes(
-    pairs: int, noise: float, costs: dict[int, int], minutes: int = 20
-) -> tuple[int, list[float]]:
+def twenty_minutes(pairs: int, noise: float, costs: dict[int, int]) -> tuple[int, list[float]]:
     """Sessions that end, and the load of each pair at the end.
 
     Args:
@@ -139,14 +137,22 @@ def twenty_minutes(
     def needed(pair: int) -> float:
         return scale * sum(n * costs[shard] for shard, n in gateways.items() if owners[shard] == pair)
 
+    def even_loads() -> list[tuple[float, PairLoad]]:
+        return [(needed(pair), load(pair, owners, gateways)) for pair in range(pairs)]
+
+    without_noise = even_loads()
     for second in range(20 * 60):
         loads = [
-            load(pair, owners, gateways, min(1.0, needed(pair) * max(0.0, rng.gauss(1, noise))))
-            for pair in range(pairs)
+            loaded._replace(busy_ratio=min(1.0, need * max(0.0, rng.gauss(1, noise))))
+            for need, loaded in without_noise
         ]
         remembered, decision = decide(remembered, owners, pairs, pairs, loads, second * S)
-        ended += sum(gateways[shard] for shard in range(SHARDS) if owners[shard] != decision.owners[shard])
-        owners = decision.owners
+        if owners != decision.owners:
+            ended += sum(
+                gateways[shard] for shard in range(SHARDS) if owners[shard] != decision.owners[shard]
+            )
+            owners = decision.owners
+            without_noise = even_loads()
     return ended, [needed(pair) for pair in range(pairs)]
 
 

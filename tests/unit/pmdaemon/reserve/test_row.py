@@ -14,8 +14,11 @@ MAKER = "pmdaemon/reserve/row.py"
 CODEC = "sla_server/events/event.py"  # reads and writes all of an event's members, and no raiser of any
 
 
-def dict_keys(path: Path) -> Iterator[set[str]]:
-    for node in ast.walk(ast.parse(path.read_text())):
+def dict_keys(path: Path, needed: set[str]) -> Iterator[set[str]]:
+    text = path.read_text()
+    if not all(key in text for key in needed):  # nine of ten modules: parsed for nothing
+        return
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Dict):
             yield {
                 key.value for key in node.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)
@@ -43,6 +46,6 @@ def test_no_other_module_builds_the_row_by_hand() -> None:
         str(path.relative_to(ROOT))
         for package in ("pmdaemon", "gateway_agent", "sla_server")
         for path in (ROOT / package).rglob("*.py")
-        if any(needed <= keys for keys in dict_keys(path))
+        if any(needed <= keys for keys in dict_keys(path, needed))
     }
     assert builders == {MAKER, CODEC}

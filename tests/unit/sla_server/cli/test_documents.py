@@ -13,7 +13,7 @@ import pytest
 from sla_server.agreements.load import load_documents
 from sla_server.cli.documents import join_documents
 from tests.support.agreements import FULL, calendar_text, maintenance_text, simple
-from tests.support.api import NOW_US
+from tests.support.api import NOW_US, document_text
 from tests.support.cli import Terminal
 
 
@@ -145,9 +145,14 @@ def test_validate_says_what_apply_says(sla: Terminal, file: Path) -> None:
     ]
 
 
+def of_no_promise(name: str) -> str:
+    """The shortest agreement: 200 of them are read in a fifth of a second."""
+    return document_text("SLA", name, "{scope: {volumes: [v]}, priority: best-effort}")
+
+
 def test_validate_counts_the_lines_of_a_long_file(sla: Terminal, file: Path) -> None:
-    documents = [simple(f"s{i}") for i in range(250)]
-    documents[240] = documents[240].replace("priority: gold", "priority: tin")
+    documents = [of_no_promise(f"s{i}") for i in range(250)]
+    documents[240] = simple("s240", priority="tin")
     file.write_text("---\n".join(documents))
     line = next(n for n, text in enumerate(file.read_text().splitlines(), 1) if "priority: tin" in text)
     assert f"  line {line}: s240: spec.priority" in sla("validate", "-f", str(file)).stderr
@@ -156,7 +161,7 @@ def test_validate_counts_the_lines_of_a_long_file(sla: Terminal, file: Path) -> 
 def test_validate_finds_a_name_twice_in_different_parts_of_a_file_as_apply_does(
     sla: Terminal, file: Path
 ) -> None:
-    documents = [simple(f"s{i}") for i in range(250)] + [simple("s7", target=0.5)]
+    documents = [of_no_promise(f"s{i}") for i in range(250)] + [simple("s7", target=0.5)]
     file.write_text("---\n".join(documents))
     done = sla("validate", "-f", str(file))
     lines = [

@@ -74,6 +74,8 @@ def columns(rows: list[dict[str, int]]) -> dict[str, Any]:
 
 
 BUSY = {"erp": [20] * 12, "batch": [10] * 5 + [180] * 3 + [10] * 4}
+BRIEF = {"erp": [20] * 4, "batch": [10, 10, 180, 10]}
+"""The same in a third of the time, where it is not chosen among slots: a run simulates 520 I/Os a second."""
 
 
 def plans(found: StoredSlots, volumes: set[str], most: int = 100_000) -> Any:
@@ -81,7 +83,7 @@ def plans(found: StoredSlots, volumes: set[str], most: int = 100_000) -> Any:
 
 
 def test_a_cap_on_the_greedy_volume_avoids_broken_promises_at_a_price() -> None:
-    (made, left_out) = plans(stored(BUSY, 900), {"batch"})
+    (made, left_out) = plans(stored(BRIEF, 900), {"batch"})
     assert ([name for name, _ in made], left_out) == (["disk"], [])
     caps = by_hour([{"volume": "batch", "hour_of_week": 0, "cost_per_s": 40.0}])
     found = compare(made, caps, None)
@@ -91,11 +93,10 @@ def test_a_cap_on_the_greedy_volume_avoids_broken_promises_at_a_price() -> None:
     assert new.ios < none.ios
     assert new.held_back > none.held_back
     assert verdict(none, new, None, is_empty=False).publish
-    assert compare(made, caps, None) == found, "the same again"
 
 
 def test_a_cap_on_an_hour_that_is_not_replayed_changes_nothing() -> None:
-    made, _ = plans(stored(BUSY, 900), {"batch"})
+    made, _ = plans(stored(BRIEF, 900), {"batch"})
     found = compare(made, by_hour([{"volume": "batch", "hour_of_week": 9, "cost_per_s": 40.0}]), None)
     assert found["new"] == found["none"]
     none, new = ReplaySums(**found["none"]), ReplaySums(**found["new"])
@@ -188,7 +189,7 @@ class Reader:
 def test_of_a_fleet_that_cannot_be_held_a_sample_is_replayed_and_the_report_says_which(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = stored(BUSY, 900)
+    found = stored(BRIEF, 900)
     others = {
         number: {"volume": f"v{number}", "client": "c", "backend": "disk", "gateway": "gw"}
         for number in range(10, 110)
@@ -209,14 +210,14 @@ def test_of_a_fleet_that_cannot_be_held_a_sample_is_replayed_and_the_report_says
     config = resolve(ServerConfig(data_dir=tmp_path))
     caps = [{"volume": "batch", "hour_of_week": 0, "cost_per_s": 40.0}]
     store = SimpleNamespace(reader=Reader())
-    now_us = START_US + 12 * MINUTE_US
+    now_us = START_US + 4 * MINUTE_US
     tested = back_test.made(store, config, caps, now_us, {"batch": 9.0})  # type: ignore[arg-type]
     assert limits == sorted(limits)
     assert tested["publish"], tested["reason"]
     (sampled,) = tested["sampled"]
     assert (sampled["volumes"], sampled["replayed"], sampled["promised"]) == (102, MOST_VOLUMES, 1)
     assert any("102 volumes: 64 are replayed by themselves" in note for note in tested["notes"])
-    assert back_test.made(store, config, caps, now_us, {"batch": 9.0}) == tested  # type: ignore[arg-type]
+    assert back_test.made(store, config, caps, now_us, {"batch": 9.0}) == tested, "the same again"  # type: ignore[arg-type]
 
 
 def test_a_small_world_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,13 +225,13 @@ def test_a_small_world_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     def read(_config: Any, _dir: Path, _from_us: int, _to_us: int, sample: Any = None) -> StoredSlots:
         samples.append(sample)
-        return stored(BUSY, 900)
+        return stored(BRIEF, 900)
 
     monkeypatch.setattr(back_test, "read_slots", read)
     monkeypatch.setattr(back_test, "_contract", lambda *_args: contract())
     config = resolve(ServerConfig(data_dir=tmp_path))
     caps = [{"volume": "batch", "hour_of_week": 0, "cost_per_s": 40.0}]
     store = SimpleNamespace(reader=Reader())
-    tested = back_test.made(store, config, caps, START_US + 12 * MINUTE_US)  # type: ignore[arg-type]
+    tested = back_test.made(store, config, caps, START_US + 4 * MINUTE_US)  # type: ignore[arg-type]
     assert tested["publish"]
     assert (samples, "sampled" in tested) == ([None], False)

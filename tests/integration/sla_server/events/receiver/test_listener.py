@@ -28,7 +28,7 @@ from sla_server.events.recipients.webhook import body, signature
 from tests.support.nbd_certificates import NbdAuthority
 from tests.support.notices import notice
 
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 PLACES = 4
 MANY = 16
 MOST_BYTES = 100_000
@@ -180,7 +180,8 @@ def test_two_requests_sent_at_once_are_answered_one_after_the_other(rig: Listeni
 def test_a_peer_that_is_late_is_closed(rig: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "REQUEST_S", 0.2)
     for sent in (b"", b"POST /events/site-a HTTP/1.1\r\n", request(content_of(1))):
-        with rig.connect() as sock:
+        # A reset is the end, too: of one who was closed before all that he had sent was read.
+        with rig.connect() as sock, contextlib.suppress(ConnectionError):
             sock.sendall(sent)
             assert sock.recv(100) == b""
     assert rig.taken == []

@@ -53,7 +53,7 @@ def kept(greedy: SimClient) -> float:
     return greedy.rate_between(ENFORCES_S, ENDS_S) / free
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [1, 3])  # either shows noise that is not accounted for, 0 does not
 @pytest.mark.parametrize(("ratio", "least"), [(0.2, 0.68), (0.4, 0.58)])
 def test_bursts_of_noise_do_not_squeeze_the_neighbour_and_the_promise_is_kept_between_them(
     seed, ratio, least

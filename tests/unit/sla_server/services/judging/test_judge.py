@@ -254,15 +254,17 @@ def test_a_hang_is_bad_to_its_end_and_leads_to_no_revision() -> None:
 
 
 def test_an_idle_volume_is_not_applicable_and_a_dead_gateway_leaves_the_scope() -> None:
-    scene = Scene()
-    scene.store.add_slot(at(0), reads=0)
-    assert scene.slices(1.1) == [(0, "not_applicable", 0)]
+    scene = Scene(in_force(simple(slice_text="5m"), applied_us=START_US))  # two days have 576 of them
+    for minute in range(5):
+        scene.store.add_slot(at(minute), reads=0)
+    assert scene.slices(5.1) == [(0, "not_applicable", 0)]
     two_days = 2 * 1440
     scene.store.add_stream(2, gateway=OTHER)
-    scene.store.add_slot(at(two_days), stream_id=2, gateway=OTHER)
+    for minute in range(two_days, two_days + 5):
+        scene.store.add_slot(at(minute), stream_id=2, gateway=OTHER)
     found: list[tuple[float, str, int]] = []
     for step in range(30):
-        found += scene.slices(two_days + 1.1 + step / 100)
+        found += scene.slices(two_days + 5.1 + step / 100)
     states = {minute: state for minute, state, _ in found}
     assert states[1440] == "no_data"
     assert states[two_days] == "good"
