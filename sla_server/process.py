@@ -22,7 +22,7 @@ import structlog
 
 from pmdaemon.reserve import attach_reserves
 from pmdaemon.runtime import config as files
-from pmdaemon.runtime import logs
+from pmdaemon.runtime import exit_status, logs
 from pmdaemon.runtime.entry import PRIVATE_UMASK
 from pmdaemon.runtime.failures import failure_recorded, outermost, record_failure
 from pmdaemon.runtime.stop import Stop
@@ -80,6 +80,7 @@ def main(name: str, path: Path | None, show_config: bool, check_config: bool) ->
     # Daemon threads of libraries must not delay the exit: everything of ours is stopped and synced by now.
     sys.stdout.flush()
     sys.stderr.flush()
+    exit_status.report(status)
     os._exit(status)
 
 

@@ -243,6 +243,7 @@ class Supervisor:
             self._run_jobs()
             self._manager.beat()
             self._check_progress()
+            self._check_template()
 
     def _run_jobs(self) -> None:
         for job in self._jobs:
@@ -277,6 +278,16 @@ class Supervisor:
                 problems.append(stalled(part, now_us))
         if self._reports is not None:
             self._reports.tick(problems)
+
+    def _check_template(self) -> None:
+        """What parts are forked from may have been lost: they go on, and a new one is made for the next."""
+        with blocked():
+            problem = self._template.check()
+        if problem:
+            text = (
+                f"the process that parts are forked from was lost ({problem}) and is made again; parts go on"
+            )
+            self._add_event("template-lost", "warning", "supervisor", text, {"problem": problem})
 
     def _renew_segments(self, damaged: Mapping[str, str]) -> None:
         """Parts have met damage in segments: end those that use them, make them again; the parts start again.

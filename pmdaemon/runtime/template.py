@@ -21,6 +21,9 @@ Messages (SOCK_SEQPACKET, JSON, one answer to each):
     {"command", "env", "fds", "session"}    -> {"pid"}, {"errno"}, {"refused"}; descriptors by SCM_RIGHTS
     {"reap": pid}                           -> {"status"} or {"errno"}     as ``subprocess`` gives it
 
+The template says how a child has ended; if that is lost, the child itself: it writes its exit status to a
+pipe, as the last thing that it does (``exit_status``). Only of one that was killed nobody knows then.
+
 A child waits until the parent has its process id and lets it go, by a pipe of its own (the last descriptor).
 A template that is lost between fork and answer would else leave a child that the parent knows nothing of,
 beside the one that it starts instead: two parts would write to the same files.
@@ -49,14 +52,16 @@ from typing import Any, Final, NoReturn
 
 import structlog
 
+from pmdaemon.runtime import exit_status
+
 log = structlog.get_logger("template")
 
-ANSWER_S: Final = 10.0
-"""A fork takes milliseconds; a template that does not answer by then is killed."""
+ANSWER_S: Final = 2.0
+"""A fork takes milliseconds; a template that does not answer by then is killed. The parent waits for it."""
 MOST_BYTES: Final = 1 << 17
 MOST_FDS: Final = 16
 UNKNOWN_STATUS: Final = 255
-"""Of a child whose template has ended, so that nobody can be asked for it."""
+"""Of a child that was killed when its template had ended, so that nobody can be asked for it."""
 HARMLESS: Final = frozenset({"jemalloc_bg_thd"})
 """Threads of libraries that survive a fork: jemalloc, which Arrow brings, starts its own again."""
 ENVIRONMENT: Final = {"OPENBLAS_NUM_THREADS": "1"}
@@ -79,6 +84,7 @@ class Template:
         self._process: subprocess.Popen[bytes] | _Fork | None = None
         self._socket: socket.socket | None = None
         self._is_ready = False
+        self._lost = ""
 
     @property
     def pid(self) -> int | None:
@@ -156,6 +162,31 @@ class Template:
                     self.close()
         return self._is_ready
 
+    def check(self) -> str:
+        """Now and then: replace it if it has ended or does not run; returns what was wrong with it, or ""."""
+        if self._process is not None and self._is_ready:  # one that fails at its imports is not tried again
+            status = self._process.poll()
+            if status is not None or self._is_stopped():
+                self._lose("it was stopped" if status is None else f"it ended with status {status}")
+        lost, self._lost = self._lost, ""
+        if lost and self._process is None:
+            self.open()
+        return lost
+
+    def _lose(self, problem: str) -> None:
+        log.error("template-lost", problem=problem, effect="children are executed until there is a new one")
+        self._lost = problem
+        self.close()
+
+    def _is_stopped(self) -> bool:
+        """Whether somebody has sent it SIGSTOP: it would never answer."""
+        assert self._process is not None  # its callers look
+        try:
+            state = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (OSError, IndexError):
+            return False  # it has ended, and says so by its socket
+        return state in ("T", "t")
+
     def start(
         self, command: Sequence[str], env: Mapping[str, str], fds: Sequence[int], *, has_session: bool
     ) -> ForkedProcess:
@@ -173,18 +204,21 @@ class Template:
             raise NoTemplate("it is not ready")
         request = {"command": list(command), "env": dict(env), "fds": list(fds), "session": has_session}
         waits, go = os.pipe2(os.O_CLOEXEC)
+        status_fd, report_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        is_followed = False
         try:
-            answer = self._ask(request, (*fds, waits))
+            answer = self._ask(request, (*fds, report_fd, waits))
             if "refused" in answer:
                 raise NoTemplate(answer["refused"])
             if "errno" in answer:
                 raise OSError(answer["errno"], os.strerror(answer["errno"]))
-            process = ForkedProcess(self, answer["pid"])
+            process = ForkedProcess(self, answer["pid"], status_fd)
+            is_followed = True
             os.write(go, b"\0")
             return process
         finally:
-            os.close(waits)
-            os.close(go)
+            for fd in (waits, go, report_fd, *(() if is_followed else (status_fd,))):
+                os.close(fd)
 
     def reap(self, pid: int) -> int:
         """The exit status of a child that has ended."""
@@ -208,12 +242,13 @@ class Template:
         if self._socket is None:
             raise NoTemplate("it has ended")
         try:
+            if self._is_stopped():
+                raise NoTemplate("it was stopped")
             self._socket.settimeout(ANSWER_S)
             socket.send_fds(self._socket, [json.dumps(request).encode()], fds)
             return self._receive()
         except OSError as exc:
-            log.warning("template-lost", problem=str(exc) or type(exc).__name__)
-            self.close()
+            self._lose(str(exc) or type(exc).__name__)
             raise NoTemplate("it has ended") from exc
 
     def _receive(self) -> dict[str, Any]:
@@ -245,11 +280,18 @@ class ForkedProcess:
 
     Raises:
         OSError: it cannot be followed, and was killed.
+
+    Args:
+        template: its parent.
+        pid: its process id.
+        status_fd: where it says its exit status when it ends; closed here at its end.
     """
 
-    def __init__(self, template: Template, pid: int) -> None:
+    def __init__(self, template: Template, pid: int, status_fd: int) -> None:
         self.pid = pid
         self._template = template
+        self._parent = template.pid
+        self._status_fd = status_fd
         self._status: int | None = None
         try:
             self._pid_fd = os.pidfd_open(pid)
@@ -264,8 +306,14 @@ class ForkedProcess:
             poller = select.poll()
             poller.register(self._pid_fd, select.POLLIN)
             poller.poll()
-            self._status = self._template.reap(self.pid)
+            # One that was made since is no parent of it, and may still import.
+            is_there = self._template.pid == self._parent
+            status = self._template.reap(self.pid) if is_there else UNKNOWN_STATUS
+            if status == UNKNOWN_STATUS:
+                status = exit_status.read(self._status_fd, UNKNOWN_STATUS)
+            self._status = status
             os.close(self._pid_fd)
+            os.close(self._status_fd)
         return self._status
 
     def kill(self) -> None:
@@ -292,14 +340,18 @@ def main(fd: int, modules: Sequence[str]) -> None:
     with socket.socket(fileno=fd) as link:
         request = _serve(link)
     if request is not None:
-        *received, waits = request["received"]
+        *received, report_fd, waits = request["received"]
         if not os.read(waits, 1):  # nobody knows of this child
             os._exit(UNKNOWN_STATUS)
         os.close(waits)
+        above = max((*received, *request["fds"], report_fd, 2)) + 1
+        exit_status.report_to(fcntl.fcntl(report_fd, fcntl.F_DUPFD_CLOEXEC, above))
+        os.close(report_fd)
         _place(received, request["fds"])
         signal.signal(signal.SIGINT, on_interrupt)
         setproctitle(" ".join(request["command"]))
-        _run(request)
+        with exit_status.reported():
+            _run(request)
 
 
 def _become_template(fd: int, modules: Sequence[str], *, has_session: bool) -> NoReturn:

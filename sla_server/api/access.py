@@ -43,6 +43,9 @@ NOBODY: Final = "not signed in"
 PROVIDER: Final = "OpenID Connect"
 """What the audit log calls a sign-in through the provider."""
 HOUR_US: Final = 3_600_000_000
+LAPSES_S: Final = 60.0
+"""How often API tokens are looked for whose maker has not signed in for too long."""
+UNWAITED: Final = {"waits": False, "goes_back": True}
 
 
 class Access:
@@ -64,8 +67,11 @@ class Access:
         self._operations = operations
         self._clock = clock
         self._session_us = round(config.session_hours * HOUR_US)
+        self._lapses_ns = clock.monotonic_ns()
         self.approvals = Approvals(directory, operations, config)
-        self._provided = threading.Lock()  # one account of the provider is made or changed at a time
+        self._provided = (
+            threading.Lock()
+        )  # accounts of the provider are decided on one at a time; never waits
 
     def change(
         self,
@@ -78,8 +84,9 @@ class Access:
         before: Any = None,
         after: Any = None,
         waits: bool = True,
+        goes_back: bool = False,
     ) -> Operation:
-        """Ask ``services`` to record a change.
+        """Ask ``services`` to record a change; ``goes_back``: one that is not waited for, but may be refused.
 
         Raises:
             ServiceRefused, Unavailable: it did not take it; nothing has changed.
@@ -93,7 +100,7 @@ class Access:
             operation.result()
         if row is not None:
             self.directory.put(table, row)
-            if waits:  # a session that has begun goes on, see the module
+            if waits or goes_back:  # a session that has begun goes on, see the module
                 operation.on_refusal(lambda: self.directory.take_back(table, row))
         return operation
 
@@ -157,27 +164,35 @@ class Access:
 
     def _of_identity(self, identity: ProviderIdentity) -> Principal:
         """The account of somebody whom the provider vouches for; made, or changed, as the mapping says."""
-        with self._provided:
-            if not identity.role:
-                self._withdraw(identity)
-                raise LoginRefused(
-                    f"{identity.name!r} is known to the provider, but may not come in here", ASK
-                )
-            self._check_one_account(identity)
-            account = self.directory.account(identity.name)
-            if account is not None and account.get("identity", "") != identity.subject:
-                whose = (
-                    "was another person's at the provider" if account.get("identity") else "is a local one"
-                )
-                problem = f"the account {identity.name!r} {whose}, so it is not yours"
-                raise LoginRefused(
-                    problem, f"An administrator ends it first: sla user delete {identity.name}"
-                )
-            if account is not None and account["state"] == DISABLED:
-                problem = f"the account {identity.name!r} is disabled"
-                raise LoginRefused(problem, f"An administrator enables it: sla user enable {identity.name}")
-            row = self._provided_row(identity, account)
+        changes: list[Operation] = []
+        try:
+            with self._provided:
+                row = self._decided(identity, changes)
+        finally:
+            for operation in changes:
+                self._operations.wait(operation)
+        for operation in changes:
+            if operation.done.is_set():
+                operation.result()
         return Principal(row["name"], role_of(row), row["labels"], account=row["name"])
+
+    def _decided(self, identity: ProviderIdentity, changes: list[Operation]) -> Row:
+        """The account as it is now; ``changes`` were asked for, and are to be waited for without the lock."""
+        if not identity.role:
+            self._withdraw(identity, changes)
+            problem = f"{identity.name!r} is known to the provider, but may not come in here"
+            raise LoginRefused(problem, ASK)
+        self._check_one_account(identity)
+        account = self.directory.account(identity.name)
+        if account is not None and account.get("identity", "") != identity.subject:
+            whose = "was another person's at the provider" if account.get("identity") else "is a local one"
+            problem = f"the account {identity.name!r} {whose}, so it is not yours"
+            raise LoginRefused(problem, f"An administrator ends it first: sla user delete {identity.name}")
+        if account is not None and account["state"] == DISABLED:
+            problem = f"the account {identity.name!r} is disabled"
+            raise LoginRefused(problem, f"An administrator enables it: sla user enable {identity.name}")
+        self._end_lapsed_of(identity)
+        return self._provided_row(identity, account, changes)
 
     def _check_one_account(self, identity: ProviderIdentity) -> None:
         """One person has one account: somebody with two could approve what they asked for themselves."""
@@ -188,7 +203,7 @@ class Access:
                 problem = f"the provider calls you {identity.name!r} now; your account is {former!r}"
                 raise LoginRefused(problem, f"An administrator ends that: sla user delete {former}")
 
-    def _provided_row(self, identity: ProviderIdentity, account: Row | None) -> Row:
+    def _provided_row(self, identity: ProviderIdentity, account: Row | None, changes: list[Operation]) -> Row:
         given = {"role": identity.role, "labels": identity.labels, "state": ACTIVE}
         if account is not None:
             before = {key: account[key] for key in given}
@@ -196,7 +211,11 @@ class Access:
                 return account
             row = {**account, **given, "changed_us": self.directory.changed_us(account)}
             who, subject = f"{identity.name} ({PROVIDER})", identity.name
-            self.change(who, "user-change", subject, "accounts", row, before=before, after=given)
+            changes.append(
+                self.change(
+                    who, "user-change", subject, "accounts", row, before=before, after=given, **UNWAITED
+                )
+            )
             return row
         former = {row["name"]: row for row in self.directory.rows("accounts")}.get(identity.name)
         assert former is None or former["state"] == DELETED
@@ -204,17 +223,59 @@ class Access:
         row = {"name": identity.name, **given, "password": "", "identity": identity.subject}
         row |= dict.fromkeys(("created_us", "changed_us", "sessions_from_us"), at_us)
         after = {**given, "identity": identity.subject}
-        self.change(f"{identity.name} ({PROVIDER})", "user-add", identity.name, "accounts", row, after=after)
+        who, subject = f"{identity.name} ({PROVIDER})", identity.name
+        changes.append(self.change(who, "user-add", subject, "accounts", row, after=after, **UNWAITED))
         return row
 
-    def _withdraw(self, identity: ProviderIdentity) -> None:
+    def _withdraw(self, identity: ProviderIdentity, changes: list[Operation]) -> None:
         """Somebody may come in no more: sessions end, and API tokens are worth nothing, whatever the name."""
         for account in self.directory.rows("accounts"):
             if account.get("identity", "") == identity.subject and account["state"] == ACTIVE:
                 row = {**self.directory.without_sessions(account), "state": WITHDRAWN}
                 before, after = {"state": ACTIVE}, {"state": WITHDRAWN}
                 name = account["name"]
-                self.change(PROVIDER, "user-change", name, "accounts", row, before=before, after=after)
+                changes.append(
+                    self.change(
+                        PROVIDER,
+                        "user-change",
+                        name,
+                        "accounts",
+                        row,
+                        before=before,
+                        after=after,
+                        **UNWAITED,
+                    )
+                )
+
+    def end_lapsed_tokens(self) -> None:
+        """End the API tokens whose makers have not signed in at the provider for too long; with a record.
+
+        They are worth nothing from that moment (``Directory.by_token``); what is not recorded is tried again.
+        """
+        now_ns = self._clock.monotonic_ns()
+        if now_ns < self._lapses_ns:
+            return
+        self._lapses_ns = now_ns + round(LAPSES_S * 1e9)
+        try:
+            self._end_lapsed(self.directory.lapsed_tokens())
+        except SlaError as exc:
+            log.warning("tokens-not-ended", error=str(exc))
+
+    def _end_lapsed_of(self, identity: ProviderIdentity) -> None:
+        """Before a sign-in counts: what has lapsed stays so."""
+        rows = self.directory.lapsed_tokens()
+        self._end_lapsed(row for row in rows if row["created_by"] == identity.name)
+
+    def _end_lapsed(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            at_us = self.directory.changed_us(row)
+            ended = {**row, "revoked_us": at_us, "changed_us": at_us}
+            before = {key: row[key] for key in ("token_id", "role", "labels", "expires_us", "created_by")}
+            after = {"why": f"{row['created_by']} has not signed in through the provider for too long"}
+            name = row["name"]
+            self.change(
+                PROVIDER, "token-lapse", name, "api_tokens", ended, before=before, after=after, **UNWAITED
+            )
 
     def code_refused(self, address: str) -> None:
         """Somebody tried a one-time code that is not good; counted as often as passwords may be tried."""

@@ -28,6 +28,7 @@ from sla_server.rows import Row
 
 log = structlog.get_logger("api-accounts")
 REFRESH_S: Final = 10.0
+DAY_US: Final = 86_400_000_000
 ACTIVE: Final = "active"
 DISABLED: Final = "disabled"
 DELETED: Final = "deleted"
@@ -57,6 +58,9 @@ class AccessSource(Protocol):
     def sessions(self, now_us: int) -> list[Row]:
         """Sessions whose time is not up."""
 
+    def sign_ins(self) -> list[Row]:
+        """Accounts of a provider, and when the newest session of each began (``account``, ``begun_us``)."""
+
     def approvals(self, now_us: int) -> list[Row]:
         """Changes that wait for a second person, and whose time is not up."""
 
@@ -78,15 +82,24 @@ def role_of(row: Row) -> Role:
 
 
 class Directory:
-    """See the module."""
+    """See the module.
 
-    def __init__(self, source: AccessSource, clock: Clock) -> None:
+    Args:
+        source: SQL.
+        clock: of the server.
+        token_days: an API token is worth nothing so long after its maker, whom a provider knows, has signed
+            in last.
+    """
+
+    def __init__(self, source: AccessSource, clock: Clock, token_days: float) -> None:
         self._source = source
         self._clock = clock
         self._lock = threading.Lock()
         self._reading = threading.Lock()
         self._read_ns: int | None = None
         self._is_known = False
+        self._token_us = round(token_days * DAY_US)
+        self._signed_in_us: dict[str, int] = {}
         self._rows: dict[str, dict[str, Row]] = {table: {} for table in KEYS}
         self._stored: dict[str, dict[str, Row]] = {table: {} for table in KEYS}
         self._own: dict[str, dict[str, list[Row]]] = {table: {} for table in KEYS}
@@ -109,7 +122,10 @@ class Directory:
                 "sessions": self._source.sessions(now_us),
                 "approvals": self._source.approvals(now_us),
             }
+            signed_in_us = {str(row["account"]): int(row["begun_us"]) for row in self._source.sign_ins()}
             with self._lock:
+                for name, begun_us in signed_in_us.items():  # SQL may not have the newest session yet
+                    self._signed_in_us[name] = max(begun_us, self._signed_in_us.get(name, 0))
                 self._merge(found, now_us)
                 self._is_known = True
         except SlaError as exc:
@@ -147,6 +163,9 @@ class Directory:
             self._rows[table][name] = row
             if table == "api_tokens":
                 self._index()
+            if table == "sessions" and (account := str(row["account"])):
+                begun_us = max(int(row["created_us"]), self._signed_in_us.get(account, 0))
+                self._signed_in_us[account] = begun_us
 
     def now_us(self) -> int:
         """The server's time."""
@@ -224,7 +243,7 @@ class Directory:
             maker = self._rows["accounts"].get(row["created_by"]) if row is not None else None
         if row is None or not hmac.compare_digest(str(row["digest"]), digest):
             return None
-        if row["revoked_us"] is not None or 0 < row["expires_us"] <= self._clock.unix_us():
+        if row["revoked_us"] is not None or 0 < self.token_ends_us(row) <= self._clock.unix_us():
             return None
         who, role, labels = f"token {row['name']}", role_of(row), str(row["labels"])
         if maker is not None:
@@ -234,6 +253,29 @@ class Directory:
             role = min(role, role_of(maker))
             labels = ",".join(dict.fromkeys(one for one in (labels, str(maker["labels"])) if one))
         return Principal(who, role, labels, token_id=row["token_id"])
+
+    def token_ends_us(self, row: Row) -> int:
+        """When an API token ends, if nobody signs in meanwhile; 0 for never.
+
+        A provider is not asked between sign-ins: whom it has dropped is whoever does not sign in any more.
+        """
+        with self._lock:
+            maker = self._rows["accounts"].get(row["created_by"])
+            signed_in_us = self._signed_in_us.get(row["created_by"], 0)
+        if maker is None or not maker.get("identity"):
+            return int(row["expires_us"])
+        # The account was made by a sign-in, too; rows of sessions leave SQL in the end.
+        lapses_us = max(int(maker["created_us"]), signed_in_us) + self._token_us
+        return min(lapses_us, int(row["expires_us"]) or lapses_us)
+
+    def lapsed_tokens(self) -> list[Row]:
+        """API tokens that have ended early, because their maker signs in no more; reads no SQL."""
+        now_us = self._clock.unix_us()
+        with self._lock:
+            rows = [dict(row) for row in self._rows["api_tokens"].values() if row["revoked_us"] is None]
+        return [
+            row for row in rows if 0 < self.token_ends_us(row) <= now_us < (row["expires_us"] or now_us + 1)
+        ]
 
     def by_session(self, secret: str) -> Principal | None:
         """Who is signed in with this session; None: ended, or never was.

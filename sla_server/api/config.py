@@ -74,6 +74,9 @@ class OidcConfig(StrictModel):
     """What is asked for; `openid` is needed."""
     name_claim: str = Field(default="preferred_username", min_length=1, max_length=200)
     """The claim that the account's name comes from."""
+    token_days: float = Field(default=30.0, gt=0, le=3650)
+    """An API token ends so long after the person who made it has signed in last through the provider, which
+    is asked at no other time. At most `database.retention.events_days` counts: sessions are kept so long."""
     ca_file: Path | None = None
     """PEM: the authority of the provider's certificate. Default: those of the system."""
     map: list[OidcMapping] = Field(default_factory=list)

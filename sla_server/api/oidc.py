@@ -7,8 +7,9 @@ begin many cost no memory, and a restart disturbs nobody. The provider takes a c
 
 The provider is asked when somebody signs in, at no other time: what it says of itself and its keys are kept
 for ``FRESH_S``, keys are read again when a token names another one. ``ASKING_MAX`` requests wait for it at
-once, ``ANSWER_S`` at most each; others are refused, so a provider that hangs takes no more threads from the
-page. Lock ``_lock`` guards ``_known``. Thread: any.
+once, ``ANSWER_S`` at most each, whatever the provider is asked in it and however slowly it answers; others
+are refused, so a provider that hangs takes no more threads from the page. Lock ``_lock`` guards ``_known``.
+Thread: any.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import httpcore
 import httpx
 from authlib.oauth2 import ClientAuth, OAuth2Client, OAuth2Error
 from authlib.oidc.core import CodeIDToken
@@ -31,11 +33,12 @@ from joserfc.errors import InvalidKeyIdError, JoseError
 from joserfc.jwk import KeySet
 from joserfc.jws import JWSRegistry
 
-from pmdaemon.runtime.clock import Clock
+from pmdaemon.runtime.clock import Clock, Deadline
 from pmdaemon.runtime.excerpt import printable
 from sla_server.api.config import OidcConfig
 from sla_server.api.errors import LoginRefused, NothingGuessed, Unavailable
 from sla_server.api.identity import BEGIN_AGAIN, ProviderIdentity, identity_of, is_complete
+from sla_server.events.recipients.network import BoundedBackend, Resolver
 from sla_server.events.recipients.secret_files import SecretUnusable, read_secret
 
 PENDING_S: Final = 600.0
@@ -77,6 +80,16 @@ class ProviderClient(OAuth2Client):  # type: ignore[misc]  # authlib has no type
         return found
 
 
+class BoundedTransport(httpx.HTTPTransport):
+    """Connections of which every step ends at one deadline: a time-out of httpx is one of each read."""
+
+    def __init__(self, trust: ssl.SSLContext, backend: BoundedBackend) -> None:
+        super().__init__(verify=trust)
+        # httpx makes its pool itself; only httpcore takes connections that are not its own.
+        self._pool.close()
+        self._pool = httpcore.ConnectionPool(ssl_context=trust, network_backend=backend)
+
+
 class OidcProvider:
     """See the module.
 
@@ -90,6 +103,7 @@ class OidcProvider:
         self._redirect_url = redirect_url
         self._signer = URLSafeSerializer(key, salt="oidc-sign-in")
         self._clock = clock
+        self._resolver = Resolver()
         self._places = threading.BoundedSemaphore(ASKING_MAX)
         self._lock = threading.Lock()
         self._known: tuple[int, dict[str, Any], dict[str, Any]] | None = None  # since, metadata, keys
@@ -157,7 +171,11 @@ class OidcProvider:
         try:
             with self._explained():
                 trust = ssl.create_default_context(cafile=self.config.ca_file)
-                with httpx.Client(verify=trust, timeout=ANSWER_S, follow_redirects=False) as http:
+                backend = BoundedBackend(self._resolver)
+                backend.deadline = Deadline(ANSWER_S, self._clock)
+                transport = BoundedTransport(trust, backend)
+                # Without the proxies of the environment: they would bring connections of their own.
+                with httpx.Client(transport=transport, trust_env=False, follow_redirects=False) as http:
                     yield self._client(http)
         finally:
             self._places.release()

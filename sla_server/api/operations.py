@@ -129,10 +129,11 @@ class Operations:
                 f"the services part takes no requests ({exc})", "Try again in a moment"
             ) from exc
         if waits:
-            self._wait(operation)
+            self.wait(operation)
         return operation
 
-    def _wait(self, operation: Operation) -> None:
+    def wait(self, operation: Operation) -> None:
+        """Wait for the answer, as ``ask`` does: for so long, and with so many others, as is allowed."""
         with self._lock:
             if self._waiting >= WAITING_MAX:
                 return

@@ -362,6 +362,11 @@ class WebServer:
         )
         self.app: Flask = dashboard.create_app(self.context)
 
+    def _each_turn(self) -> None:
+        """What is due by itself. Thread: ``api-mailbox``, so it reads no SQL."""
+        self.context.access.record_failed_logins()
+        self.context.access.end_lapsed_tokens()
+
     def announce(self, runtime_dir: Path) -> None:
         """Write the port file; clients may come from now on. Sign-in addresses are made when asked for."""
         self.context.metrics.folder = runtime_dir / "metrics"
@@ -377,7 +382,7 @@ class WebServer:
             self.context.live,
             self.context.operations,
             self.stop,
-            self.context.access.record_failed_logins,
+            self._each_turn,
         )
         threads.start("api-mailbox", mailbox_thread.run)
         body_bytes = self.config.max_body_bytes
@@ -416,7 +421,7 @@ def make_context(
     """
     token = load_or_make_token(config.token_path(data_dir))
     live = LiveView(clock, streams_max=config.live_streams_max, stale_after_s=config.stale_after_s)
-    directory = Directory(source.access, clock)
+    directory = Directory(source.access, clock, config.oidc.token_days)
     operations = Operations(RequestPoster(mailbox), clock, wait_s=config.request_wait_s)
     return AppContext(
         config=config,

@@ -44,7 +44,7 @@ TOKEN_COLUMNS: Final = (
     Column("ROLE", lambda row, _now_us: str(row["role"])),
     Column("LABELS", lambda row, _now_us: str(row.get("labels") or DASH)),
     Column("BY", lambda row, _now_us: str(row.get("created_by") or DASH)),
-    Column("ENDS", lambda row, _now_us: formatting.when(row.get("expires_us"))),
+    Column("ENDS", lambda row, _now_us: formatting.when(row.get("ends_us") or row.get("expires_us"))),
 )
 
 
@@ -205,9 +205,15 @@ def create(client: Client, name: str, role: str, labels: str | None, days: float
     answer = client.change("POST", "/tokens", json=body)
     click.echo(answer["token"])
     if not quiet:
-        ends = formatting.when(answer["expires_us"])
+        ends_us = answer.get("ends_us") or answer["expires_us"]
+        until = formatting.when(ends_us)
+        if ends_us < answer["expires_us"]:  # who made it signs in through a provider
+            until = (
+                f"{formatting.when(answer['expires_us'])}, but no longer than {until} unless "
+                f"{answer['created_by']} signs in again before"
+            )
         click.echo(
-            f"token {answer['token_id']} of {name}, {role}, good until {ends}. It is shown this once: "
+            f"token {answer['token_id']} of {name}, {role}, good until {until}. It is shown this once: "
             "give it to the program as SLA_TOKEN, or as 'Authorization: Bearer TOKEN'",
             err=True,
         )

@@ -235,6 +235,11 @@ STORAGE: Final = {
 SERVER: Final = {
     "services-started": EventKind("info", "Services were started."),
     "process-restarted": EventKind("warning", "A process was restarted.", "The text says why it ended."),
+    "template-lost": EventKind(
+        "warning",
+        "The process that parts are forked from was lost and made again; parts go on.",
+        "The text says why; nothing is to be done if it happens once.",
+    ),
     "policy-job-failed": EventKind(
         "warning", "The policy job that the server started has failed.", "`sla get jobs` says why."
     ),

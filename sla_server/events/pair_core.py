@@ -40,7 +40,7 @@ from pmdaemon.runtime.clock import Clock
 from pmdaemon.wire.messages.mirror import MirrorConfirmed, MirroredQueue
 from sla_server.events.engine import DeliveryEngine
 from sla_server.events.lane import Lane
-from sla_server.events.pair_ledger import Addressed, PartnerLedger, Position
+from sla_server.events.pair_ledger import PartnerLedger
 from sla_server.events.pair_session import (
     KeeperSession,
     MirrorSession,
@@ -365,7 +365,6 @@ class PairCore:
         now_us = self._clock.unix_us()
         items: list[QueuedEvent] = []
         later: list[QueuedEvent] = []
-        positions: dict[Addressed, Position] = {}
         before, left = self._taken_before.get(queue_id, 0), self._left.get(queue_id, set())
         for seq, data in records:
             if seq <= before and seq not in left:
@@ -381,8 +380,7 @@ class PairCore:
             event = replace(item.event, recorded_us=now_us)
             taken = replace(item, event=event, seq=0, later_seq=0, origin=queue_id, origin_seq=seq)
             (later if item.purpose else items).append(taken)
-            positions[event.event_id, item.recipient] = position
-        self._ledger.take(positions)
+        self._ledger.take([*items, *later])
         try:
             seqs = self._main.append(items)
         except QueueFull:

@@ -33,7 +33,7 @@ go first, and may come twice."""
 MOST_GONE: Final = 8
 """Queues that the partner has lost with its disk, of which cursors are kept."""
 Addressed = tuple[str, str]
-"""Identity of an event, and the recipient to whom alone it goes, or ""."""
+"""An event, and the recipient to whom alone it goes, or ""."""
 Position = tuple[str, int]
 """Queue id and number of an event at the partner."""
 
@@ -48,7 +48,7 @@ class PartnerLedger:
     def __init__(self, notes: PartnerNotes) -> None:
         self._lock = threading.Lock()
         self._notes = notes
-        self._taken: dict[Addressed, Position] = {}
+        self._taken: dict[Addressed, dict[str, Position]] = {}  # by identity: of each reminder its own place
         self._open = frozenset(notes.open_seqs)
         self._unsent: dict[str, dict[str, None]] | None = None  # None: no connection of the partner takes it
         self._left: dict[Position, dict[str, int]] = {}  # by recipient: number here of what its lane has left
@@ -79,7 +79,7 @@ class PartnerLedger:
                 return
             for row in rows:
                 event_id, recipient, identity = row["event_id"], row["recipient"], row["delivery_id"]
-                position = self._taken.get((event_id, recipient)) or self._taken.get((event_id, ""))
+                position = self._place_of(event_id, recipient, identity)
                 if position is None or row["state"] != "confirmed" or recipient == NAME:
                     continue
                 _remember(self._notes.delivered.setdefault(recipient, {}), identity, position)
@@ -137,7 +137,7 @@ class PartnerLedger:
                 notes.open_through = newest_seq
                 notes.open_seqs = [seq for seq in notes.open_seqs if seq <= newest_seq]
                 self._open = frozenset(notes.open_seqs)
-            positions: list[dict[Any, Position]] = [*notes.delivered.values(), self._taken]
+            positions: list[dict[str, Position]] = [*notes.delivered.values(), *self._taken.values()]
             for events in positions:
                 for key, (where, seq) in events.items():
                     if where == queue_id and seq > newest_seq:
@@ -200,9 +200,15 @@ class PartnerLedger:
                 notes.delivered[recipient] = left
                 if not left:
                     del notes.delivered[recipient]
-            done = [key for key, (queue_id, seq) in self._taken.items() if seq <= notes.done.get(queue_id, 0)]
-            for key in done:
-                del self._taken[key]
+            for key, places in list(self._taken.items()):
+                still = {
+                    identity: (queue_id, seq)
+                    for identity, (queue_id, seq) in places.items()
+                    if seq > notes.done.get(queue_id, 0)
+                }
+                self._taken[key] = still
+                if not still:
+                    del self._taken[key]
             self._left = {at: places for at, places in self._left.items() if at[1] > notes.done.get(at[0], 0)}
             self.is_dirty = True
 
@@ -215,10 +221,12 @@ class PartnerLedger:
         """No recipient of the partner needs an event of this queue up to here."""
         return self._notes.done.get(queue_id, 0)
 
-    def take(self, events: Mapping[Addressed, Position]) -> None:
-        """These are about to enter the queue of events here."""
+    def take(self, items: Iterable[QueuedEvent]) -> None:
+        """These, of the partner, are about to enter the queue of events here."""
         with self._lock:
-            self._taken.update(events)
+            for item in items:
+                addressed, at = (item.event.event_id, item.recipient), (item.origin, item.origin_seq)
+                self._add(addressed, item.identity, at)
 
     def kept(self, queue_id: str, items: Iterable[QueuedEvent]) -> None:
         """The partner has these: what was delivered here may have come to another place there.
@@ -235,7 +243,7 @@ class PartnerLedger:
                 if identity in known:
                     known[identity], self.is_dirty = at, True
                 if (addressed := (item.event.event_id, item.recipient)) in self._taken:
-                    self._taken[addressed] = at
+                    self._add(addressed, identity, at)
 
     def unsent(self) -> dict[str, list[str]]:
         """Deliveries since ``delivered`` or the last call: recipient to identities, each once."""
@@ -291,6 +299,21 @@ class PartnerLedger:
         for name, events in list(notes.delivered.items()):
             notes.delivered[name] = {key: at for key, at in events.items() if at[0] in queue_ids}
 
+    def _add(self, addressed: Addressed, identity: str, at: Position) -> None:
+        places = self._taken.setdefault(addressed, {})
+        places.pop(identity, None)  # the newest is the last one
+        places[identity] = at
+
+    def _place_of(self, event_id: str, recipient: str, identity: str) -> Position | None:
+        """The partner's place of what was delivered here.
+
+        A reminder that the partner never had, because it follows a delivery here, has the place of the newest
+        one that it had: the partner makes the others when it passes that.
+        """
+        own = self._taken.get((event_id, recipient), {})
+        for_all = self._taken.get((event_id, ""), {})
+        return own.get(identity) or for_all.get(identity) or _last(own) or _last(for_all)
+
     def _has_passed(self, recipient: str, position: Position) -> bool:
         queue_id, seq = position
         if seq <= self._notes.done.get(queue_id, 0):
@@ -320,6 +343,10 @@ def _remember(known: dict[str, Any], identity: str, value: Any = None) -> None:
     known[identity] = value
     if len(known) > MOST_DELIVERED:
         del known[next(iter(known))]
+
+
+def _last(places: dict[str, Position]) -> Position | None:
+    return next(reversed(places.values()), None)
 
 
 def _delivery_id(item: QueuedEvent) -> str:

@@ -15,6 +15,7 @@ import math
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -62,6 +63,16 @@ POLICY_MODE: Final = "policy-mode"
 MAX_PENDING: Final = 1024
 
 
+@dataclass(slots=True)
+class _Approved:
+    """A change that a second person has approved: done when it is recorded, together with the approval."""
+
+    name: str
+    rows: Rows
+    what: str = ""
+    act: Callable[[], object] = lambda: None
+
+
 class Requests:
     """See the module."""
 
@@ -89,7 +100,8 @@ class Requests:
             "approval_request": self._approval_request,
             "approval_decide": self._approval_decide,
         }
-        self._with: dict[str, Rows] = {}  # request to the rows that are recorded with its change
+        self._approved: dict[str, _Approved] = {}  # request that carries out what a second person approved
+        self._newest: dict[str, str] = {}  # what changes to the request that has changed it last
         self._decided: OrderedDict[str, None] = OrderedDict()  # approvals that SQL may still call pending
 
     def handle(self, asked: ServiceRequest, now_ns: int, now_us: int) -> None:
@@ -126,7 +138,7 @@ class Requests:
 
     def _finish(self, request: str, code: int, body: Body) -> None:
         self._pending.pop(request, None)
-        self._with.pop(request, None)
+        self._approved.pop(request, None)
         self._desk.respond(request, code, body)
 
     def _refuse(self, request: str, code: int, problem: str, fix: str) -> None:
@@ -136,13 +148,35 @@ class Requests:
         self._finish(request, 422, {"errors": [problem.as_dict() for problem in problems]})
 
     def _when_durable(self, request: str, rows: Rows, body: Body) -> None:
-        def done(ok: bool, error: str) -> None:
-            if ok:
-                self._finish(request, 200, body)
-            else:
-                self._refuse(request, 503, f"not recorded: {error}", "Try again")
+        approved = self._approved.pop(request, None)
 
-        self._desk.record_sender.append([*rows, *self._with.pop(request, ())], done)
+        def done(ok: bool, error: str) -> None:
+            if not ok:
+                if approved is not None:
+                    self._decided.pop(approved.name, None)  # nothing was changed: it goes on waiting
+                self._refuse(request, 503, f"not recorded: {error}", "Try again")
+            elif approved is not None and self._newest.get(approved.what) != request:
+                problem = f"approval {approved.name} was recorded, but another change came before it was done"
+                self._refuse(request, 409, problem, "See what is in force: sla status; or ask for it again")
+            else:
+                if approved is not None:
+                    approved.act()
+                self._finish(request, 200, body)
+
+        self._desk.record_sender.append([*rows, *(approved.rows if approved else ())], done)
+
+    def _act(self, request: str, what: str, act: Callable[[], object]) -> None:
+        """Bring a change about: at once, and what a second person approved when its record is durable.
+
+        The newest record of each ``what`` says what is in force after a restart; so what was overtaken while
+        it waited to be durable is not done.
+        """
+        self._newest[what] = request
+        approved = self._approved.get(request)
+        if approved is None:
+            act()
+        else:
+            approved.what, approved.act = what, act
 
     def _submit(
         self, request: str, make: Callable[[Catalog, int], Change | None], body: Callable[[Change], Body]
@@ -355,7 +389,7 @@ class Requests:
             self._backend_mode(request, who, body.backend, body.mode, now_us)
             return
         mode = body.mode
-        self._desk.set_mode(mode)
+        self._act(request, "mode", partial(self._desk.set_mode, mode))
         rows: Rows = [audit_row(who, "mode", "server", now_us, before={"mode": before}, after={"mode": mode})]
         if mode != before:
             text = f"mode is {mode}, was {before}"
@@ -372,7 +406,7 @@ class Requests:
         after = {name: own for name, own in before.items() if name != backend}
         if mode != "inherit":
             after[backend] = mode
-        self._desk.set_backend_modes(after)
+        self._act(request, BACKEND_MODES, partial(self._desk.set_backend_modes, after))
         rows: Rows = [
             audit_row(
                 who, BACKEND_MODES, backend, now_us, before={"backends": before}, after={"backends": after}
@@ -397,7 +431,7 @@ class Requests:
         else:
             after[backend] = body.mode
         was = {"mode": self._desk.policy_mode, "backends": before}
-        self._desk.set_policy_stage(mode, after)
+        self._act(request, POLICY_MODE, partial(self._desk.set_policy_stage, mode, after))
         where = f"backend {backend}" if backend else "all backends without a stage of their own"
         text = f"caps of policies: {body.mode} on {where}"
         now = {"mode": mode, "backends": after}
@@ -446,7 +480,9 @@ class Requests:
         if version is None and before is None:
             self._refuse(request, 409, "no policy version is pinned", "See 'sla policy list'")
             return
-        self._desk.sql_worker.order_policy(policy.pin(version))
+        self._act(
+            request, "policy", lambda: self._desk.sql_worker.order_policy(self._desk.policy.pin(version))
+        )
         rows: Rows = [
             audit_row(
                 who,
@@ -477,7 +513,12 @@ class Requests:
             problem = f"policy version {version} is pinned"
             self._refuse(request, 409, problem, "Pin another one, or unpin it first: sla policy unpin")
             return
-        self._desk.sql_worker.order_policy(policy.roll_back())
+
+        def act() -> None:
+            if self._desk.policy.version == version:  # else it is in force no more
+                self._desk.sql_worker.order_policy(self._desk.policy.roll_back())
+
+        self._act(request, "policy", act)
         rows: Rows = [
             audit_row(who, "policy-rollback", str(version), now_us, before={"version": version}),
             ("policies", {"version": version, "state": "rolled-back"}),
@@ -524,7 +565,8 @@ class Requests:
             problem = f"what {row['requested_by']} asked for was based on something else: {row['text']}"
             self._refuse(request, 409, problem, "Ask for it again; nothing was changed")
             return
-        _after, self._with[request] = approvals.decided(row, who, "approved", body.note, now_us)
+        _after, rows = approvals.decided(row, who, "approved", body.note, now_us)
+        self._approved[request] = _Approved(name, rows)
         names = f"{row['requested_by']}, approved by {who}"
         self._ops[row["op"]](request, names, json.loads(row["body"]), now_us)
         if request in self._pending:  # it was not refused

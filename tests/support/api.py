@@ -395,6 +395,13 @@ class FakeAccess:
             raise DatabaseUnavailable("postgresql://db/sla", "connection refused")
         return [row for row in self.chain if row["seq"] > after_seq][:limit]
 
+    def sign_ins(self) -> list[dict[str, Any]]:
+        newest: dict[str, int] = {}
+        for row in self._all("sessions"):
+            if self.rows["accounts"].get(row["account"], {}).get("identity"):
+                newest[row["account"]] = max(row["created_us"], newest.get(row["account"], 0))
+        return [{"account": name, "begun_us": begun_us} for name, begun_us in newest.items()]
+
     def sessions(self, now_us: int) -> list[dict[str, Any]]:
         return [row for row in self._all("sessions") if row["expires_us"] > now_us]
 
@@ -1037,7 +1044,7 @@ def make_context(
 
     operations = Operations(post, used, wait_s=settings.request_wait_s)
     rows = source or FakeSource()
-    directory = Directory(rows.access, used)
+    directory = Directory(rows.access, used, settings.oidc.token_days)
     mailbox.stored = rows.access.stored
     box = MailboxCollector(mailbox.name, mailbox.stats)
     return AppContext(

@@ -216,13 +216,15 @@ def delete_user(context: AppContext, _request: Request, name: str) -> Response:
 
 def tokens(context: AppContext, _request: Request) -> Response:
     """API tokens that can be used, oldest first."""
-    return responses.as_list([_shown(row) for row in _usable_tokens(context)])
+    ends_us = context.access.directory.token_ends_us
+    return responses.as_list([{**_shown(row), "ends_us": ends_us(row)} for row in _usable_tokens(context)])
 
 
 def _usable_tokens(context: AppContext) -> list[Row]:
     now_us = context.clock.unix_us()
     rows = context.access.directory.rows("api_tokens")
-    usable = [row for row in rows if row["revoked_us"] is None and row["expires_us"] > now_us]
+    ends_us = context.access.directory.token_ends_us
+    usable = [row for row in rows if row["revoked_us"] is None and ends_us(row) > now_us]
     return sorted(usable, key=lambda row: (row["created_us"], row["token_id"]))
 
 
@@ -253,7 +255,8 @@ def create_token(context: AppContext, request: Request) -> Response:
     after = {key: row[key] for key in ("token_id", "role", "labels", "expires_us")}
     # Not 202 if ``services`` are slow: the secret is in this answer alone.
     context.access.change(g.who, "token-create", body.name, "api_tokens", row, after=after)
-    return responses.as_json({**_shown(row), "token": secret}, headers={"Cache-Control": "no-store"})
+    answer = {**_shown(row), "ends_us": context.access.directory.token_ends_us(row), "token": secret}
+    return responses.as_json(answer, headers={"Cache-Control": "no-store"})
 
 
 def _maker(context: AppContext) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sqlalchemy import Executable, or_, select
+from sqlalchemy import Executable, func, or_, select
 
 from sla_server.db import schema
 from sla_server.rows import Row
@@ -31,6 +31,13 @@ class AccessQueries:
         table = schema.sessions
         statement = select(table).where(table.c.expires_us > now_us)
         return self._read(statement.order_by(table.c.created_us, table.c.session_id))
+
+    def sign_ins(self) -> list[Row]:
+        """Accounts of a provider, and when the newest session of each began; also of sessions that ended."""
+        table, accounts = schema.sessions, schema.accounts
+        provided = select(accounts.c.name).where(accounts.c.identity != "")
+        newest = select(table.c.account, func.max(table.c.created_us).label("begun_us"))
+        return self._read(newest.where(table.c.account.in_(provided)).group_by(table.c.account))
 
     def approvals(self, now_us: int) -> list[Row]:
         """Changes that wait for a second person, oldest first, of those whose time is not up."""

@@ -290,3 +290,16 @@ def test_the_same_status_of_a_server_that_has_worked_is_tried_again(tmp_path: Pa
     assert not supervisor.stop.is_set()
     assert rows(supervisor, "processes")[-1]["state"] == "restarting"
     supervisor._pipe.close()
+
+
+def test_a_lost_template_is_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configuration.resolve(configuration.ServerConfig(data_dir=tmp_path / "d", runtime_dir=tmp_path))
+    supervisor = Supervisor(config, None, Stop())
+    problems = ["it ended with status -9", ""]
+    monkeypatch.setattr(supervisor._template, "check", lambda: problems.pop(0))  # it is another test's
+    supervisor._check_template()
+    supervisor._check_template()
+    supervisor._pipe.close()
+    (event,) = rows(supervisor, "events")
+    assert (event["kind"], event["severity"]) == ("template-lost", "warning")
+    assert "ended with status -9" in event["text"]

@@ -84,6 +84,18 @@ def test_accounts_tokens_and_sessions_are_stored_and_read(rig: Rig) -> None:
     assert access.sessions(now_us) == [ended]
 
 
+def test_the_newest_sign_in_of_each_account_of_a_provider_is_read(rig: Rig) -> None:
+    now_us = rig.clock.unix_us()
+    provided = api.account(name="bea", identity="https://id.example.org 5f3")
+    sessions = [
+        api.session(session_id=f"s{age}", account=name, created_us=now_us - age, expires_us=now_us - 1)
+        for age, name in ((30, "bea"), (20, "bea"), (10, "ann"))
+    ]
+    tables = [("accounts", provided), ("accounts", api.account())]
+    rig.feed(record_message([*tables, *(("sessions", row) for row in sessions)]))
+    assert rig.reader.access.sign_ins() == [{"account": "bea", "begun_us": now_us - 20}], "it has ended, too"
+
+
 def test_changes_that_wait_are_stored_and_read_until_they_are_decided(rig: Rig) -> None:
     now_us = rig.clock.unix_us()
     waits, old = api.approval(), api.approval(approval_id="0ld", expires_us=now_us, requested_us=3)

@@ -17,10 +17,12 @@ from sla_server.api.errors import LoginRefused, Unavailable
 from sla_server.api.identity import ProviderIdentity, identity_of, is_complete
 from sla_server.api.oidc import OidcProvider
 from sla_server.api.passwords import PAIR_TRIES
+from sla_server.events.recipients import network
 from tests.support import api
 from tests.unit.sla_server.api.conftest import Browser
 
 ISSUER = "https://id.example.org"
+DAY_US = 86_400_000_000
 PAGE = {"Origin": "http://127.0.0.1:8411"}
 SETTINGS: dict[str, Any] = {
     "issuer": ISSUER,
@@ -140,6 +142,29 @@ class FakeProvider:
         return self.says
 
 
+@dataclass
+class DrippingSocket:
+    """It gives a byte a second, of a head that never ends."""
+
+    clock: FakeClock
+    reads: int = 0
+    is_closed: bool = False
+
+    def settimeout(self, _limit_s: float) -> None:
+        return
+
+    def send(self, data: memoryview) -> int:
+        return len(data)
+
+    def recv(self, _most: int) -> bytes:
+        self.clock.advance(1.0)
+        self.reads += 1
+        return (b"HTTP/1.1 200 OK\r\nA: " + b"a" * 1000)[self.reads - 1 : self.reads]
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
 @pytest.fixture
 def provider() -> FakeProvider:
     return FakeProvider()
@@ -235,6 +260,86 @@ def test_who_may_come_in_no_more_has_no_api_tokens_and_no_sessions_under_a_forme
     assert come_back(other).status_code == 200, "the provider lets them in again"
     assert (state(other)["role"], state(web)["signed_in"]) == ("viewer", False)
     assert program.get("/api/v1/users", headers=token).status_code == 403, "as what they are now"
+
+
+def test_api_tokens_end_so_long_after_their_maker_has_signed_in_last(
+    web: FlaskClient,
+    provider: FakeProvider,
+    mailbox: api.AnsweringMailbox,
+    clock: FakeClock,
+    context: AppContext,
+    source: api.FakeSource,
+) -> None:
+    """Whom the provider drops, and who never comes back, keeps no token for its years."""
+    provider.says = ProviderIdentity(f"{ISSUER} 5f3", "bea", "admin", "")
+    come_back(web)
+    begun_us = clock.unix_us()
+    made = web.post("/api/v1/tokens", json={"name": "robot", "role": "admin", "days": 365}, headers=PAGE).json
+    assert made["ends_us"] - begun_us == 30 * DAY_US < made["expires_us"] - begun_us
+    token = {"Authorization": f"Bearer {made['token']}"}
+    program = web.application.test_client()
+    clock.advance(29 * 86_400)
+    assert program.get("/api/v1/users", headers=token).status_code == 200
+    come_back(web)
+    (listed,) = [row for row in web.get("/api/v1/tokens").json["items"] if row["name"] == "robot"]
+    assert listed["ends_us"] == clock.unix_us() + 30 * DAY_US, "from the newest sign-in"
+    clock.advance(30 * 86_400 - 1)
+    context.access.end_lapsed_tokens()
+    assert program.get("/api/v1/users", headers=token).status_code == 200
+    clock.advance(1)
+    assert program.get("/api/v1/users", headers=token).status_code == 401, "before it is recorded, too"
+    assert "token-lapse" not in actions(mailbox)
+    clock.advance(60)
+    context.access.end_lapsed_tokens()
+    context.access.end_lapsed_tokens()
+    assert actions(mailbox).count("token-lapse") == 1
+    entry = mailbox.recorded[-1]
+    assert (entry["who"], entry["body"]["subject"]) == ("OpenID Connect", "robot")
+    assert source.access.rows["api_tokens"][made["token_id"]]["revoked_us"] == clock.unix_us()
+    assert source.access.rows["api_tokens"]["70c3"]["revoked_us"] is None, "that of a local account"
+    come_back(web)
+    assert program.get("/api/v1/users", headers=token).status_code == 401, "for good"
+
+
+def test_what_has_lapsed_does_not_come_back_with_its_maker(
+    web: FlaskClient, provider: FakeProvider, mailbox: api.AnsweringMailbox, clock: FakeClock
+) -> None:
+    provider.says = ProviderIdentity(f"{ISSUER} 5f3", "bea", "admin", "")
+    come_back(web)
+    made = web.post("/api/v1/tokens", json={"name": "robot", "role": "admin", "days": 365}, headers=PAGE).json
+    clock.advance(31 * 86_400)
+    come_back(web)
+    token = {"Authorization": f"Bearer {made['token']}"}
+    assert web.application.test_client().get("/api/v1/users", headers=token).status_code == 401
+    assert "token-lapse" in actions(mailbox)
+
+
+def test_no_lock_is_held_while_services_are_waited_for(
+    context: AppContext, mailbox: api.AnsweringMailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[bool] = []
+    monkeypatch.setattr(  # what a wait does is its own test's
+        context.operations, "wait", lambda _operation: held.append(context.access._provided.locked())
+    )
+    mailbox.answer = None
+    context.access.by_provider(lambda: ProviderIdentity(f"{ISSUER} 5f3", "bea", "viewer", ""), "127.0.0.1")
+    context.access.by_provider(lambda: ProviderIdentity(f"{ISSUER} 5f3", "bea", "operator", ""), "127.0.0.1")
+    assert held == [False, False]
+
+
+def test_all_that_a_provider_is_asked_at_a_sign_in_has_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that answers byte by byte: the time-out of each read would never be reached."""
+    clock = FakeClock()
+    provider = OidcProvider(CONFIG, "https://sla.example.org/login/oidc/callback", b"k" * 32, clock)
+    dripping = DrippingSocket(clock)
+    monkeypatch.setattr(network, "connect", lambda *_where: dripping)
+    monkeypatch.setattr(  # TLS needs the provider's side
+        network.BoundedStream, "start_tls", lambda stream, *_args, **_how: stream
+    )
+    with pytest.raises(Unavailable, match="cannot be reached: no answer in time"):
+        provider.begin()
+    assert (dripping.reads, dripping.is_closed) == (10, True), "a byte a second"
+    assert provider._places.acquire(blocking=False)
 
 
 def test_the_session_ends_absolutely(web: FlaskClient, clock: FakeClock) -> None:

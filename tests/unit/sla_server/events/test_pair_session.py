@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -229,7 +230,11 @@ def test_what_was_delivered_goes_out_in_pieces_before_the_welcome(tmp_path: Path
     server = Partners(tmp_path).a
     server.ledger.greeted([MirroredQueue("main", QUEUE)])
     identities = [f"{number:036}" for number in range(20_000)]
-    server.ledger.take({(each, ""): (QUEUE, seq) for seq, each in enumerate(identities, 1)})
+    beginning = event(1)
+    server.ledger.take(
+        QueuedEvent(replace(beginning, event_id=each), origin=QUEUE, origin_seq=seq)
+        for seq, each in enumerate(identities, 1)
+    )
     server.ledger.report(
         {"event_id": each, "recipient": recipient, "delivery_id": each, "state": "confirmed"}
         for recipient in ("r", "s", "t")

@@ -140,3 +140,32 @@ def test_what_cannot_be_is_refused_when_it_is_asked_for(asked: Row, code: int) -
     bench.request("approval_request", {**asked, "requested_as": "x", "lasts_s": HOUR_S})
     assert bench.confirm() == []
     assert [answer["code"] for answer in bench.answers()] == [code]
+
+
+@pytest.mark.parametrize("op", ["mode", "policy_pin"])
+def test_nothing_is_done_whose_record_cannot_be_written(op: str) -> None:
+    """The disk is full, say: no act without its record; it goes on waiting, and is done once it can be."""
+    bench = Bench()
+    body: dict[str, Any] = {"mode": "enforce"} if op == "mode" else {"version": 3}
+    row = ask(bench, op, **body)
+    before = bench.core.mode, bench.sql_worker.orders
+    bench.request("approval_decide", {"row": row, "approves": True, "note": ""}, req="r2")
+    assert (bench.core.mode, bench.sql_worker.orders) == before, "its record is on its way"
+    bench.confirm(ok=False, error="no space left on device")
+    assert [answer["code"] for answer in bench.answers()] == [503]
+    assert (bench.core.mode, bench.sql_worker.orders) == before
+    assert decide(bench, row)[0] == 200
+    after = bench.core.mode, bench.sql_worker.orders
+    assert after != before
+
+
+def test_what_was_overtaken_while_its_record_was_written_is_not_done() -> None:
+    """After a restart the newest record counts: it must be so before, too."""
+    bench = Bench()
+    row = ask(bench, mode="enforce")
+    bench.request("approval_decide", {"row": row, "approves": True, "note": ""}, req="r2")
+    bench.request("mode", {"mode": "observe"}, req="r3")
+    rows = [stored for table, stored in bench.confirm() if table == "audit"]
+    assert [each["action"] for each in rows] == ["mode", "approval-approved", "mode"]
+    assert {answer["req"]: answer["code"] for answer in bench.answers()} == {"r2": 409, "r3": 200}
+    assert bench.core.mode == "observe"
