@@ -282,7 +282,7 @@ class Supervisor:
     def _check_template(self) -> None:
         """What parts are forked from may have been lost: they go on, and a new one is made for the next."""
         with blocked():
-            problem = self._template.check()
+            problem = self.template.check()
         if problem:
             text = (
                 f"the process that parts are forked from was lost ({problem}) and is made again; parts go on"

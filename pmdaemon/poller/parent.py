@@ -548,6 +548,8 @@ class Daemon:
         if now_ns < self._review_at_ns:
             return
         self._review_at_ns = now_ns + REVIEW_NS
+        if self._template is not None:
+            self._template.check()  # which logs what was wrong with it
         if (listed := self._list.changed()) is not None:
             self._dialler.replace(listed)
         before = {child: child.control for child in self.pair_manager.children}

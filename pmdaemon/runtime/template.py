@@ -85,6 +85,7 @@ class Template:
         self._socket: socket.socket | None = None
         self._is_ready = False
         self._lost = ""
+        self._has_session = True
 
     @property
     def pid(self) -> int | None:
@@ -106,7 +107,7 @@ class Template:
                     stdin=subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(),),
                     env={**os.environ, **ENVIRONMENT},
-                    start_new_session=True,
+                    start_new_session=self._has_session,
                 )
             except OSError as exc:
                 ours.close()
@@ -125,6 +126,7 @@ class Template:
             has_session: else it, and those of its children that have no session of their own, are in the
                 session and the process group of this process.
         """
+        self._has_session = has_session
         if _other_threads():
             self.open()
             return
@@ -265,14 +267,25 @@ class _Fork:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
+        self._status: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit status if it has ended; it is reaped then."""
+        return self._reap(os.WNOHANG)
 
     def kill(self) -> None:
-        """Send SIGKILL; its id is no other process's until ``wait``."""
-        os.kill(self.pid, signal.SIGKILL)
+        """Send SIGKILL; its id is no other process's until it is reaped."""
+        if self._status is None:
+            os.kill(self.pid, signal.SIGKILL)
 
     def wait(self) -> None:
         """Reap it."""
-        os.waitpid(self.pid, 0)
+        self._reap(0)
+
+    def _reap(self, options: int) -> int | None:
+        if self._status is None and (found := os.waitpid(self.pid, options))[0]:
+            self._status = os.waitstatus_to_exitcode(found[1])
+        return self._status
 
 
 class ForkedProcess:

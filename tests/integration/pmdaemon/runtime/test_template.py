@@ -230,7 +230,7 @@ def test_it_ends_with_its_parent() -> None:
 
 
 FORKING = """
-import json, os, sys, xml.dom.minidom
+import json, os, signal, sys, xml.dom.minidom
 from pmdaemon.runtime.template import Template
 kept = os.open(os.devnull, os.O_RDONLY)
 template = Template(("there_is_no_such_module",))
@@ -241,6 +241,9 @@ command = [sys.executable, "-m", "told", "7"]
 child = template.start(command, os.environ, fds, has_session=False)
 print(json.dumps({"child": child.pid, "template": os.getsid(template.pid)}), flush=True)
 print(child.wait(), flush=True)
+os.kill(template.pid, signal.SIGKILL)
+os.waitid(os.P_PID, template.pid, os.WEXITED | os.WNOWAIT)
+print(template.check(), os.getsid(template.pid) == os.getsid(0), flush=True)
 template.close()
 print("closed", flush=True)
 """
@@ -261,13 +264,18 @@ def test_a_fork_of_its_parent_shares_imports_and_nothing_else(
     ) as parent:
         assert parent.stdout is not None
         told = json.loads(os.read(pipes.told, 1 << 16))
-        said = json.loads(parent.stdout.readline())
-        assert (told["argv"], told["name"], told["preloaded"]) == (["7"], "__main__", True)
-        assert told["pid"] == said["child"]
-        assert told["title"].rstrip("\0") == " ".join(command("told", "7"))
-        assert told["session"] == said["template"]
-        assert (said["template"] == parent.pid) is not own_session
-        assert len(told["open"]) == 6, "its three, the two given, and the directory that is being listed"
         os.write(pipes.go, b"1")
-        assert parent.stdout.read() == "7\nclosed\n", "only the parent has gone on"
+        line, *rest = parent.stdout
+    said = json.loads(line)
+    assert (told["argv"], told["name"], told["preloaded"]) == (["7"], "__main__", True)
+    assert told["pid"] == said["child"]
+    assert told["title"].rstrip("\0") == " ".join(command("told", "7"))
+    assert told["session"] == said["template"]
+    assert (said["template"] == parent.pid) is not own_session
+    assert len(told["open"]) == 7, (
+        "its three, the two given, its status, and the directory that is being listed"
+    )
+    lost = f"it ended with status -9 {not own_session}\n"
+    told_lines = [line for line in rest if "template-lost" not in line]  # which is logged
+    assert told_lines == ["7\n", lost, "closed\n"], "only the parent has gone on"
     assert parent.returncode == 0
