@@ -65,7 +65,7 @@ def promised(volume: str) -> Promise:
     )
 
 
-def made_controller(mode: str, gold: tuple[str, ...] = ("gold",), **settings: float) -> Controller:
+def made_controller(mode: str, gold: tuple[str, ...] = ("gold",), **settings: Any) -> Controller:
     """A controller that protects the volumes of ``gold``."""
     controller = Controller(ControlSettings(**settings))
     controller.set_agreements(
@@ -75,7 +75,7 @@ def made_controller(mode: str, gold: tuple[str, ...] = ("gold",), **settings: fl
     return controller
 
 
-def one_world(seed: int, settings: Mapping[str, float], greedy_iops: float = 0.0) -> dict[str, float]:
+def one_world(seed: int, settings: Mapping[str, Any], greedy_iops: float = 0.0) -> dict[str, float]:
     """One seed: controlled by the loop, or by a fixed cap of ``greedy_iops`` from the same second on."""
     sim = Simulation(made_controller("observe", **settings), seed)
     front = sim.gateway("A", ["gold"], {"gold": [round(LIMIT_S * 1e6)]})
@@ -114,7 +114,7 @@ def recorded_cuts() -> tuple[SimGateway, list[Cut]]:
     for name in names:
         SimClient(gateway, name, rate=20)
     cuts: list[Cut] = []
-    sim.controller.add_cut = lambda cut, *_rest: cuts.append(cut)  # type: ignore[method-assign,assignment]
+    sim.controller.add_cut = lambda cut, *_rest: cuts.append(cut)  # type: ignore[method-assign]
     sim.run(CUTS)
     return gateway, cuts
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import shutil
 import signal
@@ -252,7 +253,7 @@ async def _stay(demo: Demo) -> None:
                 load.done.clear()
 
     async with asyncio.TaskGroup() as tasks:
-        runs: list[Callable[[], Awaitable[None]]] = [lambda load=load: load.run(stop) for load in loads]
+        runs: list[Callable[[], Awaitable[None]]] = [functools.partial(load.run, stop) for load in loads]
         for run in runs:
             tasks.create_task(run())  # type: ignore[arg-type]
         forgetting = tasks.create_task(forget())

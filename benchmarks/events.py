@@ -127,7 +127,7 @@ class Arrivals:
 
 def accepted(folder: Path) -> dict[str, float]:
     """Events a second, and against a bare append, in batches of each size."""
-    values = {}
+    values: dict[str, float] = {}
     for size in (GOALS_BATCH, SMALL, BATCH):
         ours, bare = accepted_in(folder / f"{size}", size)
         suffix = "" if size == GOALS_BATCH else f"_{size}"

@@ -15,5 +15,5 @@ def _record_nothing(_stream: StreamAccount, _finished: list[Finished], _now_ns: 
 
 
 if __name__ == "__main__":
-    StreamAccount.record = _record_nothing  # type: ignore[method-assign]  # what this module is for
+    StreamAccount.record = _record_nothing  # type: ignore[assignment, method-assign]  # what this module is for
     main()

@@ -64,7 +64,7 @@ def pages(world: query_data.World) -> dict[str, tuple[str, str, dict[str, Any]]]
     month = {"from_us": END_US - world.days * DAY_US, "to_us": END_US}
     two_days = {"from_us": END_US - 2 * DAY_US, "to_us": END_US}
     deep = f"{END_US - world.days * DAY_US // 2}:x"
-    plain = {
+    plain: dict[str, tuple[str, str, dict[str, Any]]] = {
         name: (name, f"/{name}", {})
         for name in ("gateways", "volumes", "totals", "backends", "slas", "throttles", "events", "audit")
     }
@@ -198,7 +198,7 @@ def client(source: SqlReader, port: int = 8411) -> FlaskClient:
     config = ApiConfig()
     live = LiveView(clock, streams_max=1, stale_after_s=config.stale_after_s)
     operations = Operations(lambda _message: None, clock, wait_s=0.01)
-    directory = Directory(source.access, clock)
+    directory = Directory(source.access, clock, config.oidc.token_days)
     parts = AppContext(
         config=config,
         token=TOKEN,

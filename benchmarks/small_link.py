@@ -13,8 +13,9 @@ import click
 from gateway_agent.config import load_agent
 from gateway_agent.link import main as link
 from pmdaemon.runtime import logs
+from pmdaemon.runtime.hangup import Hangup
 from pmdaemon.runtime.stop import Stop
-from pmdaemon.runtime.threads import watch
+from pmdaemon.runtime.threads import ThreadInbox, watch
 
 SPOOL_BYTES: Final = 6 << 10
 
@@ -28,8 +29,11 @@ def main(path: Path) -> None:
     stop = Stop()
     stop.install_signals()
     stop.watch_parent()
-    watch(stop)
-    link.run(config, stop)
+    hangup = Hangup()
+    hangup.install()
+    said_of_parent = ThreadInbox[str]()
+    watch(stop, on_parent=said_of_parent.put)
+    link.run(config, stop, path, hangup, said_of_parent)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -184,7 +185,7 @@ def hour(number: int, slots: int = SLOTS_A_FILE, shape: Shape = SMALL) -> Hour:
     load = columns["cost_milli"].reshape(slots, shape.backends, -1).sum(axis=2) / 60_000
     is_crowded = (load > shape.crowded_per_s)[:, backend[is_promised]]
     some = counted.shape
-    missed = {
+    missed: dict[str, npt.NDArray[Any]] = {
         "slot_us": np.broadcast_to(at_us[:, None], some),
         "stream_id": np.broadcast_to(streams[is_promised], some),
         "io": np.zeros(some, dtype=np.int32),

@@ -129,10 +129,11 @@ def serve(folder: Path, count: int, seconds: float, form: str) -> dict[str, floa
         rig = Rig(MemorySink())
         if form == "tls":
             ca = folder / "ca"
-            clerk = SimpleNamespace(
+            worker = SimpleNamespace(
                 context=contexts.server(ca / "ca.crt", ca / "server.pem"), revoked=frozenset()
             )
-            rig.inbound._door._clerk = clerk  # type: ignore[assignment]  # the context is all that is used here
+            # Its context is all that is used here.
+            rig.inbound._admission._certificate_worker = worker  # type: ignore[assignment]
         begun_s, before_kib = _cpu_s(), _resident_kib()
         _register(rig, listener, count)
         session_us = (_cpu_s() - begun_s) * 1e6 / count

@@ -50,7 +50,7 @@ class ProductWork:
         rig.polls += 1
         now_ns = time.monotonic_ns()
         asked = self._gateway.ask(
-            rig.polls, now_ns, rig.standing_caps.lease_is_fresh(now_ns), rig.registry.catch_up
+            rig.polls, now_ns, rig.standing_caps.lease_is_fresh(now_ns), rig.registry.catch_up, ()
         )
         assert asked is not None  # the round before is complete
         self._conn.session.sending(Kind.POLL)

@@ -10,6 +10,7 @@ the prototype did. ``BareWork`` looks at nothing: what input and output alone co
 from __future__ import annotations
 
 import asyncio
+import functools
 import select
 import socket
 import struct
@@ -267,8 +268,7 @@ async def _protocol_rounds(
     loop = asyncio.get_running_loop()
     transports: list[Any] = []
     for sock, work in zip(sockets, works, strict=True):
-        poller = poller_of(work, round_)
-        transport, _ = await loop.connect_accepted_socket(lambda poller=poller: poller, sock)
+        transport, _ = await loop.connect_accepted_socket(functools.partial(poller_of, work, round_), sock)
         transports.append((transport, work))
     times: Timed = []
     while go_on(times):

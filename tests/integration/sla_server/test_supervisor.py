@@ -296,7 +296,7 @@ def test_a_lost_template_is_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyP
     config = configuration.resolve(configuration.ServerConfig(data_dir=tmp_path / "d", runtime_dir=tmp_path))
     supervisor = Supervisor(config, None, Stop())
     problems = ["it ended with status -9", ""]
-    monkeypatch.setattr(supervisor._template, "check", lambda: problems.pop(0))  # it is another test's
+    monkeypatch.setattr(supervisor.template, "check", lambda: problems.pop(0))  # it is another test's
     supervisor._check_template()
     supervisor._check_template()
     supervisor._pipe.close()
