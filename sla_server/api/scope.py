@@ -66,7 +66,7 @@ COUNTED: Final = {
 }
 """By operation: what their handlers count of their rows alone."""
 AWAY: Final = "it cannot be read"
-"""All that customers are told of a database in trouble: not where it is, nor as whom it is asked."""
+"""All that customers learn of a database in trouble: not where it is, nor as whom it is asked."""
 LIVE_KEYS: Final = ("at_us", "mode", "server")
 """Of a snapshot: what is no list and the same for everybody."""
 
