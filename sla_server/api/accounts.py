@@ -100,6 +100,7 @@ class Directory:
         self._is_known = False
         self._token_us = round(token_days * DAY_US)
         self._signed_in_us: dict[str, int] = {}
+        self._lapsed_us: dict[str, int] = {}  # API tokens to when they lapsed: no sign-in changes that
         self._rows: dict[str, dict[str, Row]] = {table: {} for table in KEYS}
         self._stored: dict[str, dict[str, Row]] = {table: {} for table in KEYS}
         self._own: dict[str, dict[str, list[Row]]] = {table: {} for table in KEYS}
@@ -260,6 +261,8 @@ class Directory:
         A provider is not asked between sign-ins: whom it has dropped is whoever does not sign in any more.
         """
         with self._lock:
+            if (lapsed_us := self._lapsed_us.get(str(row["token_id"]))) is not None:
+                return lapsed_us
             maker = self._rows["accounts"].get(row["created_by"])
             signed_in_us = self._signed_in_us.get(row["created_by"], 0)
         if maker is None or not maker.get("identity"):
@@ -269,13 +272,22 @@ class Directory:
         return min(lapses_us, int(row["expires_us"]) or lapses_us)
 
     def lapsed_tokens(self) -> list[Row]:
-        """API tokens that have ended early, because their maker signs in no more; reads no SQL."""
+        """API tokens that have ended early, because their maker signs in no more; reads no SQL.
+
+        They stay so in this process, also if that cannot be recorded and their maker signs in again.
+        """
         now_us = self._clock.unix_us()
         with self._lock:
-            rows = [dict(row) for row in self._rows["api_tokens"].values() if row["revoked_us"] is None]
-        return [
-            row for row in rows if 0 < self.token_ends_us(row) <= now_us < (row["expires_us"] or now_us + 1)
+            known = {name: dict(row) for name, row in self._rows["api_tokens"].items()}
+        rows = [row for row in known.values() if row["revoked_us"] is None]
+        ends_us = {row["token_id"]: self.token_ends_us(row) for row in rows}
+        found = [
+            row for row in rows if 0 < ends_us[row["token_id"]] <= now_us < (row["expires_us"] or now_us + 1)
         ]
+        with self._lock:
+            kept = {name: us for name, us in self._lapsed_us.items() if name in known}
+            self._lapsed_us = kept | {row["token_id"]: ends_us[row["token_id"]] for row in found}
+        return found
 
     def by_session(self, secret: str) -> Principal | None:
         """Who is signed in with this session; None: ended, or never was.

@@ -161,7 +161,8 @@ def _handle_errors(app: Flask) -> None:
         if isinstance(error, ApiError):
             return responses.as_problem(error)
         if error.retryable:
-            return responses.as_problem(Unavailable(str(error)))
+            is_customer = bool((principal := g.get("principal")) and principal.labels)
+            return responses.as_problem(Unavailable("it cannot be known now" if is_customer else str(error)))
         return _unforeseen(error)
 
     @app.errorhandler(HTTPException)

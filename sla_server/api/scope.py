@@ -65,6 +65,8 @@ COUNTED: Final = {
     "slas": ("count", "before"),
 }
 """By operation: what their handlers count of their rows alone."""
+AWAY: Final = "it cannot be read"
+"""All that customers learn of a database in trouble: not where it is, nor as whom it is asked."""
 LIVE_KEYS: Final = ("at_us", "mode", "server")
 """Of a snapshot: what is no list and the same for everybody."""
 
@@ -145,6 +147,8 @@ class LabelScope:
                 body["live"] = _plain(body["live"])
         else:  # a mistake in the table: better nothing than too much
             raise Forbidden("this is not for accounts with labels", "Report it")
+        if (body.get("server") or {}).get("database"):
+            body["server"] = {**body["server"], "database": AWAY}
         return responses.as_json(body)
 
     def page(

@@ -147,13 +147,14 @@ class Requests:
     def _refuse_all(self, request: str, problems: list[DocumentProblem]) -> None:
         self._finish(request, 422, {"errors": [problem.as_dict() for problem in problems]})
 
-    def _when_durable(self, request: str, rows: Rows, body: Body) -> None:
+    def _when_durable(self, request: str, rows: Rows, body: Body, decided: str = "") -> None:
+        """``decided``: an approval that the rows end; one that is carried out is known without."""
         approved = self._approved.pop(request, None)
 
         def done(ok: bool, error: str) -> None:
             if not ok:
-                if approved is not None:
-                    self._decided.pop(approved.name, None)  # nothing was changed: it goes on waiting
+                # Nothing was changed: it goes on waiting.
+                self._decided.pop(approved.name if approved is not None else decided, None)
                 self._refuse(request, 503, f"not recorded: {error}", "Try again")
             elif approved is not None and self._newest.get(approved.what) != request:
                 problem = f"approval {approved.name} was recorded, but another change came before it was done"
@@ -554,7 +555,7 @@ class Requests:
         if not body.approves:
             after, rows = approvals.decided(row, who, "refused", body.note, now_us)
             self._remember_decided(name)
-            self._when_durable(request, rows, {"approval": after})
+            self._when_durable(request, rows, {"approval": after}, name)
             return
         wanted = approvals.MODELS[row["op"]].model_validate(json.loads(row["body"]))
         basis = approvals.basis_of(self._desk, row["op"], wanted)

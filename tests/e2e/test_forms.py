@@ -20,6 +20,7 @@ from sla_server.agreements.errors import AgreementsRefused
 from sla_server.agreements.load import load_documents
 from sla_server.agreements.periods import from_local
 from sla_server.api.roles import Principal, Role
+from sla_server.api.scope import LabelScope
 from tests.support import api
 from tests.support.axe import violations
 from tests.support.browser import console_errors, until, wait_for
@@ -345,6 +346,26 @@ def test_an_account_with_labels_is_told_nothing_of_what_it_does_not_see(site: Si
             assert [
                 each.text for each in driver.find_elements(By.CSS_SELECTOR, ".why") if each.is_displayed()
             ] == []
+
+
+def test_an_account_with_labels_is_shown_nothing_as_known_that_it_is_not_told(
+    site: Site, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not that a cap of now held all the time, and not as live what is old."""
+    monkeypatch.setattr(LabelScope, "has_volume", lambda _scope, volume: volume == "erp-db")
+    with page() as driver:
+        customer = Principal("glo", Role.viewer, labels="customer=acme")
+        driver.get(f"{site.url}login?code={site.server.context.logins.issue(customer)}")
+        driver.find_element(By.ID, "sign-in").click()
+        wait_for(driver, "#slas [data-sla^=erp-gold]")
+        driver.get(f"{site.url}volumes/erp-db")
+        wait_for(driver, "#load-plot .main-svg")
+        names = "return document.getElementById('load-plot').data.map((line) => line.name)"
+        assert driver.execute_script(names) == ["IOPS", "weighted IOPS"]
+        until(driver, lambda: text(driver, "#feed") == "live", "what is new is live")
+        site.snapshot = None
+        until(driver, lambda: text(driver, "#feed") == "no live data", "what is old is not")
+        picture(driver, "customer-stale")
 
 
 def test_times_are_of_the_zone_that_was_chosen(site: Site, page: Page) -> None:

@@ -19,7 +19,7 @@ const SLOW_MS = 60000;
 const SHARED = 12;
 const MOST_CAPS = 6; // clients with a line of their own: the newest decisions first
 const CAP_COLOURS = ["bad", "warn", "accent", "ok"];
-const page = {name: "", base: "", row: null, history: null, decisions: [], capsLeftOut: 0, address: null, shell: null};
+const page = {name: "", base: "", row: null, history: null, decisions: null, capsLeftOut: 0, address: null, shell: null};
 
 const range = () => RANGES[page.address.get().range] || RANGES["1h"];
 
@@ -72,7 +72,9 @@ function showClients(rows) {
 
 // Rates that were in force, as steps, a line for the whole volume and one for each client with a cap of its own: what
 // holds one client back says nothing of the others. What held before the first decision is in its figures.
+// Who is told of no decisions is not told when a cap held.
 function capLines(fromMs, toMs) {
+  if (!page.decisions) return [];
   const chosen = page.address.get().client;
   const rows = page.decisions.filter((row) => row.kind.startsWith("cap-") && row.mode !== "observe");
   const clients = [...new Set(rows.map((row) => row.figures?.client || ""))].filter((client) => client && (!chosen || client === chosen));
@@ -147,7 +149,7 @@ async function loadSlow() {
   if (decisions) page.decisions = decisions.items;
   if (history) page.history = history;
   drawHistory();
-  showDecisions($("decisions"), page.decisions.slice(0, 40), `It was not held back in the last ${range()[0]}.`);
+  showDecisions($("decisions"), (page.decisions || []).slice(0, 40), `It was not held back in the last ${range()[0]}.`);
   if (shared) showVolumes($("neighbours"), shared.items, page.name);
   else if (!backend) showVolumes($("neighbours"), []);
   if (seesAll) await loadGraph(span);

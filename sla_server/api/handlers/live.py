@@ -26,10 +26,10 @@ from sla_server.api.errors import TooManyStreams
 from sla_server.api.live_view import LiveView, Newest, StreamPlace
 from sla_server.api.openapi import document
 from sla_server.api.roles import Principal
+from sla_server.api.scope import AWAY
 
 HEARTBEAT_S: Final = 5.0
 SILENT: Final = "no live snapshot lately"
-AWAY: Final = "it cannot be read"
 
 
 def live(context: AppContext, request: Request) -> Response:
@@ -210,7 +210,7 @@ def ready(context: AppContext, _request: Request) -> Response:
     waits_for = []
     if problem := _read_problem(context):
         if g.scope is not None or (g.principal is None and context.config.reading == "login"):
-            problem = AWAY  # where it is, and as whom it is asked, is not for strangers
+            problem = AWAY
         waits_for.append({"process": "database", "reason": problem})
     if context.live.is_stale():
         waits_for.append({"process": "services", "reason": SILENT})

@@ -42,7 +42,8 @@ from sla_server.rows import Row
 
 WAITS: Final = "waits-for-approval"
 BASED_ON_MAX: Final = 140
-"""Characters: a name of an agreement, and a version of nine digits."""
+"""Characters: a name of an agreement, and a version."""
+VERSION_DIGITS: Final = 9
 
 
 def apply_slas(context: AppContext, request: Request) -> Response:
@@ -57,7 +58,8 @@ def apply_slas(context: AppContext, request: Request) -> Response:
 def _based_on(text: str) -> dict[str, int]:
     """``NAME:VERSION``."""
     name, _, version = text.rpartition(":")
-    if not name or len(text) > BASED_ON_MAX or not version.isascii() or not version.isdecimal():
+    is_version = version.isascii() and version.isdecimal() and len(version) <= VERSION_DIGITS
+    if not name or len(text) > BASED_ON_MAX or not is_version:
         problem = f"is {printable(text, 40)!r}, and must be NAME:VERSION"
         raise BadInput("based_on", problem, "Give the version that GET /api/v1/slas/NAME had")
     return {name: int(version)}

@@ -11,6 +11,7 @@ from flask.testing import FlaskClient
 
 import dashboard
 from pmdaemon.runtime.clock import FakeClock
+from pmdaemon.wire.kinds import Kind
 from sla_server.api.config import ApiConfig, OidcConfig
 from sla_server.api.context import AppContext
 from sla_server.api.errors import LoginRefused, Unavailable
@@ -312,6 +313,34 @@ def test_what_has_lapsed_does_not_come_back_with_its_maker(
     token = {"Authorization": f"Bearer {made['token']}"}
     assert web.application.test_client().get("/api/v1/users", headers=token).status_code == 401
     assert "token-lapse" in actions(mailbox)
+
+
+def test_what_has_lapsed_stays_so_though_that_cannot_be_recorded(
+    web: FlaskClient,
+    provider: FakeProvider,
+    mailbox: api.AnsweringMailbox,
+    clock: FakeClock,
+    context: AppContext,
+    source: api.FakeSource,
+) -> None:
+    """The disk is full, say: the sign-in that found it counts, and yet must not revive it."""
+    provider.says = ProviderIdentity(f"{ISSUER} 5f3", "bea", "admin", "")
+    come_back(web)
+    made = web.post("/api/v1/tokens", json={"name": "robot", "role": "admin", "days": 365}, headers=PAGE).json
+    clock.advance(31 * 86_400)
+    takes = mailbox.answer
+    assert takes is not None
+    mailbox.answer = lambda header: None if header["body"].get("action") == "token-lapse" else takes(header)
+    assert come_back(web).status_code == 200
+    (lapse,) = [header for header in mailbox.recorded if header["body"]["action"] == "token-lapse"]
+    mailbox.arrive(Kind.RESPONSE, {"req": lapse["req"], "ok": False, "code": 503, "body": {"errors": []}})
+    program, token = web.application.test_client(), {"Authorization": f"Bearer {made['token']}"}
+    assert program.get("/api/v1/users", headers=token).status_code == 401
+    assert source.access.rows["api_tokens"][made["token_id"]]["revoked_us"] is None
+    mailbox.answer = takes
+    context.access.end_lapsed_tokens()
+    assert source.access.rows["api_tokens"][made["token_id"]]["revoked_us"] == clock.unix_us()
+    assert program.get("/api/v1/users", headers=token).status_code == 401
 
 
 def test_no_lock_is_held_while_services_are_waited_for(

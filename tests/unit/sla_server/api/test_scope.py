@@ -263,3 +263,21 @@ def test_the_live_stream_follows_agreements_and_ends_while_they_are_not_known(
     view.put({**view.newest().snapshot, "at_us": api.NOW_US + 2})
     assert list(events) == []
     answer.close()
+
+
+def test_nobody_with_labels_is_told_where_the_database_is(
+    globex: FlaskClient, monkeypatch: pytest.MonkeyPatch, clock: FakeClock
+) -> None:
+    view, source = globex.application.config["LIVE"], globex.application.config["SOURCE"]
+    where = "postgresql://sla@10.0.0.7/sla"
+    view.put({**view.newest().snapshot, "database": f"the database {where} cannot be used"})
+    for path in ("live", "slas", "volumes", "volumes/glo-1", "slas/globex-silver"):
+        assert globex.get(f"/api/v1/{path}").json["server"]["database"] == "it cannot be read"
+
+    def away(*_asked: Any) -> Any:
+        raise DatabaseUnavailable(where, "no route")
+
+    monkeypatch.setattr(source, "agreements", away)
+    clock.advance(60)
+    answer = globex.get("/api/v1/slas")
+    assert (answer.status_code, where in answer.text) == (503, False)

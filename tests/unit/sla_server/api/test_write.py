@@ -129,6 +129,9 @@ def test_throttles_that_make_no_sense(
         ("POST", "/throttles", b'{"volume": "v", "iops": 1, "reason": "half a pair: \\ud800"}'),
         ("POST", "/slas", b"  "),
         ("POST", "/slas", b"\xff\xfe"),
+        ("POST", "/slas?based_on=gold", b"kind: SLA"),
+        ("POST", "/slas?based_on=gold:-1", b"kind: SLA"),
+        ("POST", f"/slas?based_on=gold:{1 << 64}", b"kind: SLA"),
         ("DELETE", "/throttles", b""),
     ],
 )

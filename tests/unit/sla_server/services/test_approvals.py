@@ -159,6 +159,18 @@ def test_nothing_is_done_whose_record_cannot_be_written(op: str) -> None:
     assert after != before
 
 
+def test_a_refusal_that_cannot_be_recorded_can_be_tried_again() -> None:
+    bench = Bench()
+    row = ask(bench, mode="enforce")
+    bench.request("approval_decide", {"row": row, "approves": False, "note": ""}, req="r2")
+    bench.confirm(ok=False, error="no space left on device")
+    (answer,) = bench.answers()
+    assert (answer["code"], answer["body"]["errors"][0]["fix"]) == (503, "Try again")
+    code, recorded = decide(bench, row, approves=False)
+    assert (code, [stored["state"] for stored in recorded["approvals"]]) == (200, ["refused"])
+    assert decide(bench, row)[0] == 409
+
+
 def test_what_was_overtaken_while_its_record_was_written_is_not_done() -> None:
     """After a restart the newest record counts: it must be so before, too."""
     bench = Bench()
