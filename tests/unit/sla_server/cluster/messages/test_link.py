@@ -15,7 +15,7 @@ import structlog.testing
 
 from sla_server.cluster.errors import ClusterRefused
 from sla_server.cluster.messages import link as links
-from sla_server.cluster.messages.errors import BadSettings
+from sla_server.cluster.messages.errors import BadSettings, NotConfirmed
 from sla_server.cluster.messages.link import EngineLink, Trouble, classify, size_bytes
 
 
@@ -28,6 +28,7 @@ class FakeClient:
         self.options: dict[str, Any] = {}
         self.published: list[str] = []
         self.has_lost_message = False
+        self.problems: list[Exception] = []
         self.requested: list[str] = []
         self._pending = [b"PUB a 1\r\n"]
         self._pending_data_size = 9
@@ -44,6 +45,8 @@ class FakeClient:
 
     async def publish(self, subject: str, *_more: Any, **_options: Any) -> SimpleNamespace:
         self.published.append(subject)
+        if self.problems:
+            raise self.problems.pop(0)
         if self.has_lost_message:
             raise nats.js.errors.APIError(
                 code=409, err_code=10158, description="duplicate message id is in process"
@@ -113,6 +116,26 @@ def test_a_primary_that_never_ends_storing_a_message_is_replaced(
     link.run(link.store("a", b"", {}, stream="S", what="a", limit_s=60))
     assert fake(link).published == ["a", "a"]
     assert fake(link).requested == ["$JS.API.STREAM.LEADER.STEPDOWN.S"]
+
+
+FULL = nats.js.errors.APIError(code=503, err_code=10077, description="maximum bytes exceeded")
+
+
+@pytest.mark.parametrize("first", [TimeoutError(), nats.errors.ConnectionClosedError(), OSError("reset")])
+def test_full_is_not_said_of_a_message_that_may_still_be_on_its_way(
+    link: EngineLink, first: Exception
+) -> None:
+    """A node that hangs sends it on when it goes on; by then there may be room."""
+    fake(link).problems = [first, FULL]
+    with pytest.raises(NotConfirmed, match="had no answer, and the next one: maximum bytes"):
+        link.run(link.store("a", b"", {}, stream="S", what="a", limit_s=60))
+
+
+@pytest.mark.parametrize("first", [nats.js.errors.NoStreamResponseError(), FULL])
+def test_full_is_final_where_no_try_is_on_its_way(link: EngineLink, first: Exception) -> None:
+    fake(link).problems = [first, FULL]
+    with pytest.raises(ClusterRefused, match="maximum bytes"):
+        link.run(link.store("a", b"", {}, stream="S", what="a", limit_s=60))
 
 
 def test_errors_from_the_inside_of_the_library_pass(link: EngineLink) -> None:
