@@ -78,6 +78,8 @@ NOT_SENT: Final = (
 STUCK_S: Final = 3.0
 """So long a primary may say of a message that it is being stored. One that has lost it says so until it
 forgets the identity; its successor does not."""
+NEW_PRIMARY_S: Final = 3.0
+"""So long a primary that was asked for is let be: many messages may be stuck at once, and say so together."""
 
 
 class Trouble(Enum):
@@ -134,6 +136,7 @@ class EngineLink:
         self._loop = asyncio.new_event_loop()
         self._threads = ThreadGroup()
         self._is_closed = False
+        self._replaced: dict[str, Deadline] = {}  # JetStream stream: its primary is let be until then
         self.reconnections = 0
         self.client: nats.aio.client.Client
         self.stream: nats.js.JetStreamContext
@@ -289,6 +292,9 @@ class EngineLink:
 
     async def _step_down(self, stream: str) -> None:
         """Ask a JetStream stream's leader to let another one lead; takes well below a second."""
+        if stream in self._replaced and not self._replaced[stream].passed:
+            return
+        self._replaced[stream] = Deadline(NEW_PRIMARY_S)
         await self.client.request(f"$JS.API.STREAM.LEADER.STEPDOWN.{stream}", b"", timeout=ANSWER_S)
         log.warning("stream-leader-stepped-down", stream=stream, session=self._name)
 

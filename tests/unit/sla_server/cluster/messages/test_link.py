@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -55,6 +56,7 @@ class FakeClient:
 
     async def request(self, subject: str, *_more: Any, **_options: Any) -> None:
         self.requested.append(subject)
+        await asyncio.sleep(0)  # an answer comes later than what others ask meanwhile
         self.has_lost_message = False
 
     async def close(self) -> None:
@@ -115,6 +117,22 @@ def test_a_primary_that_never_ends_storing_a_message_is_replaced(
     fake(link).has_lost_message = True
     link.run(link.store("a", b"", {}, stream="S", what="a", limit_s=60))
     assert fake(link).published == ["a", "a"]
+    assert fake(link).requested == ["$JS.API.STREAM.LEADER.STEPDOWN.S"]
+
+
+def test_a_primary_is_replaced_once_for_all_that_is_stuck_at_it(
+    link: EngineLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each one would else take the lead from the primary that has just got it, with what that one stores."""
+    monkeypatch.setattr(links, "STUCK_S", 0.0)
+    fake(link).has_lost_message = True
+
+    async def store() -> list[int]:
+        return await asyncio.gather(
+            *(link.store(name, b"", {}, stream="S", what=name, limit_s=60) for name in "abc")
+        )
+
+    assert len(link.run(store())) == 3
     assert fake(link).requested == ["$JS.API.STREAM.LEADER.STEPDOWN.S"]
 
 
