@@ -55,6 +55,8 @@ class NodeWatch:
             rows = asyncio.run(asyncio.wait_for(self._ask(), LIMIT_S))
         except (ClusterUnreachable, ClusterRefused, TimeoutError) as exc:
             log.debug("cluster-not-watched", problem=str(exc) or type(exc).__name__)
+        except Exception:  # of the library's insides, as when a connection breaks: no reason to end the node
+            log.exception("cluster-not-watched")
         else:
             self.judge(rows)
 

@@ -230,16 +230,24 @@ class FragmentStore:
 
     async def _read_group(self, identity: str, places: range, last_sequence: int) -> list[bytes]:
         async def read(place: int) -> bytes:
+            has_all = False
+
             async def attempt() -> bytes:
+                nonlocal has_all
                 try:
                     message = await self._link.stream.get_last_msg(STREAM, fragment_subject(identity, place))
                 except nats.js.errors.NotFoundError as exc:
                     if exc.err_code != _NO_MESSAGE:
                         raise
+                    if has_all:
+                        raise FragmentsDamaged(
+                            identity, f"fragment {place} is not stored (any more)"
+                        ) from exc
+                    # After a failover it has not come so far yet. If it has by now, it had perhaps not when
+                    # it was asked for the fragment: once more, then.
                     reached = (await self._link.stream.stream_info(STREAM)).state.last_seq
-                    if reached < last_sequence:  # after a failover: it has not come so far yet
-                        raise TimeoutError(f"the primary has {reached} of {last_sequence} messages") from exc
-                    raise FragmentsDamaged(identity, f"fragment {place} is not stored (any more)") from exc
+                    has_all = reached >= last_sequence
+                    raise TimeoutError(f"the primary has {reached} of {last_sequence} messages") from exc
                 return message.data or b""
 
             return await self._link.retry(attempt, f"fragment {place} of {identity}", SEND_LIMIT_S)

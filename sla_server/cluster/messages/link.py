@@ -68,9 +68,18 @@ _PASSING: Final = frozenset(
 )
 """Errors with the code of a mistake that pass all the same. What is asked of a stream or a consumer here is
 asked because it exists; where it may not, ``NotFoundError`` is caught before ``retry`` has it."""
+NOT_SENT: Final = (
+    nats.js.errors.NoStreamResponseError,
+    nats.errors.MaxPayloadError,
+    nats.errors.NoRespondersError,
+    nats.errors.OutboundBufferLimitError,
+)
+"""What was tried did not come to any node that stores."""
 STUCK_S: Final = 3.0
 """So long a primary may say of a message that it is being stored. One that has lost it says so until it
 forgets the identity; its successor does not."""
+NEW_PRIMARY_S: Final = 3.0
+"""So long a primary that was asked for is let be: many messages may be stuck at once, and say so together."""
 
 
 class Trouble(Enum):
@@ -127,6 +136,7 @@ class EngineLink:
         self._loop = asyncio.new_event_loop()
         self._threads = ThreadGroup()
         self._is_closed = False
+        self._replaced: dict[str, Deadline] = {}  # JetStream stream: its primary is let be until then
         self.reconnections = 0
         self.client: nats.aio.client.Client
         self.stream: nats.js.JetStreamContext
@@ -212,9 +222,20 @@ class EngineLink:
             raise nats.errors.MaxPayloadError
 
     async def store(
-        self, subject: str, data: bytes, headers: Mapping[str, str], *, stream: str, what: str, limit_s: float
+        self,
+        subject: str,
+        data: bytes,
+        headers: Mapping[str, str],
+        *,
+        stream: str,
+        what: str,
+        limit_s: float,
+        is_open: bool = False,
     ) -> int:
         """Store one message with an identity, once, however often that must be asked for; its sequence.
+
+        ``is_open``: a try of it, as in a batch, had no answer. It may be on its way for as long as a node
+        hangs, and be stored when there is room again: then "full" does not say that it is not stored.
 
         Raises:
             NotConfirmed: perhaps stored.
@@ -225,13 +246,21 @@ class EngineLink:
         stuck_since: Deadline | None = None
 
         async def attempt() -> int:
-            nonlocal stuck_since
+            nonlocal stuck_since, is_open
+            was_open, is_open = is_open, True
             try:
                 stored = await self.stream.publish(
                     subject, data, timeout=ANSWER_S, headers=dict(headers), stream=stream
                 )
                 return int(stored.seq)
+            except NOT_SENT:
+                is_open = was_open
+                raise
             except nats.js.errors.APIError as exc:
+                is_open = was_open or exc.err_code == _IN_PROCESS
+                if is_open and classify(exc) is Trouble.FULL:
+                    problem = f"a try of it had no answer, and the next one: {exc.description}"
+                    raise NotConfirmed(what, limit_s, problem) from exc
                 if exc.err_code == _IN_PROCESS:
                     stuck_since = stuck_since or Deadline(STUCK_S)
                     if stuck_since.passed:
@@ -263,6 +292,9 @@ class EngineLink:
 
     async def _step_down(self, stream: str) -> None:
         """Ask a JetStream stream's leader to let another one lead; takes well below a second."""
+        if stream in self._replaced and not self._replaced[stream].passed:
+            return
+        self._replaced[stream] = Deadline(NEW_PRIMARY_S)
         await self.client.request(f"$JS.API.STREAM.LEADER.STEPDOWN.{stream}", b"", timeout=ANSWER_S)
         log.warning("stream-leader-stepped-down", stream=stream, session=self._name)
 

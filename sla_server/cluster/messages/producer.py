@@ -11,7 +11,8 @@ engine stores an identity once in ``DUPLICATES_S``, and a send gives up before t
 
     1. the head of the outbox is confirmed, refused or given up before the one behind it is stored
     2. a message is stored at most once, also when its send was given up and is repeated with its identity
-    3. a refused message (full, too large) was not stored, and the next one is tried on its own
+    3. a refused message (full, too large) was not stored, and the next one is tried on its own. One of which
+       a try had no answer is not refused as "full": that try may still be on its way
 
 Lock ``_lock`` of the session's ``SendWindows`` guards all windows, queues and ``_full``.
 """
@@ -45,7 +46,7 @@ from sla_server.cluster.messages.errors import (
     SessionClosed,
 )
 from sla_server.cluster.messages.identifiers import IdentifierSource
-from sla_server.cluster.messages.link import EngineLink, Trouble, classify, size_bytes
+from sla_server.cluster.messages.link import NOT_SENT, EngineLink, Trouble, classify, size_bytes
 
 log = structlog.get_logger("messages")
 IDENTITY: Final = "Nats-Msg-Id"
@@ -64,13 +65,18 @@ _IDENTITY: Final = re.compile(r"[A-Za-z0-9_.:-]{1,255}")  # also a part of subje
 
 @dataclasses.dataclass
 class Outgoing:
-    """A message on its way; ``done`` has its result."""
+    """A message on its way; ``done`` has its result.
+
+    Attributes:
+        is_open: a try of it had no answer (``EngineLink.store``).
+    """
 
     identity: str
     data: bytes
     headers: dict[str, str]
     deadline: Deadline
     limit_s: float
+    is_open: bool = False
     done: concurrent.futures.Future[str] = dataclasses.field(default_factory=concurrent.futures.Future)
 
     def __post_init__(self) -> None:
@@ -173,8 +179,19 @@ class Outbox:
         # After a while alone: each then has the rest of its own time, and a stuck one is seen.
         limit_s = min(TOGETHER_S, *(message.deadline.left_s() for message in group))
         rows = [(self.destination.subject, message.data, message.headers) for message in group]
+
+        async def attempt() -> None:
+            try:
+                await store_batch(self._link, rows)
+            except (nats.js.errors.APIError, *NOT_SENT):
+                raise
+            except BaseException:  # also that it took too long
+                for message in group:
+                    message.is_open = True
+                raise
+
         try:
-            await self._link.retry(lambda: store_batch(self._link, rows), "a batch of messages", limit_s)
+            await self._link.retry(attempt, "a batch of messages", limit_s)
         except Exception as exc:
             if not isinstance(exc, nats.errors.Error | NotConfirmed):
                 log.exception("batch-not-stored", destination=self.destination.name)
@@ -193,6 +210,7 @@ class Outbox:
                 stream=self.destination.stream,
                 what=what,
                 limit_s=message.deadline.left_s(),
+                is_open=message.is_open,
             )
             self._finish(message, None)
         except MessagesError as exc:

@@ -8,11 +8,11 @@ from typing import cast
 import pytest
 
 from sla_server.cluster import essentials
-from sla_server.cluster.admin import NodeRow
+from sla_server.cluster.admin import Admin, NodeRow
 from sla_server.cluster.config import ClusterConfig
 from sla_server.cluster.errors import EssentialsDiffer
 from sla_server.cluster.membership import Membership
-from sla_server.cluster.watch import NodeWatch, outvoted
+from sla_server.cluster.watch import ANSWER_S, NodeWatch, outvoted
 
 A, B = {"replicas": "3"}, {"replicas": "5"}
 
@@ -61,3 +61,17 @@ def test_a_store_that_is_turned_off_is_reported_once() -> None:
     for row in (on, off, off, on, off):
         watch.judge([row])
     assert events == [("cluster-store-off", "critical")] * 2
+
+
+def test_an_error_from_the_inside_of_the_library_does_not_end_the_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[float] = []
+
+    async def nodes(_admin: Admin, limit_s: float) -> tuple[NodeRow, ...]:
+        asked.append(limit_s)
+        raise AttributeError("'NoneType' object has no attribute 'write'")
+
+    monkeypatch.setattr(Admin, "nodes", nodes)
+    NodeWatch(ClusterConfig(node="n1"), cast(Membership, None), lambda *_: None).check()
+    assert asked == [ANSWER_S]

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import nats.js.api
+import nats.js.errors
 import pytest
 
 from sla_server.cluster.messages.catalogue import Catalogue, Destination, DestinationKind, stream_config
@@ -79,6 +80,8 @@ class FakeBucket:
 
     async def get(self, key: str) -> SimpleNamespace:
         self.read.append(key)
+        if not self.documents[key]:
+            raise nats.js.errors.KeyNotFoundError(None, "DEL")
         return SimpleNamespace(value=self.documents[key])
 
 
@@ -102,3 +105,19 @@ def test_neither_a_strange_document_nor_a_listener_keeps_others_from_being_found
     asyncio.run(run())
     assert found == ["a", "d"]
     assert bucket.read == ["a", "b", "c", "d"]  # each once
+
+
+def test_a_document_that_was_removed_by_hand_keeps_none_behind_it_from_being_found() -> None:
+    """The engine keeps a mark in its place, and goes on to say that there is such a key."""
+    bucket = FakeBucket({"a": b"", "b": Destination("b").encode()})
+    found: list[str] = []
+
+    async def run() -> None:
+        catalogue = Catalogue(cast(EngineLink, bucket), 3)
+        catalogue.listen(lambda destination: found.append(destination.name))
+        await catalogue.refresh()
+        bucket.documents["a"] = Destination("a").encode()  # made again
+        await catalogue.refresh()
+
+    asyncio.run(run())
+    assert found == ["b", "a"]

@@ -124,6 +124,16 @@ def test_a_fragment_that_a_new_primary_does_not_know_yet_is_not_lost() -> None:
         list(store.read(received))
 
 
+def test_a_fragment_that_comes_between_two_questions_is_not_lost() -> None:
+    """The primary says that it lacks one, has got it when it is asked how far it is, and so it is there."""
+    link = FakeLink()
+    store = FragmentStore(cast(EngineLink, link), 3, 1 << 20)
+    manifest = store.store("abc", io.BytesIO(b"film"))
+    received = cast(Received, SimpleNamespace(identity="abc", headers={"Sla-Fragments": manifest.encode()}))
+    link.reached = [1]
+    assert b"".join(store.read(received)) == b"film"
+
+
 def test_a_failed_send_leaves_no_fragments() -> None:
     link = FakeLink()
     store = FragmentStore(cast(EngineLink, link), 3, 1 << 20)

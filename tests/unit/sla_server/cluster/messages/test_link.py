@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ import structlog.testing
 
 from sla_server.cluster.errors import ClusterRefused
 from sla_server.cluster.messages import link as links
-from sla_server.cluster.messages.errors import BadSettings
+from sla_server.cluster.messages.errors import BadSettings, NotConfirmed
 from sla_server.cluster.messages.link import EngineLink, Trouble, classify, size_bytes
 
 
@@ -28,6 +29,7 @@ class FakeClient:
         self.options: dict[str, Any] = {}
         self.published: list[str] = []
         self.has_lost_message = False
+        self.problems: list[Exception] = []
         self.requested: list[str] = []
         self._pending = [b"PUB a 1\r\n"]
         self._pending_data_size = 9
@@ -44,6 +46,8 @@ class FakeClient:
 
     async def publish(self, subject: str, *_more: Any, **_options: Any) -> SimpleNamespace:
         self.published.append(subject)
+        if self.problems:
+            raise self.problems.pop(0)
         if self.has_lost_message:
             raise nats.js.errors.APIError(
                 code=409, err_code=10158, description="duplicate message id is in process"
@@ -52,6 +56,7 @@ class FakeClient:
 
     async def request(self, subject: str, *_more: Any, **_options: Any) -> None:
         self.requested.append(subject)
+        await asyncio.sleep(0)  # an answer comes later than what others ask meanwhile
         self.has_lost_message = False
 
     async def close(self) -> None:
@@ -113,6 +118,42 @@ def test_a_primary_that_never_ends_storing_a_message_is_replaced(
     link.run(link.store("a", b"", {}, stream="S", what="a", limit_s=60))
     assert fake(link).published == ["a", "a"]
     assert fake(link).requested == ["$JS.API.STREAM.LEADER.STEPDOWN.S"]
+
+
+def test_a_primary_is_replaced_once_for_all_that_is_stuck_at_it(
+    link: EngineLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each one would else take the lead from the primary that has just got it, with what that one stores."""
+    monkeypatch.setattr(links, "STUCK_S", 0.0)
+    fake(link).has_lost_message = True
+
+    async def store() -> list[int]:
+        return await asyncio.gather(
+            *(link.store(name, b"", {}, stream="S", what=name, limit_s=60) for name in "abc")
+        )
+
+    assert len(link.run(store())) == 3
+    assert fake(link).requested == ["$JS.API.STREAM.LEADER.STEPDOWN.S"]
+
+
+FULL = nats.js.errors.APIError(code=503, err_code=10077, description="maximum bytes exceeded")
+
+
+@pytest.mark.parametrize("first", [TimeoutError(), nats.errors.ConnectionClosedError(), OSError("reset")])
+def test_full_is_not_said_of_a_message_that_may_still_be_on_its_way(
+    link: EngineLink, first: Exception
+) -> None:
+    """A node that hangs sends it on when it goes on; by then there may be room."""
+    fake(link).problems = [first, FULL]
+    with pytest.raises(NotConfirmed, match="had no answer, and the next one: maximum bytes"):
+        link.run(link.store("a", b"", {}, stream="S", what="a", limit_s=60))
+
+
+@pytest.mark.parametrize("first", [nats.js.errors.NoStreamResponseError(), FULL])
+def test_full_is_final_where_no_try_is_on_its_way(link: EngineLink, first: Exception) -> None:
+    fake(link).problems = [first, FULL]
+    with pytest.raises(ClusterRefused, match="maximum bytes"):
+        link.run(link.store("a", b"", {}, stream="S", what="a", limit_s=60))
 
 
 def test_errors_from_the_inside_of_the_library_pass(link: EngineLink) -> None:

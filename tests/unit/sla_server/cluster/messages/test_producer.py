@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -108,8 +108,10 @@ def test_a_primary_without_batches_gets_one_message_of_a_batch() -> None:
 class FailingLink:
     """The first message meets an error that is not of nats, the others are stored."""
 
-    def __init__(self) -> None:
+    def __init__(self, batch: Exception | None = None) -> None:
         self.stored = 0
+        self.batch = batch or ValueError("an answer that is no JSON")
+        self.open: list[bool] = []
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         self.task = asyncio.ensure_future(work)
@@ -117,14 +119,20 @@ class FailingLink:
     def call_soon(self, call: Callable[[], object]) -> None:
         call()
 
-    async def store(self, _subject: str, data: bytes, *_more: object, **_options: object) -> int:
+    async def store(
+        self, _subject: str, data: bytes, *_more: object, is_open: bool, **_options: object
+    ) -> int:
         self.stored += 1
+        self.open.append(is_open)
         if self.stored == 1:
             raise AttributeError("of the library")
         return self.stored
 
-    async def retry(self, *_what: object) -> None:
-        raise ValueError("an answer that is no JSON")
+    def check_size(self, *_what: object) -> None:
+        raise self.batch
+
+    async def retry(self, attempt: Callable[[], Awaitable[None]], *_what: object) -> None:
+        await attempt()
 
 
 @pytest.mark.parametrize("has_batches", [False, True])
@@ -152,6 +160,34 @@ def test_no_error_ends_an_outbox(*, has_batches: bool) -> None:
     first, *others = asyncio.run(run())
     assert "message a to 'q' was not confirmed within 60 s: of the library" in first
     assert others == ["b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("problem", "is_open"),
+    [(TimeoutError(), True), (nats.js.errors.APIError(code=503, description="maximum bytes"), False)],
+)
+def test_messages_of_a_batch_without_an_answer_may_still_be_on_their_way(
+    problem: Exception, *, is_open: bool
+) -> None:
+    async def run() -> list[bool]:
+        link = FailingLink(problem)
+        outbox = Outbox(
+            cast(EngineLink, link),
+            cast(Catalogue, SimpleNamespace(has_batches=True)),
+            Destination("q"),
+            SendWindows(10, 1000),
+        )
+        messages = [Outgoing(name, b"", {}, Deadline(60), 60) for name in "ab"]
+        for message in messages:
+            outbox.add(message, wait=True)
+        async with asyncio.timeout(60):
+            await asyncio.gather(
+                *(asyncio.wrap_future(message.done) for message in messages), return_exceptions=True
+            )
+        link.task.cancel()
+        return link.open
+
+    assert asyncio.run(run()) == [is_open, is_open]
 
 
 def test_a_caller_that_gives_up_its_result_ends_no_outbox() -> None:
