@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import resource
+import select
 import signal
 import subprocess
 import sys
@@ -279,3 +282,77 @@ def test_a_fork_of_its_parent_shares_imports_and_nothing_else(
     told_lines = [line for line in rest if "template-lost" not in line]  # which is logged
     assert told_lines == ["7\n", lost, "closed\n"], "only the parent has gone on"
     assert parent.returncode == 0
+
+
+IGNORING = """
+import os, signal, sys, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+from pmdaemon.runtime.template import Template
+template = Template(())
+template.fork(has_session=True)
+assert template.wait_ready(120)
+if len(sys.argv) > 1:
+    os.kill(template.pid, signal.SIGKILL)
+    while os.path.exists(f"/proc/{template.pid}"):
+        time.sleep(0.01)
+    assert template.check()
+template.close()
+"""
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_whoever_started_us_may_ignore_the_end_of_children(lost: bool) -> None:
+    """The kernel reaps then: each stop, and the loss of a template, ended the server by an error."""
+    subprocess.run([sys.executable, "-c", IGNORING, *["lost"] * lost], check=True)
+
+
+CLOSED = """
+import os, sys
+from pmdaemon.runtime.template import Template
+template = Template(())
+template.fork(has_session=True)
+is_ready = template.wait_ready(120)
+template.close()
+os._exit(0 if is_ready else 1)
+"""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&-", "<&- >&- 2>&-"])
+def test_the_standard_streams_may_be_closed(closed: str) -> None:
+    subprocess.run(["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, CLOSED], check=True)
+
+
+@pytest.mark.usefixtures("folder")
+def test_one_that_replaces_another_is_watched_too(opened: Callable[..., Template]) -> None:
+    """Only the first loss was noticed, until another child was to start."""
+    template = opened()
+    for _ in range(2):
+        pid = template.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        assert template.check() == "it ended with status -9"
+        assert template.pid not in (None, pid)
+        poller = select.poll()
+        assert template._socket is not None
+        poller.register(template._socket, select.POLLIN)
+        assert poller.poll(READY_S * 1000), "the next one has imported everything, and nobody has asked it"
+        assert template.check() == ""
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_child_has_the_limits_of_who_asked_for_it(opened: Callable[..., Template], pipes: Pipes) -> None:
+    """The PMDaemon raises its limit later than it forks; with many files open it could start no pair."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        template = opened()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1000, hard))
+        high = fcntl.fcntl(pipes.tells, fcntl.F_DUPFD_CLOEXEC, 900)
+        env = {**pipes.env, "TOLD_FD": str(high)}
+        child = template.start(command("told", "7"), env, (high, pipes.waits), has_session=True)
+        os.close(high)
+        os.write(pipes.go, b"1")
+        assert child.wait() == 7
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
