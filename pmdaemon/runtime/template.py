@@ -366,7 +366,10 @@ def main(fd: int, modules: Sequence[str]) -> None:
     gc.collect()
     gc.freeze()  # a collection in a child would write to every object, so that no page stayed shared
     with socket.socket(fileno=fd) as link:
-        request = _serve(link)
+        try:
+            request = _serve(link)
+        except ConnectionError:  # the parent was killed, with an answer unread
+            request = None
     if request is not None:
         *received, report_fd, waits = request["received"]
         if not os.read(waits, 1):  # nobody knows of this child
@@ -396,8 +399,11 @@ def _become_template(fd: int, modules: Sequence[str], *, has_session: bool) -> N
     if has_session:
         os.setsid()
     setproctitle(" ".join([sys.executable, "-m", "pmdaemon.runtime.template", *modules]))
-    main(fd, modules)
-    sys.exit()
+    try:
+        main(fd, modules)
+        sys.exit()
+    finally:  # one that has waited all the time would end it now: a frame above unblocks it (``blocked``)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def _serve(link: socket.socket) -> dict[str, Any] | None:

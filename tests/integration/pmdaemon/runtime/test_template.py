@@ -356,3 +356,50 @@ def test_a_child_has_the_limits_of_who_asked_for_it(opened: Callable[..., Templa
         assert child.wait() == 7
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+HUNG_UP = """
+import os, signal, sys
+from pmdaemon.runtime.hangup import blocked
+from pmdaemon.runtime.template import Template
+template = Template(())
+with blocked():
+    template.fork(has_session=True)
+assert template.wait_ready(120)
+fds = [int(os.environ[name]) for name in ("TOLD_FD", "GO_FD")]
+child = template.start([sys.executable, "-m", "told", "7"], os.environ, fds, has_session=True)
+child.send_signal(signal.SIGHUP)
+os.write(int(os.environ["LETS_GO"]), b"1")
+print(child.wait())
+template.close()
+"""
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_hangup_that_has_waited_does_not_end_a_child(pipes: Pipes) -> None:
+    """The frames above the fork unblock it: a PMDaemon that ended in order was called killed by SIGHUP."""
+    said = subprocess.run(
+        [sys.executable, "-c", HUNG_UP],
+        env={**pipes.env, "LETS_GO": str(pipes.go)},
+        pass_fds=(*pipes.fds, pipes.go),
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    assert said.stdout == b"7\n"
+
+
+KILLED = """
+import os, select, signal
+from pmdaemon.runtime.template import Template
+template = Template(())
+template.fork(has_session=True)
+poller = select.poll()
+poller.register(template._socket, select.POLLIN)
+poller.poll()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_it_ends_without_a_word_when_its_parent_is_killed_with_an_answer_unread() -> None:
+    killed = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, check=False)
+    assert (killed.returncode, killed.stderr) == (-signal.SIGKILL, b"")
