@@ -214,21 +214,23 @@ class Template:
             "open_files": resource.getrlimit(resource.RLIMIT_NOFILE),
             "session": has_session,
         }
-        waits, go = os.pipe2(os.O_CLOEXEC)
-        status_fd, report_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        is_followed = False
+        made: list[int] = []
         try:
+            waits, go = ends = os.pipe2(os.O_CLOEXEC)
+            made += ends
+            status_fd, report_fd = ends = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            made += ends
             answer = self._ask(request, (*fds, report_fd, waits))
             if "refused" in answer:
                 raise NoTemplate(answer["refused"])
             if "errno" in answer:
                 raise OSError(answer["errno"], os.strerror(answer["errno"]))
             process = ForkedProcess(self, answer["pid"], status_fd)
-            is_followed = True
+            made.remove(status_fd)  # the process's from now on
             os.write(go, b"\0")
             return process
         finally:
-            for fd in (waits, go, report_fd, *(() if is_followed else (status_fd,))):
+            for fd in made:
                 os.close(fd)
 
     def reap(self, pid: int) -> int:

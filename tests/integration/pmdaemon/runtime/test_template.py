@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -13,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -403,3 +405,25 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_it_ends_without_a_word_when_its_parent_is_killed_with_an_answer_unread() -> None:
     killed = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, check=False)
     assert (killed.returncode, killed.stderr) == (-signal.SIGKILL, b"")
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_start_for_which_descriptors_are_missing_keeps_none(
+    opened: Callable[..., Template], pipes: Pipes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each try took two more of a process that had too few."""
+    template = opened()
+    made: list[tuple[int, int]] = []
+
+    def pipe2(flags: int) -> tuple[int, int]:
+        if made:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        made.append(os.pipe2(flags))
+        return made[0]
+
+    monkeypatch.setattr(template_module, "os", SimpleNamespace(**{**vars(os), "pipe2": pipe2}))
+    with pytest.raises(OSError, match="Too many open files"):
+        template.start(command("told", "0"), pipes.env, pipes.fds, has_session=True)
+    for fd in made[0]:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
