@@ -23,6 +23,7 @@ from pmdaemon.runtime.children import Child, ChildKind
 from pmdaemon.runtime.clock import SteadyClock
 from pmdaemon.runtime.stop import ParentPipe
 from pmdaemon.runtime.template import UNKNOWN_STATUS, NoTemplate, Template
+from pmdaemon.runtime.watchdog import HUNG_STATUS
 
 READY_S = 120.0
 TOLD = """
@@ -202,6 +203,20 @@ def test_a_lost_template_is_noticed_and_its_children_say_how_they_end(
     os.write(pipes.go, b"11")
     assert [child.wait() for child in children] == [0, 7]
     assert template.wait_ready(READY_S), "the new one was asked for nothing that is not its own"
+
+
+def test_a_child_that_hangs_says_so_when_its_template_is_lost(
+    folder: Path, opened: Callable[..., Template], pipes: Pipes
+) -> None:
+    (folder / "hangs.py").write_text(
+        "import os\nfrom pmdaemon.runtime import threads\nos.read(int(os.environ['GO_FD']), 1)\n"
+        "threads._end_hung('a thread hangs', lambda _text: None)\n"
+    )
+    template = opened()
+    child = template.start(command("hangs"), pipes.env, pipes.fds, has_session=True)
+    template.close()
+    os.write(pipes.go, b"1")
+    assert child.wait() == HUNG_STATUS
 
 
 def test_a_child_of_which_nobody_was_told_does_not_run(
