@@ -362,6 +362,8 @@ def main(fd: int, modules: Sequence[str]) -> None:
     from setproctitle import setproctitle
 
     on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends it with its parent
+    # A SIGTERM to all of a group does so, too; one to a child just forked waits until it can take it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     for module in modules:
         with contextlib.suppress(Exception):  # the child that needs it says what is wrong with it
             importlib.import_module(module)
@@ -383,6 +385,7 @@ def main(fd: int, modules: Sequence[str]) -> None:
         os.close(report_fd)
         _place(received, request["fds"])
         signal.signal(signal.SIGINT, on_interrupt)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         setproctitle(" ".join(request["command"]))
         with exit_status.reported():
             _run(request)

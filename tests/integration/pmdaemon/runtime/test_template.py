@@ -205,6 +205,18 @@ def test_a_lost_template_is_noticed_and_its_children_say_how_they_end(
     assert template.wait_ready(READY_S), "the new one was asked for nothing that is not its own"
 
 
+@pytest.mark.usefixtures("folder")
+def test_a_stop_of_the_whole_group_is_no_loss(opened: Callable[..., Template], pipes: Pipes) -> None:
+    """systemd sends it to all processes of a unit; the PMDaemon logged an error at each stop."""
+    template = opened()
+    assert template.pid is not None
+    os.kill(template.pid, signal.SIGTERM)
+    child = template.start(command("told", "7"), pipes.env, pipes.fds, has_session=True)
+    child.send_signal(signal.SIGTERM)
+    assert child.wait() == -signal.SIGTERM
+    assert template.check() == ""
+
+
 def test_a_child_that_hangs_says_so_when_its_template_is_lost(
     folder: Path, opened: Callable[..., Template], pipes: Pipes
 ) -> None:
