@@ -43,7 +43,7 @@ from pmdaemon.runtime.files import make_directory
 from pmdaemon.runtime.hangup import Hangup, blocked
 from pmdaemon.runtime.service_manager import ServiceManager
 from pmdaemon.runtime.stop import ParentPipe, Stop
-from pmdaemon.runtime.template import Template
+from pmdaemon.runtime.template import UNKNOWN_STATUS, Template
 from pmdaemon.runtime.watchdog import EachSecond
 from pmdaemon.wire.messages.server import Problem
 from sla_server.config import ResolvedConfig
@@ -258,7 +258,8 @@ class Supervisor:
             self._plan_restart(part, f"it made no progress for {part.stalled_s} s and was killed", status)
             return
         said = failures(self.config.runtime_dir).get(part.name, "") if status > 0 else ""
-        self._plan_restart(part, describe_status(status) + (f": {said}" if said else ""), status)
+        how = "it was killed" if status == UNKNOWN_STATUS else describe_status(status)
+        self._plan_restart(part, how + (f": {said}" if said else ""), status)
         is_first = part.restarts == 0 or (part.name == "dbmanager" and not self.records.has_recorded)
         if status == EX_CONFIG and is_first:
             self._give_up(part.name, status)

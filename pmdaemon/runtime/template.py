@@ -39,6 +39,7 @@ import gc
 import importlib
 import json
 import os
+import resource
 import runpy
 import select
 import signal
@@ -134,7 +135,8 @@ class Template:
         gc.collect()
         gc.freeze()  # as in the template: it shares pages with us
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+            if stream is not None:  # it was closed when this program was started
+                stream.flush()
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError:
@@ -166,7 +168,8 @@ class Template:
 
     def check(self) -> str:
         """Now and then: replace it if it has ended or does not run; returns what was wrong with it, or ""."""
-        if self._process is not None and self._is_ready:  # one that fails at its imports is not tried again
+        # One that fails at its imports is not tried again.
+        if self._process is not None and self.wait_ready(0):
             status = self._process.poll()
             if status is not None or self._is_stopped():
                 self._lose("it was stopped" if status is None else f"it ended with status {status}")
@@ -204,22 +207,30 @@ class Template:
             self.open()  # for the next start
         if not self.wait_ready(0):
             raise NoTemplate("it is not ready")
-        request = {"command": list(command), "env": dict(env), "fds": list(fds), "session": has_session}
-        waits, go = os.pipe2(os.O_CLOEXEC)
-        status_fd, report_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        is_followed = False
+        request = {
+            "command": list(command),
+            "env": dict(env),
+            "fds": list(fds),
+            "open_files": resource.getrlimit(resource.RLIMIT_NOFILE),
+            "session": has_session,
+        }
+        made: list[int] = []
         try:
+            waits, go = ends = os.pipe2(os.O_CLOEXEC)
+            made += ends
+            status_fd, report_fd = ends = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            made += ends
             answer = self._ask(request, (*fds, report_fd, waits))
             if "refused" in answer:
                 raise NoTemplate(answer["refused"])
             if "errno" in answer:
                 raise OSError(answer["errno"], os.strerror(answer["errno"]))
             process = ForkedProcess(self, answer["pid"], status_fd)
-            is_followed = True
+            made.remove(status_fd)  # the process's from now on
             os.write(go, b"\0")
             return process
         finally:
-            for fd in (waits, go, report_fd, *(() if is_followed else (status_fd,))):
+            for fd in made:
                 os.close(fd)
 
     def reap(self, pid: int) -> int:
@@ -276,15 +287,21 @@ class _Fork:
     def kill(self) -> None:
         """Send SIGKILL; its id is no other process's until it is reaped."""
         if self._status is None:
-            os.kill(self.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
     def wait(self) -> None:
         """Reap it."""
         self._reap(0)
 
     def _reap(self, options: int) -> int | None:
-        if self._status is None and (found := os.waitpid(self.pid, options))[0]:
-            self._status = os.waitstatus_to_exitcode(found[1])
+        if self._status is None:
+            try:
+                pid, status = os.waitpid(self.pid, options)
+            except ChildProcessError:  # whoever started us ignores SIGCHLD, and so do we: the kernel reaps
+                self._status = UNKNOWN_STATUS
+            else:
+                self._status = os.waitstatus_to_exitcode(status) if pid else None
         return self._status
 
 
@@ -345,23 +362,30 @@ def main(fd: int, modules: Sequence[str]) -> None:
     from setproctitle import setproctitle
 
     on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends it with its parent
+    # A SIGTERM to all of a group does so, too; one to a child just forked waits until it can take it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     for module in modules:
         with contextlib.suppress(Exception):  # the child that needs it says what is wrong with it
             importlib.import_module(module)
     gc.collect()
     gc.freeze()  # a collection in a child would write to every object, so that no page stayed shared
     with socket.socket(fileno=fd) as link:
-        request = _serve(link)
+        try:
+            request = _serve(link)
+        except ConnectionError:  # the parent was killed, with an answer unread
+            request = None
     if request is not None:
         *received, report_fd, waits = request["received"]
         if not os.read(waits, 1):  # nobody knows of this child
             os._exit(UNKNOWN_STATUS)
         os.close(waits)
+        resource.setrlimit(resource.RLIMIT_NOFILE, request["open_files"])  # the template was made before
         above = max((*received, *request["fds"], report_fd, 2)) + 1
         exit_status.report_to(fcntl.fcntl(report_fd, fcntl.F_DUPFD_CLOEXEC, above))
         os.close(report_fd)
         _place(received, request["fds"])
         signal.signal(signal.SIGINT, on_interrupt)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         setproctitle(" ".join(request["command"]))
         with exit_status.reported():
             _run(request)
@@ -372,14 +396,19 @@ def _become_template(fd: int, modules: Sequence[str], *, has_session: bool) -> N
     from setproctitle import setproctitle
 
     os.closerange(3, fd)
-    os.closerange(fd + 1, os.sysconf("SC_OPEN_MAX"))
-    with open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
+    os.closerange(max(3, fd + 1), os.sysconf("SC_OPEN_MAX"))
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    if nothing:
+        os.close(nothing)
     if has_session:
         os.setsid()
     setproctitle(" ".join([sys.executable, "-m", "pmdaemon.runtime.template", *modules]))
-    main(fd, modules)
-    sys.exit()
+    try:
+        main(fd, modules)
+        sys.exit()
+    finally:  # one that has waited all the time would end it now: a frame above unblocks it (``blocked``)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def _serve(link: socket.socket) -> dict[str, Any] | None:

@@ -29,7 +29,7 @@ from typing import Generic, TypeVar
 import structlog
 
 from pmdaemon.errors import SlaError
-from pmdaemon.runtime import watchdog
+from pmdaemon.runtime import exit_status, watchdog
 from pmdaemon.runtime.clock import Deadline
 from pmdaemon.runtime.stop import Stop
 
@@ -200,4 +200,5 @@ def _end_hung(text: str, record: Callable[[str], None]) -> None:
             log.critical("thread-hangs", problem=text, exit_status=watchdog.HUNG_STATUS)
         record(text)
     finally:
+        exit_status.report(watchdog.HUNG_STATUS)
         os._exit(watchdog.HUNG_STATUS)

@@ -381,7 +381,7 @@ def ask_status(config: configuration.ResolvedConfig, client: Client | None, pid:
     rows: list[dict[str, Any]] = []
     trouble = ""
     try:
-        rows = [_checked(row, pid) for row in client.get("/processes")["items"]]
+        rows = _checked(client.get("/processes")["items"], pid)
     except SlaError as exc:
         trouble = str(exc).splitlines()[0]
     return ServerStatus(
@@ -415,10 +415,18 @@ def page_of(client: Client | None) -> str:
         return f"{client.server}/"
 
 
-def _checked(row: dict[str, Any], supervisor: int) -> dict[str, Any]:
-    if row["state"] == "running" and not is_below(row["pid"], supervisor):
-        return {**row, "state": "dead", "reason": "of a run that has ended"}
-    return row
+def _checked(rows: list[dict[str, Any]], supervisor: int) -> list[dict[str, Any]]:
+    """The rows; those of processes that are none of this server's are ``dead``."""
+    said = [row["pid"] for row in rows if row["state"] == "running"]
+    ours = {pid for pid in said if is_below(pid, supervisor)}
+    # A pair whose template has ended shares nothing with the supervisor, but a pipe with the PMDaemon.
+    ours |= {pid for pid in said if pid not in ours and any(is_below(pid, part) for part in ours)}
+    return [
+        row
+        if row["state"] != "running" or row["pid"] in ours
+        else {**row, "state": "dead", "reason": "of a run that has ended"}
+        for row in rows
+    ]
 
 
 def is_below(pid: int | None, ancestor: int) -> bool:

@@ -12,6 +12,7 @@ import pytest
 
 from pmdaemon.runtime.clock import HOLD_S, ClockFile, FakeClock, SharedClock, SteadyClock
 from pmdaemon.runtime.stop import Stop
+from pmdaemon.runtime.template import UNKNOWN_STATUS
 from sla_server import config as configuration
 from sla_server.supervisor import MOST_REASON, Supervisor
 from tests.support.fake_mailbox import FakeMailbox
@@ -54,6 +55,18 @@ def test_reasons_of_any_length_are_recorded_cut(tmp_path: Path) -> None:
     supervisor._part_event(part, "process-restarted", f"services was restarted: {'x' * 70_000}")
     (_, state), (_, event) = [row for _to, posted in box.posted for row in posted.header["rows"]]
     assert (len(state["reason"]), len(event["text"])) == (MOST_REASON, 2 * MOST_REASON)
+    supervisor._pipe.close()
+
+
+@pytest.mark.parametrize(("status", "words"), [(UNKNOWN_STATUS, "it was killed"), (3, "exit status 3")])
+def test_a_part_that_was_killed_when_its_template_was_lost_did_not_exit(
+    tmp_path: Path, status: int, words: str
+) -> None:
+    config = configuration.resolve(configuration.ServerConfig(data_dir=tmp_path / "d", runtime_dir=tmp_path))
+    supervisor = Supervisor(config, None, Stop())
+    part = supervisor.add("services", [])
+    supervisor._ended(part, status)
+    assert part.reason == words
     supervisor._pipe.close()
 
 

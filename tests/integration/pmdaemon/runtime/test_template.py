@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import json
 import os
+import resource
+import select
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +23,7 @@ from pmdaemon.runtime.children import Child, ChildKind
 from pmdaemon.runtime.clock import SteadyClock
 from pmdaemon.runtime.stop import ParentPipe
 from pmdaemon.runtime.template import UNKNOWN_STATUS, NoTemplate, Template
+from pmdaemon.runtime.watchdog import HUNG_STATUS
 
 READY_S = 120.0
 TOLD = """
@@ -199,6 +205,32 @@ def test_a_lost_template_is_noticed_and_its_children_say_how_they_end(
     assert template.wait_ready(READY_S), "the new one was asked for nothing that is not its own"
 
 
+@pytest.mark.usefixtures("folder")
+def test_a_stop_of_the_whole_group_is_no_loss(opened: Callable[..., Template], pipes: Pipes) -> None:
+    """systemd sends it to all processes of a unit; the PMDaemon logged an error at each stop."""
+    template = opened()
+    assert template.pid is not None
+    os.kill(template.pid, signal.SIGTERM)
+    child = template.start(command("told", "7"), pipes.env, pipes.fds, has_session=True)
+    child.send_signal(signal.SIGTERM)
+    assert child.wait() == -signal.SIGTERM
+    assert template.check() == ""
+
+
+def test_a_child_that_hangs_says_so_when_its_template_is_lost(
+    folder: Path, opened: Callable[..., Template], pipes: Pipes
+) -> None:
+    (folder / "hangs.py").write_text(
+        "import os\nfrom pmdaemon.runtime import threads\nos.read(int(os.environ['GO_FD']), 1)\n"
+        "threads._end_hung('a thread hangs', lambda _text: None)\n"
+    )
+    template = opened()
+    child = template.start(command("hangs"), pipes.env, pipes.fds, has_session=True)
+    template.close()
+    os.write(pipes.go, b"1")
+    assert child.wait() == HUNG_STATUS
+
+
 def test_a_child_of_which_nobody_was_told_does_not_run(
     folder: Path, opened: Callable[..., Template], pipes: Pipes
 ) -> None:
@@ -279,3 +311,146 @@ def test_a_fork_of_its_parent_shares_imports_and_nothing_else(
     told_lines = [line for line in rest if "template-lost" not in line]  # which is logged
     assert told_lines == ["7\n", lost, "closed\n"], "only the parent has gone on"
     assert parent.returncode == 0
+
+
+IGNORING = """
+import os, signal, sys, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+from pmdaemon.runtime.template import Template
+template = Template(())
+template.fork(has_session=True)
+assert template.wait_ready(120)
+if len(sys.argv) > 1:
+    os.kill(template.pid, signal.SIGKILL)
+    while os.path.exists(f"/proc/{template.pid}"):
+        time.sleep(0.01)
+    assert template.check()
+template.close()
+"""
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_whoever_started_us_may_ignore_the_end_of_children(lost: bool) -> None:
+    """The kernel reaps then: each stop, and the loss of a template, ended the server by an error."""
+    subprocess.run([sys.executable, "-c", IGNORING, *["lost"] * lost], check=True)
+
+
+CLOSED = """
+import os, sys
+from pmdaemon.runtime.template import Template
+template = Template(())
+template.fork(has_session=True)
+is_ready = template.wait_ready(120)
+template.close()
+os._exit(0 if is_ready else 1)
+"""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&-", "<&- >&- 2>&-"])
+def test_the_standard_streams_may_be_closed(closed: str) -> None:
+    subprocess.run(["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, CLOSED], check=True)
+
+
+@pytest.mark.usefixtures("folder")
+def test_one_that_replaces_another_is_watched_too(opened: Callable[..., Template]) -> None:
+    """Only the first loss was noticed, until another child was to start."""
+    template = opened()
+    for _ in range(2):
+        pid = template.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        assert template.check() == "it ended with status -9"
+        assert template.pid not in (None, pid)
+        poller = select.poll()
+        assert template._socket is not None
+        poller.register(template._socket, select.POLLIN)
+        assert poller.poll(READY_S * 1000), "the next one has imported everything, and nobody has asked it"
+        assert template.check() == ""
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_child_has_the_limits_of_who_asked_for_it(opened: Callable[..., Template], pipes: Pipes) -> None:
+    """The PMDaemon raises its limit later than it forks; with many files open it could start no pair."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        template = opened()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1000, hard))
+        high = fcntl.fcntl(pipes.tells, fcntl.F_DUPFD_CLOEXEC, 900)
+        env = {**pipes.env, "TOLD_FD": str(high)}
+        child = template.start(command("told", "7"), env, (high, pipes.waits), has_session=True)
+        os.close(high)
+        os.write(pipes.go, b"1")
+        assert child.wait() == 7
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+HUNG_UP = """
+import os, signal, sys
+from pmdaemon.runtime.hangup import blocked
+from pmdaemon.runtime.template import Template
+template = Template(())
+with blocked():
+    template.fork(has_session=True)
+assert template.wait_ready(120)
+fds = [int(os.environ[name]) for name in ("TOLD_FD", "GO_FD")]
+child = template.start([sys.executable, "-m", "told", "7"], os.environ, fds, has_session=True)
+child.send_signal(signal.SIGHUP)
+os.write(int(os.environ["LETS_GO"]), b"1")
+print(child.wait())
+template.close()
+"""
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_hangup_that_has_waited_does_not_end_a_child(pipes: Pipes) -> None:
+    """The frames above the fork unblock it: a PMDaemon that ended in order was called killed by SIGHUP."""
+    said = subprocess.run(
+        [sys.executable, "-c", HUNG_UP],
+        env={**pipes.env, "LETS_GO": str(pipes.go)},
+        pass_fds=(*pipes.fds, pipes.go),
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    assert said.stdout == b"7\n"
+
+
+KILLED = """
+import os, select, signal
+from pmdaemon.runtime.template import Template
+template = Template(())
+template.fork(has_session=True)
+poller = select.poll()
+poller.register(template._socket, select.POLLIN)
+poller.poll()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_it_ends_without_a_word_when_its_parent_is_killed_with_an_answer_unread() -> None:
+    killed = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, check=False)
+    assert (killed.returncode, killed.stderr) == (-signal.SIGKILL, b"")
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_start_for_which_descriptors_are_missing_keeps_none(
+    opened: Callable[..., Template], pipes: Pipes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each try took two more of a process that had too few."""
+    template = opened()
+    made: list[tuple[int, int]] = []
+
+    def pipe2(flags: int) -> tuple[int, int]:
+        if made:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        made.append(os.pipe2(flags))
+        return made[0]
+
+    monkeypatch.setattr(template_module, "os", SimpleNamespace(**{**vars(os), "pipe2": pipe2}))
+    with pytest.raises(OSError, match="Too many open files"):
+        template.start(command("told", "0"), pipes.env, pipes.fds, has_session=True)
+    for fd in made[0]:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -336,3 +337,26 @@ def test_status_says_that_another_server_has_the_address(
     result = CliRunner().invoke(cli, ["status", "--config", str(path)])
     assert result.exit_code == 69
     assert words in result.stderr
+
+
+PMDAEMON = """
+import os, subprocess, sys
+parent_pipe, _held = os.pipe()
+subprocess.run(["sh", "-c", "sleep 60 >/dev/null & echo $!"], pass_fds=(parent_pipe,))
+sys.stdin.read()
+"""
+
+
+def test_a_pair_whose_template_has_ended_is_ours(server: Server) -> None:
+    """Its parent is none of ours then, and its pipe is the PMDaemon's, which the supervisor does not hold."""
+    command = [sys.executable, "-c", PMDAEMON]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as pmdaemon:
+        assert pmdaemon.stdout is not None
+        pair = int(pmdaemon.stdout.readline())
+        rows = [{**row, "pid": pmdaemon.pid} if row["name"] == "pmdaemon" else row for row in ROWS]
+        server.answers["/processes"] = {"items": [{**ROWS[0], "name": "pair-0", "pid": pair}, *rows]}
+        try:
+            _status, _text, result = server.status()
+        finally:
+            os.kill(pair, signal.SIGKILL)
+    assert [row["name"] for row in result["processes"] if row["state"] != "running"] == []
