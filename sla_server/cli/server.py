@@ -57,7 +57,7 @@ CONFIG = click.option(
     envvar="SLA_CONFIG",
     help="The server's TOML file (default: built-in values, data in ./sla-data).",
 )
-READY_LIMIT_S = 60.0
+READY_LIMIT_S = 60
 STATUS_INTERVAL_S = 0.5  # each question makes a client of its own, which costs more than the question
 EX_TEMPFAIL = 75
 NO_ANSWER = "the application server does not answer"
@@ -85,12 +85,13 @@ def cli() -> None:
 @click.option(
     "--limit",
     "limit_s",
+    type=click.IntRange(0, 86_400),
     default=READY_LIMIT_S,
     help="With --background: seconds to wait until all are ready.",
 )
 @click.option("--show-config", is_flag=True, help="Print the values in force and exit.")
 @click.option("--check-config", is_flag=True, help="Check the file and exit.")
-def start(path: Path | None, background: bool, limit_s: float, show_config: bool, check_config: bool) -> None:
+def start(path: Path | None, background: bool, limit_s: int, show_config: bool, check_config: bool) -> None:
     """Start the server (in the foreground unless --background)."""
     config = configuration.load(path)
     if config.pmdaemon.tls.enabled and not show_config:
@@ -177,7 +178,7 @@ def _check_room(config: configuration.ResolvedConfig) -> None:
     check_room(config.database.resolved_queue_dir(config.data_dir), config.database.queue_bytes)
 
 
-def _start_in_background(config: configuration.ResolvedConfig, path: Path | None, limit_s: float) -> None:
+def _start_in_background(config: configuration.ResolvedConfig, path: Path | None, limit_s: int) -> None:
     """Start the server as a process of its own and wait until all of it is ready."""
     (config.runtime_dir / "api.port").unlink(missing_ok=True)
     command = [sys.executable, "-m", "sla_server", "start"]
@@ -200,7 +201,7 @@ def _start_in_background(config: configuration.ResolvedConfig, path: Path | None
             what = (
                 "did not start"
                 if ended is not None
-                else f"is not ready after {limit_s:g} s and goes on trying (pid {process.pid}); "
+                else f"is not ready after {limit_s} s and goes on trying (pid {process.pid}); "
                 "'sla-server status' says more"
             )
             tail = "\n".join(log_path.read_text(errors="replace").splitlines()[-5:])
@@ -238,7 +239,7 @@ def status(path: Path | None, output: str) -> None:
 @cli.command()
 @CONFIG
 @click.option("--limit", "limit_s", default=60.0, help="Seconds to wait for an orderly stop.")
-def stop(path: Path | None, limit_s: float) -> None:
+def stop(path: Path | None, limit_s: int) -> None:
     """Stop the server in order and wait until it is gone."""
     config = configuration.load(path)
     pid = directories.running_pid(config.data_dir)

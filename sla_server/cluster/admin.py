@@ -1,8 +1,9 @@
 """Administration: what the nodes of a cluster say of themselves, and what they are asked to do (C13).
 
 Two connections, each made when it is first needed. The one of the system account asks all nodes at once;
-every answer says how many nodes there are, so the asker knows how many answers to expect and does not wait
-for those that will not come. The one of the product's account asks for streams and moves their leaders.
+every answer says how many nodes there are, so the asker knows how many answers to expect and waits no longer.
+For some minutes after a node was killed and started the others count one more: then ``ANSWER_S`` is waited
+for. The one of the product's account asks for streams and moves their leaders.
 
 Planned failover is a *stepdown*: the leader of a stream hands over to a copy that has everything, within
 milliseconds, and nothing acknowledged is lost. Without a request to a certain node the engine chooses.
@@ -271,7 +272,8 @@ class Admin:
         await self._step_down(f"{STREAM_STEPDOWN}.{stream}", PRODUCT_USER, to)
         deadline = Deadline(HAND_OVER_S)
         while True:
-            after = await _again(lambda: self._stream(stream), deadline)  # it may have no leader for a moment
+            # It may have no leader for a moment.
+            after = await until_answered(lambda: self._stream(stream), deadline)
             if after.leader and after.leader != before.leader and (not to or after.leader == to):
                 return after
             if deadline.passed:
@@ -290,7 +292,7 @@ class Admin:
         moved: list[str] = []
         deadline = Deadline(HAND_OVER_S)
         # A stepdown of ours leaves a moment without a leader, in which the nodes do not say who leads what.
-        while led := await _again(lambda: self._led_by(node), deadline):
+        while led := await until_answered(lambda: self._led_by(node), deadline):
             if deadline.passed:
                 raise ClusterRefused(
                     f"{node} still leads {', '.join(led[:5])}. Copies elsewhere may be behind, or there is "
@@ -500,7 +502,7 @@ async def _running(config: ClusterConfig, member: Membership) -> dict[str, NodeR
     return {}
 
 
-async def _again(ask: Callable[[], Awaitable[Answer]], deadline: Deadline) -> Answer:
+async def until_answered(ask: Callable[[], Awaitable[Answer]], deadline: Deadline) -> Answer:
     """What ``ask`` answers once it is not refused any more; at the deadline its refusal."""
     while True:
         try:

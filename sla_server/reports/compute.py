@@ -317,11 +317,12 @@ def _preliminary(inputs: ReportInputs, slices: Iterable[ObjectiveSlices]) -> lis
 def _is_judged(inputs: ReportInputs, name: str, end_us: int) -> bool:
     """Whether judging has passed this time, so that nothing until then is still to come.
 
-    The clock alone does not say so: it may be ahead by weeks, or the server was away and catches up just now.
+    The time of asking alone does not say so: the server may have been away, and catch up just now.
     Where no slice of the objective is stored, there may never be one: the other ones say how far judging is,
     as they do where the server was away for so long that the last slices stay unjudged. Where none is judged
     at all (no volume was seen, the agreements have ended), the server's own mark that it was up says it: the
-    judge has the same clock, and leaves alone what is older than ``JUDGE_BACK_US``.
+    judge has the same clock, and leaves alone what is older than ``JUDGE_BACK_US``. A clock that is ahead by
+    more than that while it is up ends this wait, too.
     """
     if min(inputs.alive_us, inputs.as_of_us) >= end_us + JUDGE_BACK_US + IN_FLIGHT_US:
         return True

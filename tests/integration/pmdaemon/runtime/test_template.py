@@ -182,6 +182,16 @@ def test_a_template_that_was_stopped_is_not_waited_for(
     assert template.check() == ""
 
 
+def lose(template: Template) -> None:
+    """Kill it, and see that another one takes its place."""
+    pid = template.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert template.check() == "it ended with status -9"
+    assert template.pid not in (None, pid)
+
+
 @pytest.mark.usefixtures("folder")
 def test_a_lost_template_is_noticed_and_its_children_say_how_they_end(
     opened: Callable[..., Template], pipes: Pipes
@@ -192,12 +202,7 @@ def test_a_lost_template_is_noticed_and_its_children_say_how_they_end(
     *children, killed = [
         template.start(command("told", status), pipes.env, pipes.fds, has_session=True) for status in statuses
     ]
-    pid = template.pid
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    assert template.check() == "it ended with status -9"
-    assert template.pid not in (None, pid)
+    lose(template)
     killed.kill()
     assert killed.wait() == UNKNOWN_STATUS, "nobody can be asked, and it could say nothing"
     os.write(pipes.go, b"11")
@@ -356,12 +361,7 @@ def test_one_that_replaces_another_is_watched_too(opened: Callable[..., Template
     """Only the first loss was noticed, until another child was to start."""
     template = opened()
     for _ in range(2):
-        pid = template.pid
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        assert template.check() == "it ended with status -9"
-        assert template.pid not in (None, pid)
+        lose(template)
         poller = select.poll()
         assert template._socket is not None
         poller.register(template._socket, select.POLLIN)

@@ -293,6 +293,13 @@ def test_a_start_in_the_background_says_whether_it_goes_on(
     assert result.stderr.endswith("the newest line of the log\n")
 
 
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-1", "86401"])
+def test_a_wait_without_an_end_is_refused(seconds: str) -> None:
+    result = CliRunner().invoke(cli, ["start", "--background", "--limit", seconds])
+    assert result.exit_code == 2
+    assert f"'--limit': {seconds}" in result.stderr or f"'--limit': '{seconds}'" in result.stderr
+
+
 def test_a_data_directory_open_to_others(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir(0o755)
     prepare_data_dir(tmp_path / "empty")

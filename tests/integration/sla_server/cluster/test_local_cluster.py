@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
 
 import nats
 import nats.errors
@@ -17,8 +15,6 @@ from sla_server.cluster.admin import Admin
 from sla_server.cluster.errors import ClusterRefused
 from sla_server.cluster.membership import Membership
 from tests.support.cluster import READY_S, LocalCluster
-
-Answer = TypeVar("Answer")
 
 
 async def _publish(cluster: LocalCluster, subject: str, numbers: range) -> None:
@@ -86,18 +82,6 @@ def test_a_killed_leader_loses_nothing(cluster: LocalCluster) -> None:
     assert asyncio.run(_stored(cluster, "killed")) == list(range(50))
 
 
-async def patiently(ask: Callable[[], Awaitable[Answer]]) -> Answer:
-    """An answer of the cluster, which may have to elect a leader first."""
-    deadline = Deadline(READY_S)
-    while True:
-        try:
-            return await ask()
-        except ClusterRefused:
-            if deadline.passed:
-                raise
-            await asyncio.sleep(0.1)
-
-
 def _member(cluster: LocalCluster) -> Membership:
     return Membership("test", cluster.secrets, None)
 
@@ -110,7 +94,7 @@ def test_the_only_copy_of_a_stream_is_neither_handed_over_nor_forgotten(cluster:
 
     async def asked() -> str:
         async with Admin(other, _member(cluster)) as asker:
-            assert await patiently(lambda: asker.only_on(leader)) == ["alone"]
+            assert await admin.until_answered(lambda: asker.only_on(leader), Deadline(READY_S)) == ["alone"]
             cluster.kill(index)
             deadline = Deadline(3 * READY_S)
             while True:  # the cluster may have to elect first, and the killed node be missed
@@ -137,7 +121,7 @@ def test_the_only_copy_of_a_stream_is_neither_handed_over_nor_forgotten(cluster:
     async def is_back() -> None:
         async with Admin(other, _member(cluster)) as asker:
             deadline = Deadline(READY_S)
-            while await patiently(asker.silent_streams):
+            while await admin.until_answered(asker.silent_streams, Deadline(READY_S)):
                 assert not deadline.passed
                 await asyncio.sleep(0.1)
 

@@ -263,6 +263,13 @@ def test_who_may_come_in_no_more_has_no_api_tokens_and_no_sessions_under_a_forme
     assert program.get("/api/v1/users", headers=token).status_code == 403, "as what they are now"
 
 
+def robot_of_bea(web: FlaskClient, provider: FakeProvider) -> Any:
+    """The answer of the API token's creation; its maker has just signed in."""
+    provider.says = ProviderIdentity(f"{ISSUER} 5f3", "bea", "admin", "")
+    come_back(web)
+    return web.post("/api/v1/tokens", json={"name": "robot", "role": "admin", "days": 365}, headers=PAGE).json
+
+
 def test_api_tokens_end_so_long_after_their_maker_has_signed_in_last(
     web: FlaskClient,
     provider: FakeProvider,
@@ -272,10 +279,8 @@ def test_api_tokens_end_so_long_after_their_maker_has_signed_in_last(
     source: api.FakeSource,
 ) -> None:
     """Whom the provider drops, and who never comes back, keeps no token for its years."""
-    provider.says = ProviderIdentity(f"{ISSUER} 5f3", "bea", "admin", "")
-    come_back(web)
     begun_us = clock.unix_us()
-    made = web.post("/api/v1/tokens", json={"name": "robot", "role": "admin", "days": 365}, headers=PAGE).json
+    made = robot_of_bea(web, provider)
     assert made["ends_us"] - begun_us == 30 * DAY_US < made["expires_us"] - begun_us
     token = {"Authorization": f"Bearer {made['token']}"}
     program = web.application.test_client()
@@ -305,9 +310,7 @@ def test_api_tokens_end_so_long_after_their_maker_has_signed_in_last(
 def test_what_has_lapsed_does_not_come_back_with_its_maker(
     web: FlaskClient, provider: FakeProvider, mailbox: api.AnsweringMailbox, clock: FakeClock
 ) -> None:
-    provider.says = ProviderIdentity(f"{ISSUER} 5f3", "bea", "admin", "")
-    come_back(web)
-    made = web.post("/api/v1/tokens", json={"name": "robot", "role": "admin", "days": 365}, headers=PAGE).json
+    made = robot_of_bea(web, provider)
     clock.advance(31 * 86_400)
     come_back(web)
     token = {"Authorization": f"Bearer {made['token']}"}
@@ -324,9 +327,7 @@ def test_what_has_lapsed_stays_so_though_that_cannot_be_recorded(
     source: api.FakeSource,
 ) -> None:
     """The disk is full, say: the sign-in that found it counts, and yet must not revive it."""
-    provider.says = ProviderIdentity(f"{ISSUER} 5f3", "bea", "admin", "")
-    come_back(web)
-    made = web.post("/api/v1/tokens", json={"name": "robot", "role": "admin", "days": 365}, headers=PAGE).json
+    made = robot_of_bea(web, provider)
     clock.advance(31 * 86_400)
     takes = mailbox.answer
     assert takes is not None

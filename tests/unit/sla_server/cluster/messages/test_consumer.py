@@ -130,8 +130,8 @@ def test_a_consumer_outlives_an_outage_and_the_loss_of_its_engine_side() -> None
     assert consumer.ready_feeds == 1
 
 
-def test_the_time_of_others_is_not_shortened() -> None:
-    link = FakeLink(there=ConsumerConfig(ack_wait=90.0))
+def ask_once(link: FakeLink) -> None:
+    """Run a feed until it has asked for messages."""
 
     async def run() -> None:
         feed = feed_of(link, FakeConsumer())
@@ -140,20 +140,18 @@ def test_the_time_of_others_is_not_shortened() -> None:
         await feed.close()
 
     asyncio.run(run())
+
+
+def test_the_time_of_others_is_not_shortened() -> None:
+    link = FakeLink(there=ConsumerConfig(ack_wait=90.0))
+    ask_once(link)
     assert link.made == [("update", 90_000_000_000)]
 
 
 def test_no_consumer_is_overwritten_by_one_that_did_not_find_it() -> None:
     """The node that says so may be behind; then the engine refuses to make it, and it is asked again."""
     link = FakeLink()
-
-    async def run() -> None:
-        feed = feed_of(link, FakeConsumer())
-        async with asyncio.timeout(60):
-            await link.asked.get()
-        await feed.close()
-
-    asyncio.run(run())
+    ask_once(link)
     assert link.made == [("create", 30_000_000_000)]
 
 

@@ -135,30 +135,34 @@ class FailingLink:
         await attempt()
 
 
+async def sent(link: FailingLink, names: str, *, has_batches: bool) -> list[object]:
+    """The result, or the error, of a message of each name, sent together."""
+    outbox = Outbox(
+        cast(EngineLink, link),
+        cast(Catalogue, SimpleNamespace(has_batches=has_batches)),
+        Destination("q"),
+        SendWindows(10, 1000),
+    )
+    messages = [Outgoing(name, b"", {}, Deadline(60), 60) for name in names]
+    for message in messages:
+        outbox.add(message, wait=True)
+    async with asyncio.timeout(60):
+        results = await asyncio.gather(
+            *(asyncio.wrap_future(message.done) for message in messages), return_exceptions=True
+        )
+    link.task.cancel()
+    return list(results)
+
+
 @pytest.mark.parametrize("has_batches", [False, True])
 def test_no_error_ends_an_outbox(*, has_batches: bool) -> None:
     """A producer would wait for ever for a task that has ended."""
 
-    async def run() -> list[str]:
-        link = FailingLink()
-        outbox = Outbox(
-            cast(EngineLink, link),
-            cast(Catalogue, SimpleNamespace(has_batches=has_batches)),
-            Destination("q"),
-            SendWindows(10, 1000),
-        )
-        messages = [Outgoing(name, b"", {}, Deadline(60), 60) for name in "abc"]
-        for message in messages:
-            outbox.add(message, wait=True)
-        async with asyncio.timeout(60):
-            results = await asyncio.gather(
-                *(asyncio.wrap_future(message.done) for message in messages), return_exceptions=True
-            )
-        link.task.cancel()
-        return [str(result) for result in results]
+    async def run() -> list[object]:
+        return await sent(FailingLink(), "abc", has_batches=has_batches)
 
     first, *others = asyncio.run(run())
-    assert "message a to 'q' was not confirmed within 60 s: of the library" in first
+    assert "message a to 'q' was not confirmed within 60 s: of the library" in str(first)
     assert others == ["b", "c"]
 
 
@@ -171,20 +175,7 @@ def test_messages_of_a_batch_without_an_answer_may_still_be_on_their_way(
 ) -> None:
     async def run() -> list[bool]:
         link = FailingLink(problem)
-        outbox = Outbox(
-            cast(EngineLink, link),
-            cast(Catalogue, SimpleNamespace(has_batches=True)),
-            Destination("q"),
-            SendWindows(10, 1000),
-        )
-        messages = [Outgoing(name, b"", {}, Deadline(60), 60) for name in "ab"]
-        for message in messages:
-            outbox.add(message, wait=True)
-        async with asyncio.timeout(60):
-            await asyncio.gather(
-                *(asyncio.wrap_future(message.done) for message in messages), return_exceptions=True
-            )
-        link.task.cancel()
+        await sent(link, "ab", has_batches=True)
         return link.open
 
     assert asyncio.run(run()) == [is_open, is_open]
