@@ -69,9 +69,8 @@ class Access:
         self._session_us = round(config.session_hours * HOUR_US)
         self._lapses_ns = clock.monotonic_ns()
         self.approvals = Approvals(directory, operations, config)
-        self._provided = (
-            threading.Lock()
-        )  # accounts of the provider are decided on one at a time; never waits
+        # Accounts of the provider are decided on one at a time; no change is waited for meanwhile.
+        self._provided = threading.Lock()
 
     def change(
         self,
