@@ -365,6 +365,7 @@ def test_an_account_with_labels_is_shown_nothing_as_known_that_it_is_not_told(
         until(driver, lambda: text(driver, "#feed") == "live", "what is new is live")
         site.snapshot = None
         until(driver, lambda: text(driver, "#feed") == "no live data", "what is old is not")
+        until(driver, lambda: "Cap –" in text(driver, "#figures"), "nor is its cap known")
         picture(driver, "customer-stale")
 
 
