@@ -49,11 +49,11 @@ Source: Q1, Q2, Q7; docs/formats/diskqueue.md.
 from __future__ import annotations
 
 import struct
-import zlib
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from isal.isal_zlib import crc32
 
 from pmdaemon.diskqueue.consumer import LockOwner
 from pmdaemon.runtime.gc_tuning import collector_rests
@@ -100,14 +100,14 @@ class FileHeader:
     @property
     def seed(self) -> int:
         """Where the checksums of this file begin: crc32 of the salt."""
-        return zlib.crc32(self.salt)
+        return crc32(self.salt)
 
     def pack(self) -> bytes:
         """One copy, 4096 bytes."""
         body = _FILE.pack(
             DATA_MAGIC, 1, UNIT_BYTES, self.ring_bytes, self.salt, self.queue_id, self.created_us
         )
-        return (body + _CRC.pack(zlib.crc32(body))).ljust(COPY_STEP, b"\0")
+        return (body + _CRC.pack(crc32(body))).ljust(COPY_STEP, b"\0")
 
 
 def read_file_header(view: memoryview) -> tuple[FileHeader | None, int]:
@@ -119,7 +119,7 @@ def read_file_header(view: memoryview) -> tuple[FileHeader | None, int]:
         if len(copy) < _FILE.size + _CRC.size or not copy.startswith(DATA_MAGIC):
             continue
         body = copy[: _FILE.size]
-        if zlib.crc32(body) != _CRC.unpack(copy[_FILE.size :])[0]:
+        if crc32(body) != _CRC.unpack(copy[_FILE.size :])[0]:
             continue
         _magic, _version, _unit, ring_bytes, salt, queue_id, created_us = _FILE.unpack(body)
         found = found or FileHeader(ring_bytes, salt, queue_id, created_us)
@@ -140,7 +140,7 @@ def check(ring: memoryview, seed: int, offset: int) -> Found | None:
     end = offset + HEADER_BYTES + found[6] + found[9]
     if found[0] != _SIGNATURE_WORD or found[3] != offset or end > len(ring):
         return None
-    return found if zlib.crc32(ring[offset + 8 : end], seed) == found[1] else None
+    return found if crc32(ring[offset + 8 : end], seed) == found[1] else None
 
 
 @dataclass(slots=True)
@@ -175,7 +175,7 @@ def _checked(ring: memoryview, seed: int, places: list[int]) -> Scan:
     intact: list[Found] = []
     broken: list[int] = []
     behind = 0
-    last, size, unpack, crc32 = len(ring) - HEADER_BYTES, len(ring), WHOLE.unpack_from, zlib.crc32
+    last, size, unpack = len(ring) - HEADER_BYTES, len(ring), WHOLE.unpack_from
     found_one = intact.append
     for offset in places:
         if offset < behind:
@@ -277,7 +277,7 @@ class Slot(NamedTuple):
 
 
 def _sealed(seed: int, slot: int, body: bytes) -> bytes:
-    return _CRC.pack(zlib.crc32(body, zlib.crc32(_CRC.pack(slot), seed))) + body + _PAD
+    return _CRC.pack(crc32(body, crc32(_CRC.pack(slot), seed))) + body + _PAD
 
 
 def pack_entry(entry: IndexEntry, seed: int) -> bytes:
@@ -321,7 +321,7 @@ def read_slots(view: memoryview, count: int, seed: int) -> list[Slot | None]:
     slots: list[Slot | None] = []
     raw = bytes(view[INDEX_START : INDEX_START + count * ENTRY_BYTES])
     for number, (crc, body, pad) in enumerate(_RAW.iter_unpack(raw)):
-        if zlib.crc32(body, zlib.crc32(_CRC.pack(number), seed)) == crc and pad == _PAD:
+        if crc32(body, crc32(_CRC.pack(number), seed)) == crc and pad == _PAD:
             slots.append(Slot._make(_ENTRY.unpack(body)))
         elif crc == 0 and body == _NEVER and pad == _PAD:
             slots.append(Slot(UNUSED, *(0,) * 12))
@@ -368,7 +368,7 @@ class IndexHeader:
             self.capacity, self.in_use, self.head, self.tail, self.free, self.used, self.synced_us,
             self.synced_seq, self.next_seq, self.floor, *_SPARE,
         )  # fmt: skip
-        return (body + _CRC.pack(zlib.crc32(body))).ljust(512, b"\0")
+        return (body + _CRC.pack(crc32(body))).ljust(512, b"\0")
 
     @property
     def place(self) -> int:
@@ -388,7 +388,7 @@ def read_index_header(view: memoryview) -> IndexHeader | None:
         if len(copy) < _HEADER.size + _CRC.size or not copy.startswith(INDEX_MAGIC):
             continue
         body = copy[: _HEADER.size]
-        if zlib.crc32(body) != _CRC.unpack(copy[_HEADER.size :])[0]:
+        if crc32(body) != _CRC.unpack(copy[_HEADER.size :])[0]:
             continue
         header = IndexHeader(*_HEADER.unpack(body)[3 : -len(_SPARE)])
         if best is None or header.generation > best.generation:

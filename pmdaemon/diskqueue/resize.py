@@ -23,13 +23,13 @@ is tried again at the next open: no room on the disk, more records than fit, sev
 from __future__ import annotations
 
 import secrets
-import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Final
 
 import structlog
+from isal.isal_zlib import crc32
 
 from pmdaemon.diskqueue.errors import QueueNoSpace, QueueUnreadable, RecordDamaged
 from pmdaemon.diskqueue.format import (
@@ -174,7 +174,7 @@ def _moved(data: Storage, opened: Opened, file: FileHeader) -> Iterator[tuple[In
         _, _, seq, _, _, date_us, length, _, kind, named, flags = found
         sealed = BODY.pack(seq, offset, opened.header.floor, date_us, length, 0, kind, named, flags)
         sealed += destination + payload
-        crc = zlib.crc32(sealed, file.seed)
+        crc = crc32(sealed, file.seed)
         end = offset + old.end - old.offset
         entry = IndexEntry(seq, offset, end, length, kind, destination, crc, slot, before)
         entry.work = old.work

@@ -16,10 +16,11 @@ leaves nothing behind. Source: Q3, Q4, Q6.
 from __future__ import annotations
 
 import threading
-import zlib
 from collections.abc import Container, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
+
+from isal.isal_zlib import crc32
 
 from pmdaemon.diskqueue.commit import Request, Run
 from pmdaemon.diskqueue.consumer import LockOwner, Ready
@@ -166,7 +167,7 @@ class QueueState:
         The hot loop: one crc, one concatenation and no call of ours a record.
         """
         index, live, seed = self.index, self.live, self.seed
-        pack, seal, crc32 = BODY.pack, FRONT.pack, zlib.crc32
+        pack, seal = BODY.pack, FRONT.pack
         slots, dirty, tail = index.slots, index.dirty, self.ring.tail
         now_us, floor = self.clock.unix_us(), self.lower_bound()
         seq, named = self.next_seq, len(destination)

@@ -58,10 +58,11 @@ import mmap
 import os
 import secrets
 import struct
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol, Self, runtime_checkable
+
+from isal.isal_zlib import crc32
 
 from pmdaemon.diskqueue.errors import QueueBusy, QueueNoSpace, QueueUnreadable
 from pmdaemon.diskqueue.settings import QueueSettings
@@ -258,14 +259,14 @@ class SpanPart(NamedTuple):
     def pack(self) -> bytes:
         """The header, ``PART_START`` bytes."""
         body = _PART.pack(PART_MAGIC, *self)
-        return (body + _CRC.pack(zlib.crc32(body))).ljust(PART_START, b"\0")
+        return (body + _CRC.pack(crc32(body))).ljust(PART_START, b"\0")
 
 
 def read_part(view: memoryview) -> SpanPart | None:
     """The header of a part; None if it is not whole."""
     body = bytes(view[: _PART.size])
     crc = bytes(view[_PART.size : _PART.size + _CRC.size])
-    if len(crc) < _CRC.size or not body.startswith(PART_MAGIC) or _CRC.unpack(crc)[0] != zlib.crc32(body):
+    if len(crc) < _CRC.size or not body.startswith(PART_MAGIC) or _CRC.unpack(crc)[0] != crc32(body):
         return None
     return SpanPart(*_PART.unpack(body)[1:])
 

@@ -67,7 +67,7 @@ from typing import Final
 from pmdaemon.mailbox.errors import LayoutInvalid
 
 MAGIC: Final = int.from_bytes(b"SLAMBOX\n", "little")
-LAYOUT_VERSION: Final = 5
+LAYOUT_VERSION: Final = 6
 MACHINE_X86_64: Final = 62  # EM_X86_64 of the ELF specification
 
 # Header words

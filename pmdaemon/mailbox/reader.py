@@ -37,7 +37,8 @@ import struct
 from collections.abc import Iterator, Sequence
 from itertools import pairwise, repeat
 from typing import Any, Final, NoReturn
-from zlib import crc32
+
+from isal.isal_zlib import crc32
 
 from pmdaemon.mailbox.errors import MailboxCorrupt, MessageDamaged, PayloadInUse, not_taken
 from pmdaemon.mailbox.layout import (
@@ -57,11 +58,9 @@ from pmdaemon.mailbox.layout import (
 )
 from pmdaemon.mailbox.message import ListPlace, LookAhead, Message, View
 from pmdaemon.mailbox.ring import (
-    CRC_BYTES,
     IN_PLACE_BYTES,
     PayloadRing,
     all_done,
-    checksum,
     directory_bytes,
     messages_in,
     offsets,
@@ -306,7 +305,7 @@ class LaneReader:
         in_place = views or (messages > 0 and length > IN_PLACE_BYTES)
         data = ring.view(position, length) if in_place else ring.read(position, length)
         at = offsets(data, messages) if messages else [0, length]
-        if at is None or check & MASK32 != checksum(data):
+        if at is None or check & MASK32 != crc32(data):
             if taken:
                 return -1  # hand out what is good first; the next take meets it again
             self._discard(found)
@@ -389,7 +388,7 @@ class LaneReader:
                     payload = ring.view(position, length) if views else ring.read(position, length)
                 else:
                     break
-                if (crc32(payload) if length <= CRC_BYTES else checksum(payload)) != check & MASK32:
+                if crc32(payload) != check & MASK32:
                     break
                 taken.append(_new(kind, (sender, payload, sequence)))
                 left -= 1
@@ -421,7 +420,7 @@ class LaneReader:
         else:
             data = memory[start : start + length]
         at = offsets(data, check >> BUNDLE_SHIFT)
-        if at is None or checksum(data) != check & MASK32:
+        if at is None or crc32(data) != check & MASK32:
             return []
         if views or length <= IN_PLACE_BYTES:
             return [data[one:two] for one, two in pairwise(at)]

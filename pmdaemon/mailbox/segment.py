@@ -32,11 +32,11 @@ import platform
 import stat
 import sys
 import time
-import zlib
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import structlog
+from isal.isal_zlib import crc32
 
 from pmdaemon.mailbox import layout as lay
 from pmdaemon.mailbox.errors import (
@@ -189,7 +189,7 @@ def _write_static(fd: int, layout: Layout) -> None:
     header[lay.H_PARTICIPANTS] = len(layout.participants)
     header[lay.H_ROUTES] = len(layout.routes)
     header[lay.H_SLOTS] = layout.slots_per_sender
-    header[lay.H_TABLES_CRC] = zlib.crc32(tables)
+    header[lay.H_TABLES_CRC] = crc32(tables)
     header[lay.H_OWNER_PID] = os.getpid()
     header[lay.H_OWNER_START] = start_ticks(os.getpid()) or 0
     header[lay.H_CREATED_US] = time.time_ns() // 1000
@@ -269,10 +269,8 @@ class Segment:
         if not 1 <= participants <= lay.MAX_PARTICIPANTS or end > len(self.memory):
             raise LayoutMismatch(self.path, "number of participants", participants, "what fits the file")
         tables = self.memory[lay.HEADER_BYTES : end]
-        if zlib.crc32(tables) != words[lay.H_TABLES_CRC]:
-            raise LayoutMismatch(
-                self.path, "checksum of the tables", zlib.crc32(tables), words[lay.H_TABLES_CRC]
-            )
+        if crc32(tables) != words[lay.H_TABLES_CRC]:
+            raise LayoutMismatch(self.path, "checksum of the tables", crc32(tables), words[lay.H_TABLES_CRC])
         try:
             layout = lay.layout_from_tables(tables, participants, words[lay.H_SLOTS], words[lay.H_FORM])
         except LayoutInvalid as exc:

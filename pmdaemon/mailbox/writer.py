@@ -38,7 +38,8 @@ import struct
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
-from zlib import crc32
+
+from isal.isal_zlib import crc32
 
 from pmdaemon.mailbox.doorbell import Ringer
 from pmdaemon.mailbox.errors import MailboxCorrupt, MessageTooLarge
@@ -63,7 +64,7 @@ from pmdaemon.mailbox.layout import (
     TAKEN,
     Layout,
 )
-from pmdaemon.mailbox.ring import CRC_BYTES, Outlet, Piece, bundle, checksum, plan, shrink
+from pmdaemon.mailbox.ring import Outlet, Piece, bundle, plan, shrink
 
 _NEXT_GENERATION: Final = 1 << 32
 
@@ -175,7 +176,7 @@ class LaneWriter:
             0,
             length << 32 | outlet.address,
             position,
-            crc32(payload) if length <= CRC_BYTES else checksum(payload),
+            crc32(payload),
             sequence,
             0,
             0,
@@ -333,7 +334,7 @@ class LaneWriter:
                 check = len(data) - 1 << BUNDLE_SHIFT | ring.write_parts(position, data, length)
             else:
                 if data is not before:  # else it is a copy for another recipient
-                    before, check = data, checksum(data)
+                    before, check = data, crc32(data)
                 start = ring.start + position % ring.size
                 if start + length <= ring.end:
                     memory[start : start + length] = data

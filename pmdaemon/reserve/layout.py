@@ -29,9 +29,10 @@ from __future__ import annotations
 
 import mmap
 import os
-import zlib
 from pathlib import Path
 from typing import Final
+
+from isal.isal_zlib import crc32
 
 from pmdaemon.runtime.files import make_directory, sync_directory
 
@@ -85,7 +86,7 @@ class MappedReserve:
             return None
         begin = at * WORD + PAYLOAD_AT
         data = bytes(self.bytes[begin : begin + size])
-        return data if words[at + CHECK] == zlib.crc32(data, number & 0xFFFFFFFF) else None
+        return data if words[at + CHECK] == crc32(data, number & 0xFFFFFFFF) else None
 
     def newest(self) -> int:
         """The largest number of a record, or of one that was taken."""

@@ -22,11 +22,12 @@ import fcntl
 import json
 import os
 import threading
-import zlib
 from collections import Counter, deque
 from enum import Enum
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from isal.isal_zlib import crc32
 
 from pmdaemon.reserve.layout import (
     CHECK,
@@ -182,7 +183,7 @@ class ReserveWriter:
         words[at + DELIVERED] = 0
         words[at + LAST_US] = at_us
         words[at + SIZE] = len(payload)
-        words[at + CHECK] = zlib.crc32(payload, number & 0xFFFFFFFF)
+        words[at + CHECK] = crc32(payload, number & 0xFFFFFFFF)
         words[at + NUMBER] = number
         self._next = number + 1
         return number

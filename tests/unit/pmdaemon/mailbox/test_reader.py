@@ -189,6 +189,17 @@ def test_a_changed_payload_is_discarded_and_the_next_goes_on(path: Path) -> None
         assert b.stats()["discarded"] == 1
 
 
+def test_words_of_a_long_payload_that_changed_places_are_noticed(path: Path) -> None:
+    make_mesh(path, "a", "b", ring_bytes=16_384)
+    with attach(path, "a") as a, attach(path, "b") as b:
+        a.post("b", bytes(range(250)) * 40)
+        at_bytes, _ = a._segment.layout.ring_at_bytes("a", "b")
+        words = a._segment.memory
+        words[at_bytes : at_bytes + 16] = words[at_bytes + 8 : at_bytes + 16] + words[at_bytes : at_bytes + 8]
+        with pytest.raises(MailboxCorrupt, match="message 1 has a wrong checksum"):
+            b.take()
+
+
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     pokes=st.lists(st.tuples(st.integers(0, 400), st.one_of(st.integers(0, 40), st.integers(0, 2**64 - 1))))
