@@ -228,7 +228,7 @@ def _failure(error: Exception) -> HandshakeFailed:
     if isinstance(error, ssl.SSLCertVerificationError):
         code = _VERIFY_CODES.get(error.verify_code, "bad-certificate")
         return HandshakeFailed(code, f"its certificate is not accepted: {error.verify_message}")
-    if isinstance(error, ssl.SSLEOFError):
+    if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):  # the latter before Python 3.11.4
         return HandshakeFailed("closed", "it closed the connection during the handshake")
     if isinstance(error, ssl.SSLError):
         reason = error.reason or "unknown"
