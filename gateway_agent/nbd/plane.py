@@ -40,7 +40,7 @@ from gateway_agent.nbd.listeners import ListenerGuard
 from gateway_agent.nbd.loop import IN, EventLoop
 from gateway_agent.nbd.negotiation import Negotiation, NegotiationTable, identity_of
 from gateway_agent.nbd.part import PlanePart
-from gateway_agent.nbd.protocol import ExportFacts
+from gateway_agent.nbd.protocol import ExportFacts, ReplyMode
 from gateway_agent.nbd.report import plane_report
 from gateway_agent.nbd.sockets import (
     Address,
@@ -111,7 +111,7 @@ class Plane:
         self._other.may_serve = inherited is not None or has_former(config.control_socket)
         self._cuts = cuts
         self._caps = CapsInForce(_static_caps(config))
-        self._exports = ExportTable(config, context, self._on_learned)
+        self._exports = ExportTable(config, context, self._on_learned, self._ask_upstream)
         self._groups = GroupTable(self._loop, BURST_NS)
         self._guard = ListenerGuard(config.plane, config.security, self._loop, self._tls_engine)
         self._negotiations = NegotiationTable(self._guard)
@@ -138,7 +138,7 @@ class Plane:
         )
         self._enforce(self._clock.monotonic_ns())
         for volume in self._exports.volumes.values():
-            self._ask_size(volume)
+            self._ask_upstream(volume)
 
     @property
     def listening(self) -> list[Address]:
@@ -317,7 +317,7 @@ class Plane:
         self._problems.clear()
         self._listen_at(config.listen if config.exports else [])
         for volume in self._exports.apply(config):
-            self._ask_size(volume)
+            self._ask_upstream(volume)
         self._caps.static = _static_caps(config)
         self._enforce(self._clock.monotonic_ns())
         log.info(
@@ -401,19 +401,21 @@ class Plane:
         self._negotiations.add(negotiation)
         negotiation.start()
 
-    def _ask_size(self, volume: Volume) -> None:
-        """Learn an upstream's size at start; one that is not there now is asked again by the first client."""
+    def _ask_upstream(self, volume: Volume) -> None:
+        """Learn an upstream's size, and if it has extended headers; one that is away is asked by clients."""
         uri = volume.export.upstream
         if uri is None:
             return
+        volume.extended.asked_ns = self._clock.monotonic_ns()
 
         def on_ready(_upstream: Upstream | None, facts: ExportFacts) -> None:
+            volume.extended.has = opening.agreed.extended
             self._exports.learn(volume, facts)
 
         def on_failed(error: GatewayError) -> None:
             log.warning("upstream-not-there", volume=volume.export.volume, error=str(error))
 
-        UpstreamOpening(
+        opening = UpstreamOpening(
             self._loop,
             uri,
             on_ready,
@@ -421,6 +423,7 @@ class Plane:
             will_transmit=False,
             wants_block_size=True,
             tls=self._exports.upstream_tls(volume),
+            mode=ReplyMode(structured=True, extended=True),
         )
 
     def _on_learned(self) -> None:

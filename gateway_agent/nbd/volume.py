@@ -81,6 +81,14 @@ class Debt:
     session: ThrottledSession | None  # which waits for it; None when it is closed
 
 
+@dataclass(slots=True)
+class ExtendedHeaders:
+    """Whether an upstream has extended headers, and when it was asked last."""
+
+    has: bool = False
+    asked_ns: int | None = None
+
+
 class ThrottledSession(Protocol):
     """What a volume asks of a session."""
 
@@ -119,6 +127,7 @@ class Volume:
 
     Attributes:
         facts: size and flags once known (at start for files, after the first connection for upstreams).
+        extended: whether its upstream has extended headers, as far as known.
         warnings: about its upstream; limited, because one death is seen by every client.
         clients: rates of single clients; ``group``: the one that it is in.
         sessions: open connections to it.
@@ -133,6 +142,7 @@ class Volume:
         self.group: VolumeGroup | None = None
         self.sessions: set[ThrottledSession] = set()
         self.facts: ExportFacts | None = None
+        self.extended = ExtendedHeaders()
         self.warnings = LimitedLog("upstream")
         self._context = context
         self._max_hold_ns = max_hold_ns
