@@ -57,6 +57,7 @@ class PlaneContext:
         tls_engine: for handshakes with upstreams.
         other: whether ledgers can be believed.
         farewells: connections to upstreams that end.
+        ledgers: by upstream, also of those that no export has now.
     """
 
     loop: EventLoop
@@ -68,6 +69,7 @@ class PlaneContext:
     tls_engine: TlsEngine | None = None
     other: OtherProcess = field(default_factory=OtherProcess)
     farewells: set[UpstreamFarewell] = field(default_factory=set)
+    ledgers: dict[str, ChangeLedger] = field(default_factory=dict)
 
 
 @dataclass(eq=False, slots=True)
@@ -152,7 +154,6 @@ class Volume:
         self._parts: dict[ThrottledSession, tuple[int, int]] = {}
         self._group_holds = False
         self._late, self._longest_ns = 0, 0
-        self._ledgers: dict[str, ChangeLedger] = {}
         context.cuts.volumes.append(self)
 
     @property
@@ -161,8 +162,8 @@ class Volume:
         return self.export.volume
 
     def ledger_of(self, upstream: str) -> ChangeLedger:
-        """What is known of the changes that an upstream acknowledged; a reload may give another upstream."""
-        return self._ledgers.setdefault(upstream, ChangeLedger())
+        """What is known of the changes that an upstream acknowledged, by whichever export they came."""
+        return self._context.ledgers.setdefault(upstream, ChangeLedger())
 
     def take_late(self, now_ns: int) -> tuple[int, int] | None:
         """See ``cuts.ThrottledVolume``."""
