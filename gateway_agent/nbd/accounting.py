@@ -176,9 +176,10 @@ class StreamAccount:
     @property
     def is_unused(self) -> bool:
         """Whether it has no connection, and every count is in a cut."""
+        if self.sessions or self._recent or self._packed:
+            return False
         is_pending = self._limits.is_pending or self._stalls.is_pending
-        is_logged = self._recent or self._packed
-        return not (self.sessions or is_logged or is_pending) and self._lifetime() == self._reported
+        return not is_pending and self._lifetime() == self._reported
 
     @property
     def limits(self) -> tuple[Limit, ...]:

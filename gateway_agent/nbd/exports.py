@@ -178,6 +178,7 @@ class ExportTable:
         self._fitted: dict[str, FittedCost] = {}
         self._cost_capped: frozenset[str] = frozenset()
         self._configured = config.exports
+        context.cuts.table.set_exports(config.exports)
         for export in config.exports:
             self._add(export)
 
@@ -201,6 +202,7 @@ class ExportTable:
             Volumes that are new, or have another upstream: their size is not known yet.
         """
         self._configured = config.exports
+        self._context.cuts.table.set_exports(config.exports)
         wanted = {export.volume: self._with_costs(export) for export in config.exports}
         self._rule = config.client_rule
         unknown = []

@@ -50,7 +50,7 @@ from gateway_agent.nbd.sockets import (
     prepare,
     unlink_own,
 )
-from gateway_agent.nbd.takeover import MOST_SOCKETS, Inheritance, has_former, take_over
+from gateway_agent.nbd.takeover import MOST_SOCKETS, FormerProcesses, Inheritance, take_over
 from gateway_agent.nbd.tls import TlsEngine
 from gateway_agent.nbd.upstream import Upstream, UpstreamOpening
 from gateway_agent.nbd.volume import PlaneContext, Volume
@@ -108,7 +108,7 @@ class Plane:
         context = PlaneContext(self._loop, self._clock, cuts, scratch, *memory, self._tls_engine)
         self._context = context
         self._other = context.other
-        self._other.may_serve = inherited is not None or has_former(config.control_socket)
+        FormerProcesses(self._loop, config.control_socket, context, inherited)
         self._cuts = cuts
         self._caps = CapsInForce(_static_caps(config))
         self._exports = ExportTable(config, context, self._on_learned, self._ask_upstream)
@@ -121,7 +121,6 @@ class Plane:
         self._problems: dict[str, str] = {}  # of the newest part, by what it is about
         self._name = config.plane
         self._next_control: socket.socket | None = None  # while another process takes over
-        self._was_alone = True  # before
         self._drain_at_ns: int | None = None  # another one has taken over
         self._thresholds: dict[str, Any] | None = None
         self._costs: dict[str, Any] | None = None
@@ -218,12 +217,12 @@ class Plane:
             return None
         for sock in self._listeners.values():
             self._loop.forget(sock.fileno())
-        self._was_alone, self._other.may_serve = not self._other.may_serve, True
+        self._other.is_next = True
         return data, list(self._listeners.values())
 
     def keep(self) -> None:
         """See ``control.LinkCommands``."""
-        self._other.may_serve = not self._was_alone  # the other one has not served
+        self._other.is_next = False  # it has not served
         if self._next_control is not None:
             address = bound_address(self._next_control)
             self._next_control.close()

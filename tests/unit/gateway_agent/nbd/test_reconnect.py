@@ -160,7 +160,7 @@ def test_a_change_that_may_be_lost_or_done_late_makes_it_the_end(openings, chang
 
 def test_behind_an_upgrade_a_loss_is_the_end_for_the_other_process_may_have_changed_the_volume(openings):
     pair = pair_of()
-    pair.rig.context.other.may_serve = True
+    pair.rig.context.other.is_former = True
     lose(pair)
     assert not is_kept(pair)
     assert openings.tries == []
@@ -169,7 +169,7 @@ def test_behind_an_upgrade_a_loss_is_the_end_for_the_other_process_may_have_chan
 def test_an_upgrade_while_the_upstream_is_away_is_the_end_when_it_returns(openings):
     pair = pair_of()
     lose(pair)
-    pair.rig.context.other.may_serve = True
+    pair.rig.context.other.is_former = True
     come_back(pair, openings)
     assert not is_kept(pair)
 
