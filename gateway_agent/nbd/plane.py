@@ -538,9 +538,7 @@ class Plane:
 
 
 def _static_caps(config: PlaneConfig) -> dict[str, Rates]:
-    return {
-        export.volume: Rates(**export.cap.model_dump()) for export in config.exports if export.cap is not None
-    }
+    return {export.volume: export.cap.rates for export in config.exports if export.cap is not None}
 
 
 def _ignore(_exc: Exception) -> None:
