@@ -173,9 +173,9 @@ class FormerProcesses:
 
     def _plan(self) -> None:
         if self._context.other.is_former:
-            self._loop.at(self, self._loop.clock.monotonic_ns() + AGAIN_NS, self._look)
+            self._loop.at(self, self._loop.clock.monotonic_ns() + AGAIN_NS, self._check)
 
-    def _look(self, _now_ns: int) -> None:
+    def _check(self, _now_ns: int) -> None:
         is_there = self._pid is not None and os.path.exists(f"/proc/{self._pid}")
         if not is_there and not has_former(self._path):
             self._context.other.is_former = False

@@ -260,14 +260,18 @@ def test_fio_verifies_and_its_counts_are_ours_exactly(run: Processes, tmp_path: 
 
 
 def test_percentiles_are_within_a_bucket_of_those_of_fio(run: Processes, tmp_path: Path) -> None:
-    """Storage is slow enough that what passes between the plane's clock and fio's is a small part."""
-    delays = ("rdelay=600ms", "wdelay=250ms")
+    """Storage is so slow that what passes between the plane's clock and fio's is a small part of it.
+
+    One request at a time: at its end fio takes the answers to all that are under way as one.
+    """
+    delays = ("rdelay=2", "wdelay=1")
     run.nbdkit(tmp_path / "up.sock", "--filter=delay", "--threads=16", "memory", str(SIZE), *delays)
     run.plane(exports=[upstream(tmp_path)])
     link = run.link()
     command = [
         "fio", "--name=job", "--ioengine=nbd", f"--uri=nbd+unix:///vol-1?socket={tmp_path}/gw.sock",
-        "--rw=randrw", "--bs=4k", "--iodepth=16", "--number_ios=96", "--thread", "--output-format=json",
+        "--rw=randrw", "--bs=4k", "--iodepth=1", "--numjobs=8", "--number_ios=4", "--group_reporting",
+        "--thread", "--output-format=json",
     ]  # fmt: skip
     said = subprocess.run(
         command, capture_output=True, text=True, timeout=600, cwd=tmp_path, check=True
@@ -276,7 +280,7 @@ def test_percentiles_are_within_a_bucket_of_those_of_fio(run: Processes, tmp_pat
     cut = as_cut(bytes(link.collect().raw))
     for kind, first in (("read", histogram.TOTAL_READ), ("write", histogram.TOTAL_WRITE)):
         counts = cut.dense_hist(first, histogram.BUCKETS).sum(axis=0)
-        assert counts.sum() == job[kind]["total_ios"] > 20
+        assert counts.sum() == job[kind]["total_ios"] > 0
         for name, fio_ns in job[kind]["clat_ns"]["percentile"].items():
             rank = math.ceil(float(name) / 100 * counts.sum())
             ours = int(np.searchsorted(counts.cumsum(), rank))
