@@ -53,7 +53,7 @@ from pmdaemon.runtime import config as configuration
 from pmdaemon.runtime.config import StrictModel, describe, is_port, parse_address
 from pmdaemon.space.config import SpaceConfig
 from pmdaemon.wire.names import is_name
-from pmdaemon.wire.rates import COST_BYTES
+from pmdaemon.wire.rates import COST_BYTES, LEAST_BURST_S, MOST_BURST_S, Rates
 
 MIB = 1 << 20
 MAX_EXPORTS = 512  # the server takes no more of one gateway
@@ -101,6 +101,18 @@ def may_be_far(address: Address) -> bool:
     return not address.path and address.host != "localhost" and not is_own_host(address.host)
 
 
+class ExportCap(StaticCap):
+    """As of any volume; a data plane knows bursts, too."""
+
+    burst_s: Annotated[float, Field(ge=LEAST_BURST_S, le=MOST_BURST_S)] | None = None
+    """So many seconds' worth may pass at once after a pause; null is 0.02."""
+
+    @property
+    def rates(self) -> Rates:
+        """As enforcers take them."""
+        return Rates(self.ops_per_s, self.bytes_per_s, self.cost_per_s, self.burst_s)
+
+
 class ExportConfig(StrictModel):
     """``[[export]]``: one volume."""
 
@@ -145,8 +157,8 @@ class ExportConfig(StrictModel):
     reconnect_s: Annotated[float, Field(ge=0, le=300)] = 0
     """Upstream mode: for so long clients are kept when the upstream has gone and a restart of it cannot have
     lost anything; then, or else, they get EIO."""
-    cap: StaticCap | None = None
-    """Static limits, in force with or without a server: ``{ops_per_s, bytes_per_s, cost_per_s}``."""
+    cap: ExportCap | None = None
+    """Static limits, in force with or without a server: ``{ops_per_s, bytes_per_s, cost_per_s, burst_s}``."""
     allow_names: tuple[str, ...] = ()
     """Names in the certificates of the clients that may see it, `*` for any letters; empty: any client. Needs
     `tls` and `client_certificates` in its plane."""

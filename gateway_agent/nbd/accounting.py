@@ -59,6 +59,9 @@ from pmdaemon.wire.rates import COST_BYTES, io_cost
 FAILED_BIT: Final = 4
 REFUSED_BIT: Final = 8  # by the gateway, for what it asks: its client's error
 LENGTH_SHIFT: Final = 4
+_MOST_LENGTH: Final = (
+    1 << 59
+) - 1  # what 64 bits have room for, shifted; a request that is refused may say more
 PACK_IOS: Final = 256  # more tuples than that cost a stream more memory, and no less time
 FOLD_IOS: Final = 2048  # a fold of so many takes about 0.4 ms, its longest pause
 MOST_MEMBERS: Final = 4096  # names, for people; a stream is counted without one, too
@@ -67,7 +70,7 @@ _FINISHED_INTS: Final = 5
 
 def word_of(kind: int, length_bytes: int, failed: bool) -> int:
     """What kind of request it was, how many bytes, and whether it failed, in one integer."""
-    return length_bytes << LENGTH_SHIFT | (FAILED_BIT if failed else 0) | kind
+    return min(length_bytes, _MOST_LENGTH) << LENGTH_SHIFT | (FAILED_BIT if failed else 0) | kind
 
 
 class CountedSession(Protocol):
@@ -173,9 +176,10 @@ class StreamAccount:
     @property
     def is_unused(self) -> bool:
         """Whether it has no connection, and every count is in a cut."""
+        if self.sessions or self._recent or self._packed:
+            return False
         is_pending = self._limits.is_pending or self._stalls.is_pending
-        is_logged = self._recent or self._packed
-        return not (self.sessions or is_logged or is_pending) and self._lifetime() == self._reported
+        return not is_pending and self._lifetime() == self._reported
 
     @property
     def limits(self) -> tuple[Limit, ...]:

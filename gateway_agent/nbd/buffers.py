@@ -76,10 +76,12 @@ class RequestBuffer:
     Args:
         peer: for error texts.
         capacity_bytes: size of the buffer, at least a few headers.
+        extended: whether requests have extended headers.
     """
 
-    def __init__(self, peer: str, capacity_bytes: int = CAPACITY_BYTES) -> None:
+    def __init__(self, peer: str, capacity_bytes: int = CAPACITY_BYTES, *, extended: bool = False) -> None:
         self._peer = peer
+        self._is_extended = extended
         self._capacity = capacity_bytes
         self._view = memoryview(mmap.mmap(-1, capacity_bytes))
         self._base = 0
@@ -131,6 +133,8 @@ class RequestBuffer:
         position, base, view = self.parse_pos, self._base, self._view
         if position <= end:
             self._was_full = False
+        if self._is_extended:
+            return self._received_extended(now_ns)
         append, unpack = self.queue.append, p.REQUEST.unpack_from
         transfers, cookie = 0, self.last_cookie
         while end - position >= 28:
@@ -150,6 +154,39 @@ class RequestBuffer:
                 break
             append((now_ns, cookie, command, length, offset, flags, position))
         self.parse_pos, self.last_cookie = position, cookie
+        if position > end and end - self.sent_pos >= self._capacity:
+            self._was_full = True
+        return transfers
+
+    def _received_extended(self, now_ns: int) -> int:
+        """As ``received`` goes on.
+
+        Whatever has PAYLOAD_LEN has a payload, and so has a write without: QEMU (8.2 to 10) leaves it out. A
+        write gets the flag here, for its storage; in the queue it is without.
+        """
+        view, position, end, transfers = self._view, self.parse_pos, self.end_pos, 0
+        while end - position >= p.EXTENDED_REQUEST.size:
+            at = position - self._base
+            magic, flags, command, cookie, offset, length = p.EXTENDED_REQUEST.unpack_from(view, at)
+            if magic != p.EXTENDED_REQUEST_MAGIC:
+                raise NbdProtocolError(self._peer, f"request magic {magic:#x}, with extended headers")
+            position += p.EXTENDED_REQUEST.size
+            if command == p.Cmd.WRITE:
+                flags |= p.CMD_FLAG_PAYLOAD_LEN
+                p.EXTENDED_REQUEST.pack_into(view, at, magic, flags, command, cookie, offset, length)
+            if flags & p.CMD_FLAG_PAYLOAD_LEN:
+                if length > p.MAX_PAYLOAD_BYTES:
+                    raise NbdProtocolError(self._peer, f"{length} bytes with a request; the limit is 32 MiB")
+                position += length
+            if command == p.Cmd.DISC:
+                self.disconnecting = True
+                break
+            if command == p.Cmd.WRITE:
+                flags &= ~p.CMD_FLAG_PAYLOAD_LEN
+            transfers += command in (p.Cmd.READ, p.Cmd.WRITE)
+            self.last_cookie = cookie
+            self.queue.append((now_ns, cookie, command, length, offset, flags, position))
+        self.parse_pos = position
         if position > end and end - self.sent_pos >= self._capacity:
             self._was_full = True
         return transfers

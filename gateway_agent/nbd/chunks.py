@@ -31,7 +31,7 @@ from gateway_agent.nbd.accounting import FAILED_BIT
 from gateway_agent.nbd.buffers import COMMAND, LENGTH, OFFSET, Finished, InFlight
 from gateway_agent.nbd.replies import AskedRequests, ReplyProgress, put_back
 
-MOST_STATUS_BYTES: Final = 4 + (8 << 20)  # a million extents; nbdkit's limit, above that of qemu-nbd
+MOST_EXTENTS: Final = 1 << 20  # of a block status; nbdkit's limit, above that of qemu-nbd
 MOST_SCATTERED: Final = 4_096  # pieces of one read out of order: servers send them in order
 _ERROR_BYTES: Final = 6  # error number and length of the text
 _PLACE_BYTES: Final = 8
@@ -42,7 +42,7 @@ _OFFSET: Final = struct.Struct(">Q")
 _HOLE: Final = struct.Struct(">QI")
 _NUMBER: Final = struct.Struct(">I")
 _ERROR: Final = struct.Struct(">IH")
-_MORE: Final = -1  # the head is not here whole
+MORE: Final = -1  # the head is not here whole
 
 
 class ChunkReader:
@@ -53,6 +53,10 @@ class ChunkReader:
         asked: the requests under way.
         context_id: what the upstream calls base:allocation; None: it answers no block status.
     """
+
+    _least_bytes = p.SIMPLE_REPLY_BYTES  # without which no reply can be understood
+    _head_bytes = p.CHUNK_BYTES  # before the payload of a chunk
+    _status_bytes = _NUMBER.size  # before the extents of a block status
 
     def __init__(self, peer: str, asked: AskedRequests, context_id: int | None) -> None:
         self._peer = peer
@@ -90,23 +94,15 @@ class ChunkReader:
                 finished.append(self._end(self._ending, inflight, paused_ns, now_ns))
         self.boundary = offset
         try:
-            while size - offset >= p.SIMPLE_REPLY_BYTES:
+            while size - offset >= self._least_bytes:
                 begin, offset = offset, self._whole_reads(view, offset, paused_ns, inflight, now_ns, finished)
                 if offset > begin:
                     self.boundary = offset
                     continue
-                magic, error, cookie = p.SIMPLE_REPLY.unpack_from(view, offset)
-                if magic == p.SIMPLE_REPLY_MAGIC:
-                    self._on_simple(view[offset:], error, cookie)
-                    offset += p.SIMPLE_REPLY_BYTES
-                    ending: int | None = cookie
-                elif magic != p.CHUNK_MAGIC:
-                    raise self._wrong(f"reply with magic {magic:#x}")
-                else:
-                    chunk_bytes, ending = self._on_chunk(view[offset:])
-                    if chunk_bytes == _MORE:
-                        break
-                    offset += chunk_bytes
+                reply_bytes, ending = self._on_reply(view[offset:])
+                if reply_bytes == MORE:
+                    break
+                offset += reply_bytes
                 if offset > size:
                     self.payload_left, self._ending = offset - size, ending
                     return size, finished
@@ -134,6 +130,18 @@ class ChunkReader:
         if asked is None:
             raise self._wrong(f"reply with unknown cookie {cookie:#x}")
         return asked
+
+    def _on_reply(self, view: memoryview) -> tuple[int, int | None]:
+        """The reply or chunk at the beginning of ``view``; returns as ``_on_chunk``."""
+        magic, error, cookie = p.SIMPLE_REPLY.unpack_from(view)
+        if magic == p.SIMPLE_REPLY_MAGIC:
+            self._on_simple(view, error, cookie)
+            return p.SIMPLE_REPLY_BYTES, cookie
+        if magic != p.CHUNK_MAGIC:
+            raise self._wrong(f"reply with magic {magic:#x}")
+        if len(view) < p.CHUNK_BYTES:
+            return MORE, None
+        return self._on_chunk(view, *p.CHUNK.unpack_from(view)[1:])
 
     def _on_simple(self, view: memoryview, error: int, cookie: int) -> None:
         asked = self._found(cookie)
@@ -176,49 +184,48 @@ class ChunkReader:
             offset = end
         return offset
 
-    def _on_chunk(self, view: memoryview) -> tuple[int, int | None]:
-        """The chunk at the beginning of ``view``.
+    def _on_chunk(
+        self, view: memoryview, flags: int, kind: int, cookie: int, length: int
+    ) -> tuple[int, int | None]:
+        """The chunk at the beginning of ``view``, whose header says the rest.
 
         Returns:
-            Bytes of the chunk, or ``_MORE``; and the request that ends with it.
+            Bytes of the chunk, or ``MORE``; and the request that ends with it.
         """
-        here = len(view)
-        if here < p.CHUNK_BYTES:
-            return _MORE, None
-        _, flags, kind, cookie, length = p.CHUNK.unpack_from(view)
+        here, head = len(view), self._head_bytes
         asked = self._found(cookie)
         if flags & ~p.CHUNK_DONE:
             raise self._wrong(f"a chunk with flags {flags:#x}")
         if kind == p.Chunk.OFFSET_DATA:
             if length <= _OFFSET.size:
                 raise self._wrong(f"a chunk of data of {length} bytes")
-            if here < p.DATA_HEAD_BYTES:
-                return _MORE, None
-            self._on_content(asked, _OFFSET.unpack_from(view, p.CHUNK_BYTES)[0], length - _OFFSET.size)
+            if here < head + _OFFSET.size:
+                return MORE, None
+            self._on_content(asked, _OFFSET.unpack_from(view, head)[0], length - _OFFSET.size)
         elif kind == p.Chunk.OFFSET_HOLE:
             if length != _HOLE.size:
                 raise self._wrong(f"a hole of {length} bytes, not {_HOLE.size}")
-            if here < p.CHUNK_BYTES + length:
-                return _MORE, None
-            self._on_content(asked, *_HOLE.unpack_from(view, p.CHUNK_BYTES))
+            if here < head + length:
+                return MORE, None
+            self._on_content(asked, *_HOLE.unpack_from(view, head))
         elif kind == p.Chunk.BLOCK_STATUS:
-            if length < _NUMBER.size:
+            if length < self._status_bytes:
                 raise self._wrong(f"a block status of {length} bytes")
-            if here < p.CHUNK_BYTES + _NUMBER.size:
-                return _MORE, None
-            self._on_status(asked, view[p.CHUNK_BYTES :], length)
+            if here < head + self._status_bytes:
+                return MORE, None
+            self._on_status(asked, view[head:], length)
         elif kind & p.CHUNK_ERROR_BIT:
             if length < _ERROR_BYTES or length > MOST_ERROR_BYTES:
                 raise self._wrong(f"an error of {length} bytes; at most {MOST_ERROR_BYTES} are possible")
-            if here < p.CHUNK_BYTES + length:
-                return _MORE, None
-            self._on_error(asked, kind, view[p.CHUNK_BYTES : p.CHUNK_BYTES + length])
+            if here < head + length:
+                return MORE, None
+            self._on_error(asked, kind, view[head : head + length])
         elif kind != p.Chunk.NONE or length or not flags:
             raise self._wrong(f"a chunk of type {kind}, flags {flags:#x}, {length} bytes")
         if not flags:
-            return p.CHUNK_BYTES + length, None
+            return head + length, None
         self._check_whole(asked)
-        return p.CHUNK_BYTES + length, cookie
+        return head + length, cookie
 
     def _on_content(self, asked: ReplyProgress, begin: int, length: int) -> None:
         """A piece of a read: data or a hole."""
@@ -243,16 +250,20 @@ class ChunkReader:
             asked.position = spans.pop(0)[1]
 
     def _on_status(self, asked: ReplyProgress, view: memoryview, length: int) -> None:
-        extents = length - _NUMBER.size
-        if asked.command != p.Cmd.BLOCK_STATUS or extents <= 0 or extents % p.EXTENT.size:
-            raise self._wrong(f"a block status of {length} bytes for command {asked.command}")
-        if length > MOST_STATUS_BYTES or (asked.flags & p.CMD_FLAG_REQ_ONE and extents != p.EXTENT.size):
-            raise self._wrong(f"a block status with {extents // p.EXTENT.size} extents")
-        (context_id,) = _NUMBER.unpack_from(view)
+        extents, rest = divmod(length - _NUMBER.size, p.EXTENT.size)
+        if extents <= 0 or rest:
+            raise self._wrong(f"a block status of {length} bytes")
+        self._check_status(asked, _NUMBER.unpack_from(view)[0], extents)
+        _NUMBER.pack_into(view, 0, p.ALLOCATION_ID)
+
+    def _check_status(self, asked: ReplyProgress, context_id: int, extents: int) -> None:
+        if asked.command != p.Cmd.BLOCK_STATUS:
+            raise self._wrong(f"a block status for command {asked.command}")
+        if extents > MOST_EXTENTS or (asked.flags & p.CMD_FLAG_REQ_ONE and extents != 1):
+            raise self._wrong(f"a block status with {extents} extents")
         if context_id != self._context_id or asked.chunks:
             raise self._wrong(f"a block status of context {context_id}, not once of {self._context_id}")
         asked.chunks = 1
-        _NUMBER.pack_into(view, 0, p.ALLOCATION_ID)
 
     def _on_error(self, asked: ReplyProgress, kind: int, view: memoryview) -> None:
         error, text_bytes = _ERROR.unpack_from(view)

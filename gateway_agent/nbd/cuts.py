@@ -15,7 +15,9 @@ the whole cut, or -1; a change of caps makes no boundary, because it needs none.
 
 The largest cut fits a frame: ``StreamTable`` gives each stream room for every bucket of its histograms and
 for all entries of all its limits. Clients beyond that share one stream for each volume, ``SHARED_CLIENT``;
-a cut that these make too large has histograms of half as many buckets (``_coarser``).
+a cut that these make too large has histograms of half as many buckets (``_coarser``). Room for one stream of
+each export is always kept, so that no client is refused; where a volume has one and there is no room for
+another, its further clients are counted there.
 
 No I/O but ``RunDelay``'s; time comes as an argument.
 """
@@ -54,7 +56,6 @@ log = structlog.get_logger("cuts")
 MIXED: Final = -1
 MAX_KEPT_CUTS: Final = 64  # each threshold change without a collecting link keeps one; beyond that they merge
 MAX_STREAMS: Final = 320  # with names of their own
-MOST_SHARED: Final = 200
 SHARED_CLIENT: Final = "other-clients"
 MAX_COLUMN_BYTES: Final = 970_000  # a cut has at most 952 KiB (``link.collection``), 4 KiB of it a header
 _STREAM_BYTES: Final = (
@@ -87,6 +88,49 @@ class ThrottledVolume(Protocol):
         """(I/Os, longest delay in us) of what its caps held for too long in this cut; None for nothing."""
 
 
+class _Room:
+    """What the fullest cut needs for some streams, and for one of each export that has none.
+
+    It says whether there is room for one more, if need be with coarser histograms.
+    """
+
+    def __init__(self, streams: Sequence[StreamAccount], exports: Sequence[ExportConfig]) -> None:
+        self._kept = {
+            each.volume: _descriptor_bytes(each.volume, SHARED_CLIENT, each.backend) for each in exports
+        }
+        self._kept_bytes = sum(self._kept.values())
+        self._name_bytes = self._coarse_bytes = 0
+        self._named, self._named_name_bytes, self._named_column_bytes = 0, 0, 0
+        for each in streams:
+            self.add((each.volume, each.client, each.backend), each.limits)
+
+    def add(self, names: tuple[str, str, str], limits: Sequence[Limit]) -> None:
+        name_bytes = _descriptor_bytes(*names)
+        self._kept_bytes -= self._kept.pop(names[0], 0)
+        self._name_bytes += name_bytes
+        self._coarse_bytes += _column_bytes(limits, _COARSE_STREAM_BYTES)
+        if names[1] != SHARED_CLIENT:
+            self._named += 1
+            self._named_name_bytes += name_bytes
+            self._named_column_bytes += _column_bytes(limits)
+
+    def has(self, names: tuple[str, str, str], limits: Sequence[Limit]) -> bool:
+        name_bytes = _descriptor_bytes(*names)
+        kept_bytes = self._kept_bytes - self._kept.get(names[0], 0)
+        kept = len(self._kept) - (names[0] in self._kept)
+        coarse_bytes = self._coarse_bytes + _column_bytes(limits, _COARSE_STREAM_BYTES)
+        if (
+            self._name_bytes + name_bytes + kept_bytes > MAX_DESCRIPTOR_BYTES
+            or coarse_bytes + kept * _COARSE_STREAM_BYTES > MAX_COLUMN_BYTES
+        ):
+            return False
+        return names[1] == SHARED_CLIENT or (
+            self._named < MAX_STREAMS
+            and self._named_name_bytes + name_bytes <= MAX_NAMED_BYTES
+            and self._named_column_bytes + _column_bytes(limits) <= MAX_COLUMN_BYTES
+        )
+
+
 class StreamTable:
     """The streams of this plane, by volume and client.
 
@@ -96,6 +140,8 @@ class StreamTable:
     """
 
     def __init__(self) -> None:
+        self._exports: Sequence[ExportConfig] = ()
+        self._room: _Room | None = None  # None: to be computed again
         self._by_name: dict[tuple[str, str], StreamAccount] = {}  # the one asked for last comes last
         self._made = 0
         self._checked_ns = 0
@@ -105,6 +151,10 @@ class StreamTable:
         """All of them."""
         return list(self._by_name.values())
 
+    def set_exports(self, exports: Sequence[ExportConfig]) -> None:
+        """These are the plane's: each that has no stream yet has room for one."""
+        self._exports, self._room = exports, None
+
     def get(self, export: ExportConfig, client: str, thresholds: PlaneThresholds) -> StreamAccount:
         """The stream of one client on one volume, made when it is new.
 
@@ -112,7 +162,7 @@ class StreamTable:
         a volume that was taken out and put back may have others.
 
         Raises:
-            ExportRefused: there is no room left even for a stream that the other clients share.
+            ExportRefused: there is no room, and no stream of a volume that is not among the exports.
         """
         known = self._by_name.pop((export.volume, client), None)
         if known is not None:
@@ -122,17 +172,23 @@ class StreamTable:
         names = (export.volume, client, export.backend)
         limits = thresholds.limits_for(export.volume, client)
         if not self._make_room(names, limits):
-            if client == SHARED_CLIENT:
+            if client != SHARED_CLIENT:
+                shared = self.get(export, SHARED_CLIENT, thresholds)
+                shared.share(client)
+                return shared
+            found = [stream for stream in self.streams if stream.volume == export.volume]
+            if found:
+                return found[-1]
+            if not self._make_room(names, limits := ()):
                 raise self._refusal()
-            shared = self.get(export, SHARED_CLIENT, thresholds)
-            shared.share(client)
-            return shared
         if client == SHARED_CLIENT:
             log.warning("clients-share-a-stream", volume=export.volume, client=client, named=MAX_STREAMS)
         stream = StreamAccount(self._made, *names, export.cost_read, export.cost_write, export.cost_bytes)
         stream.set_limits(limits, 0)  # it has no session yet
         self._made += 1
         self._by_name[export.volume, client] = stream
+        assert self._room is not None  # it was asked
+        self._room.add(names, limits)
         return stream
 
     def set_thresholds(self, thresholds: PlaneThresholds, now_ns: int) -> int:
@@ -151,6 +207,7 @@ class StreamTable:
                 most = min(most, (MAX_COLUMN_BYTES // len(chosen) - size) // _LIMIT_BYTES)
         for stream, limits in wanted:
             stream.set_limits(limits[:most], now_ns)
+        self._room = None
         return sum(max(len(limits) - most, 0) for _, limits in wanted)
 
     def change(self, export: ExportConfig) -> None:
@@ -166,6 +223,8 @@ class StreamTable:
         more = len(export.backend.encode()) - len(stream.backend.encode())
         has_room = more <= 0 or self._name_bytes(self.streams) + more <= MAX_DESCRIPTOR_BYTES
         backend = export.backend if has_room else stream.backend
+        if backend != stream.backend:
+            self._room = None
         stream.set_export(backend, export.cost_read, export.cost_write, export.cost_bytes)
 
     def forget_unused(self, now_ns: int) -> None:
@@ -179,37 +238,26 @@ class StreamTable:
             elif stream.unused_since_ns is None:
                 stream.unused_since_ns = now_ns
             elif now_ns - stream.unused_since_ns >= FORGET_NS:
-                del self._by_name[stream.volume, stream.client]
+                self._forget(stream)
+
+    def _forget(self, stream: StreamAccount) -> None:
+        del self._by_name[stream.volume, stream.client]
+        self._room = None
 
     def _make_room(self, names: tuple[str, str, str], limits: Sequence[Limit]) -> bool:
         if self._has_room(names, limits):
             return True
         for stream in self.streams:
             if stream.is_unused:
-                del self._by_name[stream.volume, stream.client]
+                self._forget(stream)
                 if self._has_room(names, limits):
                     return True
         return False
 
     def _has_room(self, names: tuple[str, str, str], limits: Sequence[Limit]) -> bool:
-        """Whether the fullest cut with one more fits a frame, if need be with coarser histograms."""
-        streams, name_bytes = self.streams, _descriptor_bytes(*names)
-        coarse_bytes = sum(_column_bytes(each.limits, _COARSE_STREAM_BYTES) for each in streams)
-        if (
-            self._name_bytes(streams) + name_bytes > MAX_DESCRIPTOR_BYTES
-            or coarse_bytes + _column_bytes(limits, _COARSE_STREAM_BYTES) > MAX_COLUMN_BYTES
-        ):
-            return False
-        shared = [each for each in streams if each.client == SHARED_CLIENT]
-        if names[1] == SHARED_CLIENT:
-            return len(shared) < MOST_SHARED
-        named = [each for each in streams if each.client != SHARED_CLIENT]
-        column_bytes = sum(_column_bytes(each.limits) for each in named)
-        return (
-            len(named) < MAX_STREAMS
-            and self._name_bytes(named) + name_bytes <= MAX_NAMED_BYTES
-            and column_bytes + _column_bytes(limits) <= MAX_COLUMN_BYTES
-        )
+        if self._room is None:
+            self._room = _Room(self.streams, self._exports)
+        return self._room.has(names, limits)
 
     @staticmethod
     def _name_bytes(streams: Sequence[StreamAccount]) -> int:
@@ -219,8 +267,7 @@ class StreamTable:
         return ExportRefused(
             Rep.ERR_POLICY,
             f"this gateway process already counts {len(self._by_name)} streams that are in use or not yet "
-            f"collected, and has no room for another volume; its limits are {MAX_STREAMS} clients by name, "
-            f"{MOST_SHARED} volumes whose further clients share one, {MAX_DESCRIPTOR_BYTES} bytes of "
+            f"collected, and has no room for another volume; its limits are {MAX_DESCRIPTOR_BYTES} bytes of "
             f"names and {MAX_COLUMN_BYTES} bytes of counts. Spread the volumes over more planes",
         )
 

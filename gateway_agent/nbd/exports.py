@@ -31,7 +31,7 @@ from gateway_agent.nbd.storage import VolumeStorage
 from gateway_agent.nbd.storage_jobs import LoopRunner, SyncedRunner, WorkerPool
 from gateway_agent.nbd.upstream import Upstream
 from gateway_agent.nbd.upstream_tls import UpstreamTls
-from gateway_agent.nbd.volume import PlaneContext, ThrottledSession, Volume
+from gateway_agent.nbd.volume import ExtendedHeaders, PlaneContext, ThrottledSession, Volume
 from pmdaemon.runtime.backoff import Backoff
 from pmdaemon.runtime.excerpt import printable
 from pmdaemon.wire.names import is_name
@@ -43,6 +43,7 @@ RETRY_MOST_S: Final = 60.0
 BURST_NS: Final = 20_000_000  # depth of each bucket: what the rate lets through in that time
 MAX_HOLD_NS: Final = 5 * 10**9  # I/Os that caps hold for longer are reported; the rate always holds
 LEAVING_CHECK_NS: Final = 500_000_000  # of what a removed volume held open: whether it can be let go
+EXTENDED_AGAIN_NS: Final = 60 * 10**9  # between two questions whether an upstream has extended headers
 SHOWN_CHARACTERS: Final = 300  # of a name that a client asks for: any volume, @ and any client fit
 _LIVE: Final = frozenset(
     (
@@ -153,14 +154,22 @@ class ExportTable:
         config: of the plane.
         context: what its connections share.
         on_learned: called when the size of a volume has become known or has changed.
+        ask: asks the upstream of a volume for what is known of it at the start.
     """
 
-    def __init__(self, config: PlaneConfig, context: PlaneContext, on_learned: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: PlaneConfig,
+        context: PlaneContext,
+        on_learned: Callable[[], None],
+        ask: Callable[[Volume], None] = lambda _volume: None,
+    ) -> None:
         self.names = [export.volume for export in config.exports]
         self.volumes: dict[str, Volume] = {}
         self._rule = config.client_rule
         self._context = context
         self._on_learned = on_learned
+        self._ask = ask
         self._storages: dict[str, VolumeStorage] = {}
         self._runners: dict[str, WorkerPool | SyncedRunner] = {}
         self._turns = LoopRunner(context.loop)
@@ -169,6 +178,7 @@ class ExportTable:
         self._fitted: dict[str, FittedCost] = {}
         self._cost_capped: frozenset[str] = frozenset()
         self._configured = config.exports
+        context.cuts.table.set_exports(config.exports)
         for export in config.exports:
             self._add(export)
 
@@ -192,6 +202,7 @@ class ExportTable:
             Volumes that are new, or have another upstream: their size is not known yet.
         """
         self._configured = config.exports
+        self._context.cuts.table.set_exports(config.exports)
         wanted = {export.volume: self._with_costs(export) for export in config.exports}
         self._rule = config.client_rule
         unknown = []
@@ -260,6 +271,7 @@ class ExportTable:
             return False
         self._retire(volume, has_gone=False)
         volume.facts = None
+        volume.extended = ExtendedHeaders()
         self._open_first(volume)
         return True
 
@@ -350,6 +362,21 @@ class ExportTable:
     def visible(self, client: ClientIdentity) -> list[str]:
         """Names of the exports that this client may see."""
         return [name for name, each in self.volumes.items() if not why_refused(each.export, client)]
+
+    def has_extended(self, client: ClientIdentity) -> bool:
+        """Whether every export that this client may see has extended headers, which only upstreams have.
+
+        It is asked before the client names its export. Where it is not so, upstreams that had none when they
+        were asked last are asked again, for the clients that come later.
+        """
+        volumes = [self.volumes[name] for name in self.visible(client)]
+        lacking = [volume for volume in volumes if not volume.extended.has]
+        now_ns = self._context.clock.monotonic_ns()
+        for volume in lacking if all(volume.export.upstream for volume in volumes) else ():
+            asked_ns = volume.extended.asked_ns
+            if asked_ns is None or now_ns - asked_ns >= EXTENDED_AGAIN_NS:
+                self._ask(volume)
+        return bool(volumes) and not lacking
 
     def find(self, name: str, client: ClientIdentity) -> tuple[Volume, str]:
         """Volume and client of an export name.

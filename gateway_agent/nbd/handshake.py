@@ -16,16 +16,16 @@ STARTTLS leads to TLS (action ``StartTls``): the shell calls ``secured``, and fr
 only what was encrypted. Bytes that came behind STARTTLS, before TLS, may be anyone's: the connection ends.
 Where TLS is required, any other option but ABORT is refused before it, and EXPORT_NAME closes.
 
-STRUCTURED_REPLY and SET_META_CONTEXT are remembered, and go into ``Open``. A selected context holds for the
-export that it was selected for, and nothing that was agreed before TLS holds behind it. An option that is too
-long is answered at once, and its data are dropped as they come.
+STRUCTURED_REPLY, EXTENDED_HEADERS and SET_META_CONTEXT are remembered, and go into ``Open``. A selected
+context holds for the export that it was selected for, and nothing that was agreed before TLS holds behind it.
+An option that is too long is answered at once, and its data are dropped as they come.
 
 A pair (state, event) that is not in the table is a peer's fault: ``NbdProtocolError``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
@@ -47,6 +47,7 @@ class HandshakeState(Enum):
     CLOSED = "closed"
     GREETING = "waiting for the server's greeting"
     ASKED = "waiting for the answer to STARTTLS"
+    EXTENDED = "waiting for the answer to EXTENDED_HEADERS"
     STRUCTURED = "waiting for the answer to STRUCTURED_REPLY"
     CONTEXT = "waiting for the answer to SET_META_CONTEXT"
     GO = "waiting for the answer to GO or INFO"
@@ -69,8 +70,9 @@ class HandshakeEvent(Enum):
     SECURED = "TLS established"
     GREETED = "greeting"
     GREETED_TLS = "greeting, and TLS is wanted"
+    ASKED_EXTENDED = "extended headers are asked for"
     ASKED_STRUCTURED = "structured replies are asked for"
-    ASKED_CONTEXT = "structured replies acknowledged, a context is asked for"
+    ASKED_CONTEXT = "replies in chunks acknowledged, a context is asked for"
     DECLINED = "an option refused that is not needed"
     INFO = "information reply"
     ACK = "acknowledgement"
@@ -171,6 +173,7 @@ class ServerHandshake(Machine):
         exports: names to list.
         peer: for error texts.
         tls: what this client is offered, or must ask for.
+        has_extended: whether every export that it may open has extended headers; asked when the client asks.
 
     Attributes:
         exports: names to list now; they may be replaced at any time.
@@ -179,15 +182,22 @@ class ServerHandshake(Machine):
         wanted: kinds of information the client asked for about the export that ``Open`` names.
     """
 
-    def __init__(self, exports: list[str], peer: str, tls: p.TlsMode = "off") -> None:
+    def __init__(
+        self,
+        exports: list[str],
+        peer: str,
+        tls: p.TlsMode = "off",
+        has_extended: Callable[[], bool] = lambda: False,
+    ) -> None:
         super().__init__(SERVER_TABLE, HandshakeState.FLAGS, peer)
+        self._has_extended = has_extended
         self.exports = exports
         self._tls = tls
         self.is_secure = self.lacked_tls = False
         self._no_zeroes = False
         self._option = 0
         self._skip_bytes = 0  # of an option that is too long
-        self._is_structured = False
+        self._is_structured = self._is_extended = False
         self._allocation_of: str | None = None  # the export that the context was selected for
         self.wanted: tuple[int, ...] = ()
 
@@ -263,7 +273,7 @@ class ServerHandshake(Machine):
             if opt in (Opt.GO, Opt.INFO):
                 name, wanted = p.parse_go(data)
                 return self._open(opt, name, wanted)
-            if opt == Opt.EXPORT_NAME:
+            if opt == Opt.EXPORT_NAME and not self._is_extended:
                 return self._open(opt, p.decode_name(data), ())
             if opt in (Opt.LIST_META_CONTEXT, Opt.SET_META_CONTEXT):
                 return self._answer(self._meta_contexts(opt, data))
@@ -278,6 +288,10 @@ class ServerHandshake(Machine):
             return self._answer(self._listing(data))
         if opt == Opt.STRUCTURED_REPLY:
             return self._answer(self._structured(data))
+        if opt == Opt.EXTENDED_HEADERS:
+            return self._answer(self._extended(data))
+        if opt == Opt.EXPORT_NAME:
+            raise NbdProtocolError(self.peer, "EXPORT_NAME behind EXTENDED_HEADERS, which needs GO")
         return self._answer(p.option_reply(opt, Rep.ERR_UNSUP, b"not supported by this gateway"))
 
     def _start_tls(self, data: bytes) -> list[Action]:
@@ -303,7 +317,8 @@ class ServerHandshake(Machine):
         """TLS is established."""
         self._move(HandshakeEvent.SECURED)
         self.is_secure = True
-        self._is_structured, self._allocation_of = False, None
+        self._is_structured = self._is_extended = False
+        self._allocation_of = None
 
     def _listing(self, data: bytes) -> bytes:
         if data:
@@ -314,8 +329,20 @@ class ServerHandshake(Machine):
     def _structured(self, data: bytes) -> bytes:
         if data:
             return p.option_reply(Opt.STRUCTURED_REPLY, Rep.ERR_INVALID, b"STRUCTURED_REPLY takes no data")
+        if self._is_extended:
+            text = b"extended headers are negotiated: all replies are in chunks"
+            return p.option_reply(Opt.STRUCTURED_REPLY, Rep.ERR_EXT_HEADER_REQD, text)
         self._is_structured = True
         return p.option_reply(Opt.STRUCTURED_REPLY, Rep.ACK)
+
+    def _extended(self, data: bytes) -> bytes:
+        if data:
+            return p.option_reply(Opt.EXTENDED_HEADERS, Rep.ERR_INVALID, b"EXTENDED_HEADERS takes no data")
+        if not (self._is_extended or self._has_extended()):
+            text = b"not every storage behind this gateway has extended headers"
+            return p.option_reply(Opt.EXTENDED_HEADERS, Rep.ERR_UNSUP, text)
+        self._is_structured = self._is_extended = True
+        return p.option_reply(Opt.EXTENDED_HEADERS, Rep.ACK)
 
     def _meta_contexts(self, opt: int, data: bytes) -> bytes:
         """LIST or SET: the same for every export name, so that it says nothing of which there are."""
@@ -339,7 +366,8 @@ class ServerHandshake(Machine):
     def _open(self, opt: int, name: str, wanted: tuple[int, ...]) -> list[Action]:
         self._move(HandshakeEvent.OPEN)
         self._option, self.wanted = opt, wanted
-        return [Open(name, ReplyMode(self._is_structured, self._allocation_of == name))]
+        mode = ReplyMode(self._is_structured, self._allocation_of == name, self._is_extended)
+        return [Open(name, mode)]
 
     @property
     def wants_block_size(self) -> bool:

@@ -10,7 +10,8 @@ with another. It begins with one change that is not covered: those of this plane
 A connection that may change the volume and is not counted here (``uncounted``) leaves one behind, too. Pure.
 
 At an upgrade two processes serve the same volumes, each with its own ledgers: a flush at one says nothing
-of a change at the other. So from then on none of both believes its ledgers (``OtherProcess``).
+of a change at the other. So from then on none of both believes its ledgers (``OtherProcess``). The next one
+does again when the former has ended, and a flush has covered what that may have left (``doubt``).
 """
 
 from __future__ import annotations
@@ -53,6 +54,10 @@ class ChangeLedger:
         """The flush that was sent at ``mark`` has succeeded."""
         self._covered = max(self._covered, mark)
 
+    def doubt(self) -> None:
+        """There were changes that are not counted here; none is under way."""
+        self._acknowledged += 1
+
     def uncounted(self, change: int) -> None:
         """So many connections more, or less, that are not counted here."""
         self._uncounted += change
@@ -61,6 +66,12 @@ class ChangeLedger:
 
 @dataclass(slots=True)
 class OtherProcess:
-    """Whether another process of this plane serves its volumes, too, or may have done so in our life."""
+    """Whether this plane has a former process that may not have ended, or a next one."""
 
-    may_serve: bool = False
+    is_former: bool = False
+    is_next: bool = False
+
+    @property
+    def may_serve(self) -> bool:
+        """Whether another process of this plane may serve its volumes, too."""
+        return self.is_former or self.is_next

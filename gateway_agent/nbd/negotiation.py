@@ -38,6 +38,7 @@ from gateway_agent.nbd.loop import IN, EventLoop
 from gateway_agent.nbd.sockets import Connection, client_name, peer_address
 from gateway_agent.nbd.tls import TlsConnection, TlsOpening
 from gateway_agent.nbd.upstream import Upstream, UpstreamOpening
+from gateway_agent.nbd.upstream_handshake import NO_EXTENDED_HEADERS
 from gateway_agent.nbd.volume import Volume
 from pmdaemon.errors import ConfigError
 
@@ -79,7 +80,9 @@ class Negotiation:
         self._on_end = on_end
         self._guard = guard
         self.client = identity_of(sock)
-        self._handshake = ServerHandshake([], f"client {self.client}", tls)
+        self._handshake = ServerHandshake(
+            [], f"client {self.client}", tls, lambda: exports.has_extended(self.client)
+        )
         self._securing: TlsOpening | None = None
         self._opening: UpstreamOpening | None = None
         self._volume: Volume | None = None
@@ -176,6 +179,8 @@ class Negotiation:
         try:
             self._volume, client = self._exports.find(export, self.client)
             uri = self._volume.export.upstream
+            if mode.extended and uri is None:
+                raise ExportRefused(p.Rep.ERR_UNKNOWN, NO_EXTENDED_HEADERS)
             self._claim(self._exports.stream(self._volume, client) if self._handshake.keeps_backend else None)
             facts = self._file_facts(self._volume) if uri is None else None
         except ExportRefused as exc:
@@ -231,6 +236,8 @@ class Negotiation:
     def _on_upstream_failed(self, error: GatewayError) -> None:
         assert self._volume is not None  # set by _open
         now_ns = self._loop.clock.monotonic_ns()
+        if self._mode.extended:
+            self._volume.extended.has = False  # until it is asked again: it may be another server
         self._volume.warnings.warning(now_ns, "upstream-not-there", peer=str(self.client), error=str(error))
         self._opening = None
         self._count_failure()

@@ -40,7 +40,7 @@ from gateway_agent.nbd.listeners import ListenerGuard
 from gateway_agent.nbd.loop import IN, EventLoop
 from gateway_agent.nbd.negotiation import Negotiation, NegotiationTable, identity_of
 from gateway_agent.nbd.part import PlanePart
-from gateway_agent.nbd.protocol import ExportFacts
+from gateway_agent.nbd.protocol import ExportFacts, ReplyMode
 from gateway_agent.nbd.report import plane_report
 from gateway_agent.nbd.sockets import (
     Address,
@@ -50,7 +50,7 @@ from gateway_agent.nbd.sockets import (
     prepare,
     unlink_own,
 )
-from gateway_agent.nbd.takeover import MOST_SOCKETS, Inheritance, has_former, take_over
+from gateway_agent.nbd.takeover import MOST_SOCKETS, FormerProcesses, Inheritance, take_over
 from gateway_agent.nbd.tls import TlsEngine
 from gateway_agent.nbd.upstream import Upstream, UpstreamOpening
 from gateway_agent.nbd.volume import PlaneContext, Volume
@@ -108,10 +108,10 @@ class Plane:
         context = PlaneContext(self._loop, self._clock, cuts, scratch, *memory, self._tls_engine)
         self._context = context
         self._other = context.other
-        self._other.may_serve = inherited is not None or has_former(config.control_socket)
+        FormerProcesses(self._loop, config.control_socket, context, inherited)
         self._cuts = cuts
         self._caps = CapsInForce(_static_caps(config))
-        self._exports = ExportTable(config, context, self._on_learned)
+        self._exports = ExportTable(config, context, self._on_learned, self._ask_upstream)
         self._groups = GroupTable(self._loop, BURST_NS)
         self._guard = ListenerGuard(config.plane, config.security, self._loop, self._tls_engine)
         self._negotiations = NegotiationTable(self._guard)
@@ -121,7 +121,6 @@ class Plane:
         self._problems: dict[str, str] = {}  # of the newest part, by what it is about
         self._name = config.plane
         self._next_control: socket.socket | None = None  # while another process takes over
-        self._was_alone = True  # before
         self._drain_at_ns: int | None = None  # another one has taken over
         self._thresholds: dict[str, Any] | None = None
         self._costs: dict[str, Any] | None = None
@@ -138,7 +137,7 @@ class Plane:
         )
         self._enforce(self._clock.monotonic_ns())
         for volume in self._exports.volumes.values():
-            self._ask_size(volume)
+            self._ask_upstream(volume)
 
     @property
     def listening(self) -> list[Address]:
@@ -218,12 +217,12 @@ class Plane:
             return None
         for sock in self._listeners.values():
             self._loop.forget(sock.fileno())
-        self._was_alone, self._other.may_serve = not self._other.may_serve, True
+        self._other.is_next = True
         return data, list(self._listeners.values())
 
     def keep(self) -> None:
         """See ``control.LinkCommands``."""
-        self._other.may_serve = not self._was_alone  # the other one has not served
+        self._other.is_next = False  # it has not served
         if self._next_control is not None:
             address = bound_address(self._next_control)
             self._next_control.close()
@@ -317,7 +316,7 @@ class Plane:
         self._problems.clear()
         self._listen_at(config.listen if config.exports else [])
         for volume in self._exports.apply(config):
-            self._ask_size(volume)
+            self._ask_upstream(volume)
         self._caps.static = _static_caps(config)
         self._enforce(self._clock.monotonic_ns())
         log.info(
@@ -401,19 +400,21 @@ class Plane:
         self._negotiations.add(negotiation)
         negotiation.start()
 
-    def _ask_size(self, volume: Volume) -> None:
-        """Learn an upstream's size at start; one that is not there now is asked again by the first client."""
+    def _ask_upstream(self, volume: Volume) -> None:
+        """Learn an upstream's size, and if it has extended headers; one that is away is asked by clients."""
         uri = volume.export.upstream
         if uri is None:
             return
+        volume.extended.asked_ns = self._clock.monotonic_ns()
 
         def on_ready(_upstream: Upstream | None, facts: ExportFacts) -> None:
+            volume.extended.has = opening.agreed.extended
             self._exports.learn(volume, facts)
 
         def on_failed(error: GatewayError) -> None:
             log.warning("upstream-not-there", volume=volume.export.volume, error=str(error))
 
-        UpstreamOpening(
+        opening = UpstreamOpening(
             self._loop,
             uri,
             on_ready,
@@ -421,6 +422,7 @@ class Plane:
             will_transmit=False,
             wants_block_size=True,
             tls=self._exports.upstream_tls(volume),
+            mode=ReplyMode(structured=True, extended=True),
         )
 
     def _on_learned(self) -> None:
@@ -536,9 +538,7 @@ class Plane:
 
 
 def _static_caps(config: PlaneConfig) -> dict[str, Rates]:
-    return {
-        export.volume: Rates(**export.cap.model_dump()) for export in config.exports if export.cap is not None
-    }
+    return {export.volume: export.cap.rates for export in config.exports if export.cap is not None}
 
 
 def _ignore(_exc: Exception) -> None:

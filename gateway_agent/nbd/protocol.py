@@ -32,6 +32,7 @@ NBDMAGIC: Final = 0x4E42444D41474943
 IHAVEOPT: Final = 0x49484156454F5054
 OPTION_REPLY_MAGIC: Final = 0x3E889045565A9
 REQUEST_MAGIC: Final = 0x25609513
+EXTENDED_REQUEST_MAGIC: Final = 0x21E41C71
 SIMPLE_REPLY_MAGIC: Final = 0x67446698
 CHUNK_MAGIC: Final = 0x668E33EF
 
@@ -40,6 +41,7 @@ CLIENT_FLAGS: Final = struct.Struct(">I")
 OPTION: Final = struct.Struct(">QII")
 OPTION_REPLY: Final = struct.Struct(">QIII")
 REQUEST: Final = struct.Struct(">IHHQQI")
+EXTENDED_REQUEST: Final = struct.Struct(">IHHQQQ")
 SIMPLE_REPLY: Final = struct.Struct(">IIQ")
 CHUNK: Final = struct.Struct(">IHHQI")
 DATA_CHUNK: Final = struct.Struct(">IHHQIQ")
@@ -92,6 +94,7 @@ class Rep(IntEnum):
     ERR_SHUTDOWN = 0x80000007
     ERR_BLOCK_SIZE_REQD = 0x80000008
     ERR_TOO_BIG = 0x80000009
+    ERR_EXT_HEADER_REQD = 0x8000000A
 
 
 REP_ERROR_BIT: Final = 1 << 31
@@ -124,6 +127,7 @@ CMD_FLAG_NO_HOLE: Final = 2
 CMD_FLAG_DF: Final = 4
 CMD_FLAG_REQ_ONE: Final = 8
 CMD_FLAG_FAST_ZERO: Final = 16
+CMD_FLAG_PAYLOAD_LEN: Final = 32
 
 
 class Chunk(IntEnum):
@@ -221,10 +225,12 @@ class ReplyMode:
     Attributes:
         structured: in chunks (STRUCTURED_REPLY).
         allocation: it selected the context ``base:allocation``, and so may ask for block status.
+        extended: with extended headers (``extended``), as its requests are; then ``structured``, too.
     """
 
     structured: bool = False
     allocation: bool = False
+    extended: bool = False
 
 
 SIMPLE_REPLIES: Final = ReplyMode()
@@ -382,6 +388,12 @@ def server_entry(name: str) -> bytes:
 def request(command: int, cookie: int, offset: int, length: int, flags: int = 0) -> bytes:
     """One request header."""
     return REQUEST.pack(REQUEST_MAGIC, flags, command, cookie, offset, length)
+
+
+def extended_request(command: int, cookie: int, offset: int, length: int, flags: int = 0) -> bytes:
+    """The same with extended headers; a write has PAYLOAD_LEN."""
+    flags |= CMD_FLAG_PAYLOAD_LEN if command == Cmd.WRITE else 0
+    return EXTENDED_REQUEST.pack(EXTENDED_REQUEST_MAGIC, flags, command, cookie, offset, length)
 
 
 def simple_reply(cookie: int, error: int = 0) -> bytes:

@@ -31,10 +31,12 @@ from collections import deque
 from typing import Final
 
 from gateway_agent.errors import GatewayError, UpstreamError
+from gateway_agent.nbd import extended
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.accounting import FAILED_BIT, StreamAccount, word_of
-from gateway_agent.nbd.buffers import ARRIVED, COMMAND, COOKIE, END, LENGTH, Finished, Request
+from gateway_agent.nbd.buffers import ARRIVED, COMMAND, COOKIE, END, LENGTH, OFFSET, Finished, Request
 from gateway_agent.nbd.chunks import MOST_HEAD_BYTES, ChunkReader
+from gateway_agent.nbd.extended import MOST_EXTENDED_HEAD_BYTES, ExtendedChunkReader
 from gateway_agent.nbd.farewell import OwedAnswers, UpstreamFarewell
 from gateway_agent.nbd.limits import KIND_FLUSH, Pending
 from gateway_agent.nbd.loop import GONE, IN, OUT
@@ -49,6 +51,7 @@ from gateway_agent.nbd.replies import (
 from gateway_agent.nbd.session import STORAGE_GONE, NbdSession
 from gateway_agent.nbd.sockets import Connection
 from gateway_agent.nbd.upstream import Upstream, UpstreamOpening
+from gateway_agent.nbd.upstream_handshake import disconnection
 from gateway_agent.nbd.volume import PlaneContext, Volume
 
 AGAIN_NS: Final = 200_000_000  # between two attempts to reach an upstream that has gone
@@ -86,7 +89,8 @@ class ProxySession(NbdSession):
             ledger.uncounted(1)
         self._asked: AskedRequests | None = None
         if mode.structured or self._reconnect_ns:
-            self._asked = AskedRequests(ledger if self._is_counted else None)
+            header_bytes = p.EXTENDED_REQUEST.size if mode.extended else p.REQUEST.size
+            self._asked = AskedRequests(ledger if self._is_counted else None, header_bytes)
             self.admitted = deque()
         self._up_is_watched = False
         self._local: list[bytes] = []  # our own replies, waiting for a boundary
@@ -103,6 +107,8 @@ class ProxySession(NbdSession):
         self._up_fd = upstream.sock.fileno()
         self._reader = self._reader_of(upstream)
         self._head_room = MOST_HEAD_BYTES if upstream.agreed.structured else p.SIMPLE_REPLY_BYTES
+        if upstream.agreed.extended:
+            self._head_room = MOST_EXTENDED_HEAD_BYTES
         self._partial_header = b""  # first bytes of a reply header
         self._again = _NOTHING  # requests that are asked again, to go before any others
         self._want_upstream(IN)
@@ -111,6 +117,8 @@ class ProxySession(NbdSession):
         peer = f"upstream of {self._volume.export.volume}"
         if self._asked is None or not self._mode.structured:
             return ReplyReader(peer, self._asked)
+        if upstream.agreed.extended:
+            return ExtendedChunkReader(peer, self._asked, upstream.agreed.context_id)
         if upstream.agreed.structured:
             return ChunkReader(peer, self._asked, upstream.agreed.context_id)
         return SimpleReplyTranslator(peer, self._asked)
@@ -195,7 +203,12 @@ class ProxySession(NbdSession):
         self.requests.skip(request)
         word = word_of(KIND_FLUSH, 0, failed=False)
         self._record([(0, word, request[ARRIVED], now_ns, now_ns)])
-        self._reply_error(p.status_chunk(request[COOKIE], p.ALLOCATION_ID, [(request[LENGTH], 0)], True))
+        cookie, extents = request[COOKIE], [(request[LENGTH], 0)]
+        if self._mode.extended:
+            reply = extended.status_chunk(cookie, request[OFFSET], p.ALLOCATION_ID, extents)
+        else:
+            reply = p.status_chunk(cookie, p.ALLOCATION_ID, extents, True)
+        self._reply_error(reply)
 
     # -- from the upstream ----------------------------------------------------------------------------------
 
@@ -338,11 +351,11 @@ class ProxySession(NbdSession):
         finished: list[Finished] = []
         begun = self._asked.begun.items()
         for cookie in [cookie for cookie, each in begun if each.chunks or each.has_failed]:
-            self._asked.answered(cookie, has_failed=True)
+            begin = self._asked.answered(cookie, has_failed=True)[OFFSET]
             arrived_ns, sent_ns, word, _ = self.inflight.pop(cookie)
             paused_ns = others_ns if word & 3 else reads_ns
             finished.append((paused_ns, word | FAILED_BIT, arrived_ns, sent_ns, now_ns))
-            self._reply_error(self._error_reply(cookie, p.EIO, STORAGE_GONE))
+            self._reply_error(self._error_reply(cookie, p.EIO, STORAGE_GONE, begin=begin))
         self._record(finished)
 
     def _reopen(self, _now_ns: int) -> None:
@@ -381,7 +394,7 @@ class ProxySession(NbdSession):
         sent = self._sent()
         self._stop_waiting()
         self._use(upstream)
-        self._again = memoryview(b"".join(header_of(request) for request in sent))
+        self._again = memoryview(b"".join(header_of(request, self._mode) for request in sent))
         if sent:  # the last one may have gone in part
             self.requests.sent_pos = max(self.requests.sent_pos, sent[-1][END])
         self._serve_on()
@@ -409,6 +422,10 @@ class ProxySession(NbdSession):
         self._forget_asked()
         super()._begin_end()
 
+    def _begin_of(self, cookie: int) -> int:
+        request = self._asked.get(cookie) if self._asked is not None else None
+        return request[OFFSET] if request is not None else 0
+
     def _forget_asked(self) -> None:
         """No answer is waited for any more."""
         if self._asked is not None:
@@ -431,7 +448,7 @@ class ProxySession(NbdSession):
             return
         # Within a request DISC would become the end of a torn write's payload.
         is_whole = self.requests.is_drained and not self._again
-        words = p.request(p.Cmd.DISC, 0, 0, 0) if is_whole else b""
+        words = disconnection(self._upstream.agreed) if is_whole else b""
         owed = OwedAnswers(self._reader, self.inflight, self._partial_header, self._forget_changes)
         context = self._context
         farewell = UpstreamFarewell(context.loop, self._up, words, owed, context.farewells.discard)

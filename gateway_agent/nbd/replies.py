@@ -58,10 +58,12 @@ class AskedRequests(dict[int, Request]):
 
     Args:
         ledger: where changes and flushes are counted; None: nowhere.
+        header_bytes: of a request.
     """
 
-    def __init__(self, ledger: ChangeLedger | None = None) -> None:
+    def __init__(self, ledger: ChangeLedger | None = None, header_bytes: int = p.REQUEST.size) -> None:
         super().__init__()
+        self._header_bytes = header_bytes
         self.begun: dict[int, ReplyProgress] = {}
         self._ledger = ledger
         self._marks: dict[int, int] = {}  # of flushes: which changes they cover
@@ -106,7 +108,11 @@ class AskedRequests(dict[int, Request]):
 
     def sent(self, sent_pos: int) -> list[Request]:
         """Those of which at least a part is before ``sent_pos`` in what the client sent, in their order."""
-        return [request for request in self.values() if _begin_pos(request) < sent_pos]
+        return [request for request in self.values() if self._begin_pos(request) < sent_pos]
+
+    def _begin_pos(self, request: Request) -> int:
+        payload_bytes = request[LENGTH] if request[COMMAND] == p.Cmd.WRITE else 0
+        return request[END] - self._header_bytes - payload_bytes
 
     def forget(self) -> None:
         """No more answer is waited for."""
@@ -114,14 +120,10 @@ class AskedRequests(dict[int, Request]):
             self.answered(cookie, has_failed=True)
 
 
-def _begin_pos(request: Request) -> int:
-    payload_bytes = request[LENGTH] if request[COMMAND] == p.Cmd.WRITE else 0
-    return request[END] - p.REQUEST.size - payload_bytes
-
-
-def header_of(request: Request) -> bytes:
+def header_of(request: Request, mode: p.ReplyMode) -> bytes:
     """To ask again."""
-    return p.request(request[COMMAND], request[COOKIE], request[OFFSET], request[LENGTH], request[FLAGS])
+    say = p.extended_request if mode.extended else p.request
+    return say(request[COMMAND], request[COOKIE], request[OFFSET], request[LENGTH], request[FLAGS])
 
 
 class Replies(Protocol):

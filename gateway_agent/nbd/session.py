@@ -26,6 +26,7 @@ from typing import Final
 import structlog
 
 from gateway_agent.config import ExportConfig
+from gateway_agent.nbd import extended
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.accounting import FAILED_BIT, REFUSED_BIT, StreamAccount, word_of
 from gateway_agent.nbd.buffers import Finished, InFlight, ReplyBuffer, Request, RequestBuffer
@@ -129,7 +130,7 @@ class NbdSession(ABC):
         mode: p.ReplyMode = p.SIMPLE_REPLIES,
     ) -> None:
         self.peer = f"client {stream.client} of {volume.export.volume}"
-        self.requests = RequestBuffer(self.peer)
+        self.requests = RequestBuffer(self.peer, extended=mode.extended)
         self.inflight: InFlight = {}
         self.admitted: deque[Request] | None = None
         self.is_closed = False
@@ -368,17 +369,33 @@ class NbdSession(ABC):
         if self._moves and why[0] == p.ESHUTDOWN:
             self._leave_unanswered(request)
             return
-        arrived_ns, cookie, command, length, _, _, _ = request
+        arrived_ns, cookie, command, length, begin, _, _ = request
         kind = _KINDS.get(command, KIND_FLUSH)
         word = word_of(kind, length, failed=True) | REFUSED_BIT
         self._record([(0, word, arrived_ns, now_ns, now_ns)])
-        self._reply_error(self._error_reply(cookie, *why))
+        self._reply_error(self._error_reply(cookie, *why, begin=begin))
 
-    def _error_reply(self, cookie: int, error: int, text: str, offset: int | None = None) -> bytes:
-        """An error in the form that the client wants; text and place are for structured replies."""
+    def _error_reply(
+        self, cookie: int, error: int, text: str, place: int | None = None, begin: int = 0
+    ) -> bytes:
+        """An error in the form that the client wants.
+
+        Args:
+            cookie: of the request.
+            error: for the wire.
+            text: for people, where replies are structured.
+            place: where it occurred, the same.
+            begin: the request's offset, for extended headers.
+        """
+        if self._mode.extended:
+            return extended.error_chunk(cookie, begin, error, text, place)
         if self._mode.structured:
-            return p.error_chunk(cookie, error, text, offset)
+            return p.error_chunk(cookie, error, text, place)
         return p.simple_reply(cookie, error)
+
+    def _begin_of(self, cookie: int) -> int:
+        """Offset of a request under way, for extended headers."""
+        return 0
 
     def unblock(self) -> bool:
         """See ``volume.ThrottledSession``."""
@@ -457,21 +474,22 @@ class NbdSession(ABC):
         """The storage is gone: answer (or at least count) everything under way with an error, then end."""
         now_ns = self._context.clock.monotonic_ns()
         reads_ns, others_ns = self._paused_ns(now_ns)
-        cookies, finished = list(self.inflight), []
+        unanswered, finished = [(cookie, self._begin_of(cookie)) for cookie in self.inflight], []
         for arrived_ns, sent_ns, word, _ in self.inflight.values():
             paused_ns = others_ns if word & 3 else reads_ns
             finished.append((paused_ns, word | FAILED_BIT, arrived_ns, sent_ns, now_ns))
         for request in self.requests.queue:
             if request[2] in _KINDS:
-                cookies.append(request[1])
+                unanswered.append((request[1], request[4]))
                 word = word_of(_KINDS[request[2]], request[3], failed=True)
                 finished.append((0, word, request[0], now_ns, now_ns))
         self.inflight.clear()
         self.requests.queue.clear()
         self._begin_end()
         self._record(finished)
-        if can_reply and cookies:
-            self._reply(b"".join(self._error_reply(cookie, error, STORAGE_GONE) for cookie in cookies))
+        if can_reply and unanswered:
+            replies = (self._error_reply(cookie, error, STORAGE_GONE, begin=at) for cookie, at in unanswered)
+            self._reply(b"".join(replies))
         self._watch_or_end()
 
     # -- end ------------------------------------------------------------------------------------------------

@@ -27,7 +27,9 @@ from typing import Any, Final
 import structlog
 
 from gateway_agent.errors import PlaneLost
+from gateway_agent.nbd.loop import EventLoop
 from gateway_agent.nbd.sockets import bound_address, unlink_own
+from gateway_agent.nbd.volume import PlaneContext
 from pmdaemon.errors import WireError
 from pmdaemon.runtime.clock import Clock, Deadline
 from pmdaemon.wire import frame
@@ -39,6 +41,7 @@ LIMIT_S: Final = (
     10.0  # the former process answers within a turn of its loop; one that hangs keeps its clients
 )
 MOST_SOCKETS: Final = 253  # SCM_MAX_FD of Linux; the control socket is one of them
+AGAIN_NS: Final = 10**9
 _RECEIVE_BYTES: Final = 65_536
 
 
@@ -53,6 +56,7 @@ class Inheritance:
         thresholds: header of DP_THRESHOLDS; ``costs``: of DP_COSTS.
         start_ns: when the former process's cut in progress began, monotonic; ``start_us`` the same by the
             wall clock. The next one's first cut begins there, too: so both fit in one cut of the gateway.
+        pid: of the former process, if it has said so.
     """
 
     control: socket.socket
@@ -63,6 +67,7 @@ class Inheritance:
     start_ns: int = 0
     start_us: int = 0
     costs: dict[str, Any] | None = None
+    pid: int | None = None
     _former: socket.socket | None = field(default=None, repr=False)
 
     def confirm(self) -> None:
@@ -102,7 +107,7 @@ def take_over(path: str, plane: str, clock: Clock) -> Inheritance | None:
             former.close()
             return None
         former.sendall(DpTakeOver().encode())
-        said = _hear(former, plane, received, Deadline(LIMIT_S, clock))
+        said, pid = _hear(former, plane, received, Deadline(LIMIT_S, clock))
         if len(received) != 1 + len(said.listeners):
             raise PlaneLost(
                 plane, f"it names {len(said.listeners)} listeners, and sends {len(received)} sockets"
@@ -127,6 +132,7 @@ def take_over(path: str, plane: str, clock: Clock) -> Inheritance | None:
         said.start_ns,
         said.start_us,
         said.costs,
+        pid,
         former,
     )
 
@@ -141,6 +147,44 @@ def has_former(path: str) -> bool:
     return any(_listens(each) for each in own.parent.glob(f"{glob.escape(own.stem)}.*.sock"))
 
 
+class FormerProcesses:
+    """Those that served this plane before, while they may do so still.
+
+    As long as there is one, no ledger of this process is believed. When the last has ended, what it changed
+    is in no ledger, so that each is uncovered until its next flush.
+
+    Args:
+        loop: what looks again, each ``AGAIN_NS``.
+        path: control socket of the plane.
+        context: of this process.
+        inherited: what the last of them handed over; it has its own socket beside ``path`` some time later.
+    """
+
+    def __init__(
+        self, loop: EventLoop, path: str, context: PlaneContext, inherited: Inheritance | None
+    ) -> None:
+        self._loop = loop
+        self._path = path
+        self._context = context
+        self._pid = inherited.pid if inherited is not None else None
+        context.other.is_former = inherited is not None or has_former(path)
+        if inherited is None or self._pid is not None:  # else it could not be known
+            self._plan()
+
+    def _plan(self) -> None:
+        if self._context.other.is_former:
+            self._loop.at(self, self._loop.clock.monotonic_ns() + AGAIN_NS, self._check)
+
+    def _check(self, _now_ns: int) -> None:
+        is_there = self._pid is not None and os.path.exists(f"/proc/{self._pid}")
+        if not is_there and not has_former(self._path):
+            self._context.other.is_former = False
+            for ledger in self._context.ledgers.values():
+                ledger.doubt()
+            log.info("former-processes-ended")
+        self._plan()
+
+
 def _listens(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as sock:
         sock.setblocking(False)
@@ -153,9 +197,11 @@ def _listens(path: Path) -> bool:
     return True
 
 
-def _hear(former: socket.socket, plane: str, received: list[int], deadline: Deadline) -> DpHandOver:
-    """Wait for DP_HAND_OVER; descriptors that come are added to ``received``."""
-    reader = frame.FrameReader()
+def _hear(
+    former: socket.socket, plane: str, received: list[int], deadline: Deadline
+) -> tuple[DpHandOver, int | None]:
+    """Wait for DP_HAND_OVER and the process id before it; descriptors that come are added to ``received``."""
+    reader, pid = frame.FrameReader(), None
     while not deadline.passed:
         data, fds, _, _ = socket.recv_fds(former, _RECEIVE_BYTES, MOST_SOCKETS)
         received += fds
@@ -163,9 +209,9 @@ def _hear(former: socket.socket, plane: str, received: list[int], deadline: Dead
             raise PlaneLost(plane, "the process that serves it does not hand over; see its log")
         for each in reader.feed(data):
             if each.kind == Kind.DP_HAND_OVER:
-                return DpHandOver.parse(frame.unfold(each).header)
+                return DpHandOver.parse(frame.unfold(each).header), pid
             if each.kind == Kind.DP_HELLO:
-                DpHello.parse(each.header, plane)
+                pid = DpHello.parse(each.header, plane).pid
             elif each.kind == Kind.UNSUPPORTED:
                 raise PlaneLost(plane, "the process that serves it is of a release without upgrade")
     raise PlaneLost(plane, f"the process that serves it has not answered for {LIMIT_S:.0f} s")

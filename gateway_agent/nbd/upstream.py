@@ -20,7 +20,7 @@ from gateway_agent.nbd.loop import IN, OUT, EventLoop
 from gateway_agent.nbd.protocol import ExportFacts
 from gateway_agent.nbd.sockets import Connection, begin_connect, connect_error, parse_upstream
 from gateway_agent.nbd.tls import TlsOpening
-from gateway_agent.nbd.upstream_handshake import Agreed, ClientHandshake
+from gateway_agent.nbd.upstream_handshake import Agreed, ClientHandshake, disconnection
 from gateway_agent.nbd.upstream_tls import UpstreamTls
 from pmdaemon.errors import ConfigError
 
@@ -63,7 +63,7 @@ class Upstream:
 
     def leave(self, loop: EventLoop) -> None:
         """It is not needed: nothing was asked on it."""
-        UpstreamFarewell(loop, self.sock, p.request(p.Cmd.DISC, 0, 0, 0))
+        UpstreamFarewell(loop, self.sock, disconnection(self.agreed))
 
     def close(self) -> None:
         """Close the connection, which the upstream has ended or which cannot be trusted."""
@@ -121,6 +121,11 @@ class UpstreamOpening:
         )
         self._has_ended = False
         loop.at(self, loop.clock.monotonic_ns(), self._begin)
+
+    @property
+    def agreed(self) -> Agreed:
+        """What came of the negotiation so far."""
+        return self._handshake.agreed
 
     def _begin(self, now_ns: int) -> None:
         try:

@@ -5,11 +5,14 @@ transmission. EXPORT_NAME is the fallback for servers that know neither. Block s
 own client asks, because a server may be stricter with clients that ask, and when the server insists.
 
 Structured replies, and the context base:allocation, are asked for when our client wants them. A server that
-has none of them goes on without: ``agreed`` says what came of it, and replies are translated.
+has none of them goes on without: ``agreed`` says what came of it, and replies are translated. Extended
+headers are asked for when our client has them, or to know whether the server has; they are not translated, so
+a server that has lost them since is not used for that client.
 
     GREETING ──greeting──► GO ──ACK──► READY
        │ │                 ├──ERR_BLOCK_SIZE_REQD──► GO, now with block sizes
        │ │                 └──ERR_UNSUP──► NAME ──size, flags──► READY
+       │ ├──greeting, with extended headers──► EXTENDED, as STRUCTURED
        │ └──greeting, with structured replies──► STRUCTURED ──ACK, or refused──► GO
        │                                            └──ACK, with allocation──► CONTEXT ──ACK, or refused──► GO
        └──greeting, with TLS──► ASKED ──ACK──► TLS ──secured──► GO, or STRUCTURED
@@ -21,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from gateway_agent.errors import NbdProtocolError, UpstreamError
@@ -30,6 +34,7 @@ from gateway_agent.nbd.protocol import ExportFacts, Opt, Rep
 from pmdaemon.runtime.excerpt import printable
 
 REASON_CHARACTERS: Final = 300
+NO_EXTENDED_HEADERS: Final = "it has no extended headers any more; connect again to do without them"
 
 CLIENT_TABLE: Final[dict[tuple[HandshakeState, HandshakeEvent], HandshakeState]] = {
     (HandshakeState.GREETING, HandshakeEvent.GREETED): HandshakeState.GO,
@@ -38,6 +43,11 @@ CLIENT_TABLE: Final[dict[tuple[HandshakeState, HandshakeEvent], HandshakeState]]
     (HandshakeState.ASKED, HandshakeEvent.ACK): HandshakeState.TLS,
     (HandshakeState.TLS, HandshakeEvent.SECURED): HandshakeState.GO,
     (HandshakeState.TLS, HandshakeEvent.ASKED_STRUCTURED): HandshakeState.STRUCTURED,
+    (HandshakeState.GREETING, HandshakeEvent.ASKED_EXTENDED): HandshakeState.EXTENDED,
+    (HandshakeState.TLS, HandshakeEvent.ASKED_EXTENDED): HandshakeState.EXTENDED,
+    (HandshakeState.EXTENDED, HandshakeEvent.ACK): HandshakeState.GO,
+    (HandshakeState.EXTENDED, HandshakeEvent.DECLINED): HandshakeState.GO,
+    (HandshakeState.EXTENDED, HandshakeEvent.ASKED_CONTEXT): HandshakeState.CONTEXT,
     (HandshakeState.STRUCTURED, HandshakeEvent.ACK): HandshakeState.GO,
     (HandshakeState.STRUCTURED, HandshakeEvent.DECLINED): HandshakeState.GO,
     (HandshakeState.STRUCTURED, HandshakeEvent.ASKED_CONTEXT): HandshakeState.CONTEXT,
@@ -59,10 +69,17 @@ class Agreed:
     Attributes:
         structured: in chunks.
         context_id: what it calls base:allocation; None: it answers no block status.
+        extended: with extended headers, as it is asked.
     """
 
     structured: bool = False
     context_id: int | None = None
+    extended: bool = False
+
+
+def disconnection(agreed: Agreed) -> bytes:
+    """DISC, the last request on a connection in transmission."""
+    return (p.extended_request if agreed.extended else p.request)(p.Cmd.DISC, 0, 0, 0)
 
 
 class ClientHandshake(Machine):
@@ -106,7 +123,7 @@ class ClientHandshake(Machine):
     @property
     def farewell(self) -> bytes:
         """What ends a READY connection politely."""
-        return p.option(Opt.ABORT) if self._option == Opt.INFO else p.request(p.Cmd.DISC, 0, 0, 0)
+        return p.option(Opt.ABORT) if self._option == Opt.INFO else disconnection(self.agreed)
 
     @property
     def left_over(self) -> bytes:
@@ -124,7 +141,8 @@ class ClientHandshake(Machine):
         steps: dict[HandshakeState, Callable[[], bytes | None]] = {
             HandshakeState.GREETING: self._on_greeting,
             HandshakeState.ASKED: self._on_tls_reply,
-            HandshakeState.STRUCTURED: self._on_structured_reply,
+            HandshakeState.EXTENDED: partial(self._on_chunks_reply, Opt.EXTENDED_HEADERS),
+            HandshakeState.STRUCTURED: partial(self._on_chunks_reply, Opt.STRUCTURED_REPLY),
             HandshakeState.CONTEXT: self._on_context_reply,
             HandshakeState.GO: self._on_go_reply,
             HandshakeState.NAME: self._on_name_reply,
@@ -166,6 +184,9 @@ class ClientHandshake(Machine):
 
     def _first_question(self, event: HandshakeEvent) -> bytes:
         """``event`` has made questions possible."""
+        if self._mode.extended:
+            self._move(HandshakeEvent.ASKED_EXTENDED)
+            return p.option(Opt.EXTENDED_HEADERS)
         if self._mode.structured:
             self._move(HandshakeEvent.ASKED_STRUCTURED)
             return p.option(Opt.STRUCTURED_REPLY)
@@ -175,13 +196,15 @@ class ClientHandshake(Machine):
     def _question(self) -> bytes:
         return p.option(self._option, p.go_data(self._export, self._infos))
 
-    def _on_structured_reply(self) -> bytes | None:
-        reply = self._option_reply(Opt.STRUCTURED_REPLY)
+    def _on_chunks_reply(self, asked: int) -> bytes | None:
+        reply = self._option_reply(asked)
         if reply is None:
             return None
         if self._is_declined(*reply):
+            if asked == Opt.EXTENDED_HEADERS and self._option == Opt.GO:
+                raise UpstreamError(self._upstream, NO_EXTENDED_HEADERS)
             return self._question()
-        self.agreed = Agreed(structured=True)
+        self.agreed = Agreed(structured=True, extended=asked == Opt.EXTENDED_HEADERS)
         if not self._mode.allocation:
             self._move(HandshakeEvent.ACK)
             return self._question()
@@ -199,7 +222,7 @@ class ClientHandshake(Machine):
                 self.agreed = replace(self.agreed, context_id=int.from_bytes(data[:4], "big"))
             return b""
         if self._is_declined(kind, data):
-            self.agreed = Agreed(structured=True)
+            self.agreed = replace(self.agreed, context_id=None)
         else:
             self._move(HandshakeEvent.ACK)
         return self._question()

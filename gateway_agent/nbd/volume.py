@@ -57,6 +57,7 @@ class PlaneContext:
         tls_engine: for handshakes with upstreams.
         other: whether ledgers can be believed.
         farewells: connections to upstreams that end.
+        ledgers: by upstream, also of those that no export has now.
     """
 
     loop: EventLoop
@@ -68,6 +69,7 @@ class PlaneContext:
     tls_engine: TlsEngine | None = None
     other: OtherProcess = field(default_factory=OtherProcess)
     farewells: set[UpstreamFarewell] = field(default_factory=set)
+    ledgers: dict[str, ChangeLedger] = field(default_factory=dict)
 
 
 @dataclass(eq=False, slots=True)
@@ -79,6 +81,14 @@ class Debt:
     left_ratio: float
     client: str
     session: ThrottledSession | None  # which waits for it; None when it is closed
+
+
+@dataclass(slots=True)
+class ExtendedHeaders:
+    """Whether an upstream has extended headers, and when it was asked last."""
+
+    has: bool = False
+    asked_ns: int | None = None
 
 
 class ThrottledSession(Protocol):
@@ -119,6 +129,7 @@ class Volume:
 
     Attributes:
         facts: size and flags once known (at start for files, after the first connection for upstreams).
+        extended: whether its upstream has extended headers, as far as known.
         warnings: about its upstream; limited, because one death is seen by every client.
         clients: rates of single clients; ``group``: the one that it is in.
         sessions: open connections to it.
@@ -133,6 +144,7 @@ class Volume:
         self.group: VolumeGroup | None = None
         self.sessions: set[ThrottledSession] = set()
         self.facts: ExportFacts | None = None
+        self.extended = ExtendedHeaders()
         self.warnings = LimitedLog("upstream")
         self._context = context
         self._max_hold_ns = max_hold_ns
@@ -142,7 +154,6 @@ class Volume:
         self._parts: dict[ThrottledSession, tuple[int, int]] = {}
         self._group_holds = False
         self._late, self._longest_ns = 0, 0
-        self._ledgers: dict[str, ChangeLedger] = {}
         context.cuts.volumes.append(self)
 
     @property
@@ -151,8 +162,8 @@ class Volume:
         return self.export.volume
 
     def ledger_of(self, upstream: str) -> ChangeLedger:
-        """What is known of the changes that an upstream acknowledged; a reload may give another upstream."""
-        return self._ledgers.setdefault(upstream, ChangeLedger())
+        """What is known of the changes that an upstream acknowledged, by whichever export they came."""
+        return self._context.ledgers.setdefault(upstream, ChangeLedger())
 
     def take_late(self, now_ns: int) -> tuple[int, int] | None:
         """See ``cuts.ThrottledVolume``."""

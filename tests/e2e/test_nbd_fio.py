@@ -6,6 +6,7 @@ Every wait is for an event, with a deadline; nothing here asserts how fast somet
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gateway_agent.config import AgentConfig
@@ -23,7 +25,7 @@ from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.handshake import HandshakeState
 from gateway_agent.nbd.upstream_handshake import ClientHandshake
 from pmdaemon.runtime.config import show
-from pmdaemon.wire import frame
+from pmdaemon.wire import frame, histogram
 from pmdaemon.wire.cut import COLUMNS
 from pmdaemon.wire.kinds import Kind
 from tests.support.nbd import as_cut
@@ -255,6 +257,35 @@ def test_fio_verifies_and_its_counts_are_ours_exactly(run: Processes, tmp_path: 
         assert ours["arrived"] == ours["hist"] == ours["counted"] == transfers
         assert (ours["errors"], ours["inflight"], ours["held"]) == (0, 0, 0)
         assert ours["lat_sum_us"] >= ours["svc_sum_us"] > 0
+
+
+def test_percentiles_are_within_a_bucket_of_those_of_fio(run: Processes, tmp_path: Path) -> None:
+    """Storage is so slow that what passes between the plane's clock and fio's is a small part of it.
+
+    One request at a time: at its end fio takes the answers to all that are under way as one.
+    """
+    delays = ("rdelay=2", "wdelay=1")
+    run.nbdkit(tmp_path / "up.sock", "--filter=delay", "--threads=16", "memory", str(SIZE), *delays)
+    run.plane(exports=[upstream(tmp_path)])
+    link = run.link()
+    command = [
+        "fio", "--name=job", "--ioengine=nbd", f"--uri=nbd+unix:///vol-1?socket={tmp_path}/gw.sock",
+        "--rw=randrw", "--bs=4k", "--iodepth=1", "--numjobs=8", "--number_ios=4", "--group_reporting",
+        "--thread", "--output-format=json",
+    ]  # fmt: skip
+    said = subprocess.run(
+        command, capture_output=True, text=True, timeout=600, cwd=tmp_path, check=True
+    ).stdout
+    job = json.loads(said[said.index("{") :])["jobs"][0]
+    cut = as_cut(bytes(link.collect().raw))
+    for kind, first in (("read", histogram.TOTAL_READ), ("write", histogram.TOTAL_WRITE)):
+        counts = cut.dense_hist(first, histogram.BUCKETS).sum(axis=0)
+        assert counts.sum() == job[kind]["total_ios"] > 0
+        for name, fio_ns in job[kind]["clat_ns"]["percentile"].items():
+            rank = math.ceil(float(name) / 100 * counts.sum())
+            ours = int(np.searchsorted(counts.cumsum(), rank))
+            theirs = histogram.bucket_of_ns(fio_ns)
+            assert abs(ours - theirs) <= 1, f"{kind} {name}"
 
 
 def test_fio_verifies_under_a_cap_that_bites(run: Processes, tmp_path: Path) -> None:

@@ -312,4 +312,19 @@ def test_clients_of_another_host_by_tls_and_plain_where_its_network_is_named(
         call(*far, "nbdcopy", "--connections=2", str(image), uri)
         call(*far, "nbdcopy", "--connections=2", uri, str(out))
         assert out.read_bytes() == image.read_bytes()
+    system = (*far, "env", "PATH=/usr/sbin:/usr/bin:/sbin:/bin")  # nbdsh is of the system's own Python
+    files = [f"-cacertfile={setup.client}/ca-cert.pem", f"-certfile={setup.client}/client-cert.pem"]
+    files += [f"-keyfile={setup.client}/client-key.pem", "-tlshostname=10.211.7.1", "-enable-tls"]
+    for options, expected in (([], ["by-address", "far"]), (files, ["by-name", "by-address", "far"])):
+        said = call(*system, "nbd-client", "-l", "10.211.7.1", str(setup.port), *options)
+        assert [line for line in said.splitlines() if line in (*expected, "elsewhere", "by-name")] == expected
+    tls = f"tls-creds-x509,id=tls,dir={setup.client},endpoint=client"
+    disk = f"driver=nbd,host=10.211.7.1,port={setup.port},export=by-name,tls-creds=tls"
+    image_of_qemu = ["--object", tls, "--image-opts", disk]
+    call(*far, "qemu-io", *image_of_qemu, "-c", "write -P 7 1M 64k", "-c", "flush", "-c", "read -P 7 1M 64k")
+    connect = f"h.set_uri_allow_local_file(True); h.connect_uri({setup.uri('by-name', host='10.211.7.1')!r})"
+    script = "assert h.pread(65536, 1 << 20) == b'\\7' * 65536; h.pwrite(b's' * 512, 0); h.flush()"
+    call(*system, "nbdsh", "-c", connect, "-c", script)
+    script = "assert h.pread(512, 0) == b's' * 512"
+    call(*system, "nbdsh", "-u", f"nbd://10.211.7.1:{setup.port}/by-address", "-c", script)
     assert {client for _, client in setup.link.totals()} == {"host-a.example", "10.211.7.2"}

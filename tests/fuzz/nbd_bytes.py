@@ -12,10 +12,11 @@ import socket
 from typing import Final
 
 from gateway_agent.errors import NbdProtocolError, UpstreamError
+from gateway_agent.nbd import extended
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.accounting import word_of
 from gateway_agent.nbd.buffers import InFlight, RequestBuffer
-from gateway_agent.nbd.chunks import MOST_HEAD_BYTES, ChunkReader
+from gateway_agent.nbd.chunks import ChunkReader
 from gateway_agent.nbd.handshake import HandshakeState, Open, ServerHandshake, StartTls
 from gateway_agent.nbd.replies import AskedRequests, Replies, ReplyReader, SimpleReplyTranslator
 from gateway_agent.nbd.upstream_handshake import ClientHandshake
@@ -73,18 +74,18 @@ def options(rng: random.Random, exports: tuple[str, ...]) -> bytes:
     return said
 
 
-def requests(rng: random.Random) -> bytes:
+def requests(rng: random.Random, *, is_extended: bool = False) -> bytes:
     """What a client may say in transmission; mostly of small requests."""
-    said = b""
+    said, say = b"", p.extended_request if is_extended else p.request
     for _ in range(rng.randrange(1, 12)):
         command = rng.choice((*p.Cmd, 0, 1, 1, 9, 65535))
         length = rng.choice((0, 1, 512, 4096, 65536))
-        header = p.request(
+        header = say(
             command,
             rng.getrandbits(3),
             rng.choice((0, 512, 1 << 20, 1 << 40)),
             length,
-            rng.choice((0, 0, 1, 2, 4, 8, 16)),
+            rng.choice((0, 0, 1, 2, 4, 8, 16, 32)),
         )
         said += header + (rng.randbytes(length) if command == p.Cmd.WRITE else b"")
     return said
@@ -112,7 +113,7 @@ def answers(rng: random.Random, mode: p.ReplyMode = p.SIMPLE_REPLIES) -> bytes:
 def fuzz_server_handshake(rng: random.Random) -> None:
     """Bytes of a client before ``ServerHandshake``."""
     tls: p.TlsMode = rng.choice(("off", "offer", "require"))
-    machine, said = ServerHandshake(["vol-1", "vol-2"], "client", tls), b""
+    machine, said = ServerHandshake(["vol-1", "vol-2"], "client", tls, lambda: rng.random() < 0.5), b""
     with contextlib.suppress(NbdProtocolError):
         for piece in pieces(rng, mutated(rng, options(rng, ("vol-1",)))):
             if machine.state in (HandshakeState.TRANSMISSION, HandshakeState.CLOSED):
@@ -157,9 +158,10 @@ def fuzz_client_handshake(rng: random.Random) -> None:
 
 def fuzz_intake(rng: random.Random) -> None:
     """Bytes of a client before ``RequestBuffer``."""
-    buffer, given = RequestBuffer("client", 1 << 16), 0
+    is_extended = rng.random() < 0.5
+    buffer, given = RequestBuffer("client", 1 << 16, extended=is_extended), 0
     with contextlib.suppress(NbdProtocolError):
-        for piece in pieces(rng, mutated(rng, requests(rng))):
+        for piece in pieces(rng, mutated(rng, requests(rng, is_extended=is_extended))):
             room = buffer.room()[: len(piece)]
             room[:] = piece[: len(room)]
             if room:
@@ -258,6 +260,48 @@ def fuzz_chunks(rng: random.Random) -> None:
             assemblies[cookie].error = 1
 
 
+def _without_payload(request: Request) -> bytes:
+    head = (extended.CHUNK_MAGIC, p.CHUNK_DONE, p.Chunk.NONE, request.cookie, request.offset, 0)
+    return extended.CHUNK.pack(*head)
+
+
+def extended_of(chunk: bytes, request: Request) -> bytes:
+    """The same with extended headers."""
+    if len(chunk) == p.SIMPLE_REPLY_BYTES:
+        return _without_payload(request)
+    said = b""
+    while chunk:
+        _, flags, kind, cookie, length = p.CHUNK.unpack_from(chunk)
+        payload, chunk = chunk[p.CHUNK_BYTES :][:length], chunk[p.CHUNK_BYTES + length :]
+        if kind == p.Chunk.BLOCK_STATUS:
+            context_id, extents = int.from_bytes(payload[:4], "big"), list(p.EXTENT.iter_unpack(payload[4:]))
+            said += extended.status_chunk(cookie, request.offset, context_id, extents)
+        else:
+            head = (extended.CHUNK_MAGIC, flags, kind, cookie, request.offset, length)
+            said += extended.CHUNK.pack(*head) + payload
+    return said
+
+
+def fuzz_extended_chunks(rng: random.Random) -> None:
+    """The same before ``ExtendedChunkReader``."""
+    asked, inflight, requests = asked_at_random(rng, 9)
+    said = [extended_of(chunks_for(rng, request, 7), request) for request in requests]
+    rng.shuffle(said)
+    reader = extended.ExtendedChunkReader("upstream", asked, 7)
+    passed, count = fed(rng, reader, mutated(rng, b"".join(said)), inflight)
+    assert count + len(inflight) <= len(requests)
+    offsets = {request.cookie: request.offset for request in requests}
+    assemblies = {request.cookie: Assembly(request, p.ALLOCATION_ID) for request in requests}
+    while len(passed) >= extended.CHUNK.size:
+        magic, flags, kind, cookie, offset, length = extended.CHUNK.unpack_from(passed)
+        assert (magic, offset) == (extended.CHUNK_MAGIC, offsets[cookie]), passed[:40].hex()
+        payload, passed = passed[extended.CHUNK.size :][:length], passed[extended.CHUNK.size + length :]
+        if len(payload) == length and kind in (p.Chunk.NONE, p.Chunk.OFFSET_DATA, p.Chunk.OFFSET_HOLE):
+            assemblies[cookie].add(kind, flags, payload)
+        elif kind & p.CHUNK_ERROR_BIT:
+            assemblies[cookie].error = 1
+
+
 def fuzz_translation(rng: random.Random) -> None:
     """Bytes of an upstream before ``SimpleReplyTranslator``; the client gets whole chunks."""
     asked, inflight, requests = asked_at_random(rng, 9)
@@ -280,7 +324,7 @@ def fed(rng: random.Random, reader: Replies, said: bytes, inflight: InFlight) ->
         for piece in pieces(rng, said):
             view = memoryview(bytearray(kept + piece))
             usable, finished = reader.feed(view, 0, inflight, 1)
-            assert len(view) - usable < MOST_HEAD_BYTES
+            assert len(view) - usable < extended.MOST_EXTENDED_HEAD_BYTES
             more = reader.passed(view, usable)
             assert reader.boundary is None or reader.boundary <= len(more)
             passed += more
@@ -289,7 +333,8 @@ def fed(rng: random.Random, reader: Replies, said: bytes, inflight: InFlight) ->
 
 
 PARSERS: Final = (
-    fuzz_server_handshake, fuzz_client_handshake, fuzz_intake, fuzz_replies, fuzz_chunks, fuzz_translation
+    fuzz_server_handshake, fuzz_client_handshake, fuzz_intake, fuzz_replies, fuzz_chunks,
+    fuzz_extended_chunks, fuzz_translation,
 )  # fmt: skip
 
 

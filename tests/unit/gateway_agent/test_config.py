@@ -18,6 +18,7 @@ from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.config import load
 from pmdaemon.runtime.stop import Stop
+from pmdaemon.wire.rates import Rates
 
 GOOD = """
 name = "gw-a"
@@ -329,6 +330,22 @@ def test_check_config_looks_at_the_certificates_of_upstreams(write, tmp_path):
     result = CliRunner().invoke(cli, ["run", "--config", str(path), "--check-config"])
     assert result.exit_code == ConfigError.exit_status
     assert "[[export]] vol-1 upstream_ca: " in result.output
+
+
+def test_a_static_cap_of_an_export_may_have_a_burst_and_one_of_a_drive_has_none(write):
+    config = load(
+        AgentConfig, write(old="ops_per_s = 100", new="ops_per_s = 100, burst_s = 2"), environment={}
+    )
+    assert config.export[0].cap.rates == Rates(100, burst_s=2)
+    for bad in ("0", "301"):
+        with pytest.raises(ConfigError, match="burst_s"):
+            load(AgentConfig, write(old="ops_per_s = 100", new=f"burst_s = {bad}"), environment={})
+    with pytest.raises(ConfigError, match="burst_s"):
+        load(
+            AgentConfig,
+            write('name = "gw-a"\n' + QEMU, "ops_per_s = 500", "ops_per_s = 500, burst_s = 2"),
+            environment={},
+        )
 
 
 QEMU = """

@@ -13,13 +13,13 @@ from gateway_agent.nbd import takeover
 from gateway_agent.nbd.control import ControlServer
 from gateway_agent.nbd.loop import EventLoop
 from gateway_agent.nbd.sockets import Address, listen_at
-from gateway_agent.nbd.takeover import has_former, take_over
+from gateway_agent.nbd.takeover import FormerProcesses, Inheritance, has_former, take_over
 from pmdaemon.runtime.clock import Deadline, SystemClock
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.planes import DpHandOver, DpHello
 from tests.e2e.test_nbd_fio import DEADLINE_S, Link, Processes, can_connect, wait_for
-from tests.support.nbd import as_cut
+from tests.support.nbd import Rig, as_cut
 
 CAPS = {"gen": 3, "lease_us": 30_000_000, "caps": [{"volume": "vol-1", "ops_per_s": 5.0}]}
 HELLO = DpHello("nbd-0", 1, [], [], is_stopping=False)
@@ -90,7 +90,7 @@ def test_the_sockets_and_orders_of_the_former_process_are_taken(former):
         early.connect(former.clients.getsockname())
         got = take_over(former.path, "nbd-0", SystemClock())
         assert (got.caps, got.lease_end_ns, got.thresholds) == (CAPS, 77, {"version": 4, "entries": []})
-        assert (got.start_ns, got.start_us) == (5, 6)
+        assert (got.start_ns, got.start_us, got.pid) == (5, 6, HELLO.pid)
         taken = got.listeners.pop("unix:gw")
         assert not os.get_inheritable(taken.fileno())
         got.confirm()
@@ -213,6 +213,35 @@ def test_a_former_process_is_one_that_listens_beside_us(tmp_path):
         assert not has_former(str(tmp_path / "nbd-1.sock"))
     assert (tmp_path / "nbd-0.4711.sock").exists()
     assert not has_former(own), "it was killed"
+
+
+def test_ledgers_are_believed_again_when_all_former_processes_have_ended_and_a_flush_came_behind(tmp_path):
+    rig, own = Rig(), str(tmp_path / "nbd-0.sock")
+    ledger = rig.volume.ledger_of("nbd://127.0.0.1/x")
+    with listen_at(Address(path=str(tmp_path / "nbd-0.4711.sock")), 0o600):
+        FormerProcesses(rig.loop, own, rig.context, None)
+        rig.loop.fire(3)
+        ledger.flushed(ledger.mark())
+        assert (rig.context.other.may_serve, ledger.is_covered) == (True, True)
+    rig.loop.fire(3)
+    assert (rig.context.other.may_serve, ledger.is_covered) == (False, False)
+    ledger.flushed(ledger.mark())
+    assert ledger.is_covered
+    assert rig.loop.timers == {}
+
+
+@pytest.mark.parametrize(("pid", "may_serve"), [(1, True), (None, True), (1 << 30, False)])
+def test_the_process_that_hands_over_counts_until_it_has_ended_also_before_it_has_its_own_socket(
+    tmp_path, pid, may_serve
+):
+    rig = Rig()
+    with socket.socket(socket.AF_UNIX) as control:
+        FormerProcesses(
+            rig.loop, str(tmp_path / "nbd-0.sock"), rig.context, Inheritance(control, {}, pid=pid)
+        )
+        assert rig.context.other.may_serve
+        rig.loop.fire(5)
+    assert rig.context.other.may_serve == may_serve
 
 
 # -- two planes

@@ -6,7 +6,7 @@ import pytest
 from gateway_agent.errors import NbdProtocolError
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.accounting import FAILED_BIT, LENGTH_SHIFT
-from gateway_agent.nbd.chunks import MOST_HEAD_BYTES, MOST_SCATTERED, MOST_STATUS_BYTES, ChunkReader
+from gateway_agent.nbd.chunks import MOST_EXTENTS, MOST_HEAD_BYTES, MOST_SCATTERED, ChunkReader
 from gateway_agent.nbd.ledger import ChangeLedger
 from tests.support.nbd import chunks
 from tests.support.nbd_proxy import asked_for, feed_in_pieces, read, write
@@ -147,7 +147,7 @@ def chunk(kind, payload=b"", flags=p.CHUNK_DONE, cookie=1):
         (STATUS, chunk(p.Chunk.BLOCK_STATUS, FAR_ID.to_bytes(4, "big") + bytes(9), cookie=5)),
         (
             STATUS,
-            p.STATUS_CHUNK.pack(p.CHUNK_MAGIC, 1, p.Chunk.BLOCK_STATUS, 5, MOST_STATUS_BYTES + 8, FAR_ID),
+            p.STATUS_CHUNK.pack(p.CHUNK_MAGIC, 1, p.Chunk.BLOCK_STATUS, 5, 12 + 8 * MOST_EXTENTS, FAR_ID),
         ),
         (STATUS, p.error_chunk(5, p.EIO, "", last=False) + p.simple_reply(5, p.EIO)),
         (ONE, p.status_chunk(5, FAR_ID, EXTENTS, True)),

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from gateway_agent.config import ExportConfig
+from gateway_agent.config import MAX_EXPORTS, ExportConfig
 from gateway_agent.errors import ExportRefused
 from gateway_agent.nbd import cuts
 from gateway_agent.nbd.accounting import word_of
@@ -13,7 +13,6 @@ from gateway_agent.nbd.cuts import (
     MAX_KEPT_CUTS,
     MAX_STREAMS,
     MIXED,
-    MOST_SHARED,
     SHARED_CLIENT,
     CutMaker,
     RunDelay,
@@ -209,16 +208,54 @@ def test_clients_beyond_those_that_a_frame_can_name_share_a_stream_while_all_are
     assert len(table.streams) == MAX_STREAMS + 1
 
 
-def test_a_client_is_refused_only_when_its_volume_cannot_even_share_one():
-    table = StreamTable()
-    for number in range(MAX_STREAMS):
-        in_use(table, EXPORT, f"host-{number}")
-    for number in range(MOST_SHARED):
-        export = EXPORT.model_copy(update={"volume": f"vol-{number}"})
-        assert in_use(table, export, "more").client == SHARED_CLIENT
-    with pytest.raises(ExportRefused, match="Spread the volumes"):
-        table.get(EXPORT.model_copy(update={"volume": "last"}), "host-0", PlaneThresholds())
-    assert len(table.streams) == MAX_STREAMS + MOST_SHARED
+def exports_of(count):
+    return [EXPORT.model_copy(update={"volume": f"vol-{number:03}"}) for number in range(count)]
+
+
+def test_no_client_of_any_export_is_refused_however_many_there_are():
+    maker, exports = Maker(), exports_of(MAX_EXPORTS)
+    table = maker.made.table
+    table.set_exports(exports)
+    for number in range(MAX_STREAMS):  # one volume takes what it can
+        in_use(table, exports[0], f"host-{number}")
+    for export in exports[1:]:
+        for client in ("host-a", "host-b", "host-c"):
+            in_use(table, export, client)
+            maker.io(client, export=export)
+    raw = maker.raw()
+    assert int(as_cut(raw).column("reads").sum()) == 3 * (MAX_EXPORTS - 1)
+    rows = [row["volume"] for row in frame.decode(raw).header["streams"]]
+    assert sorted(rows) == [export.volume for export in exports[1:]]
+    assert len(frame.decode(raw).blob) <= MAX_COLUMN_BYTES
+
+
+def test_a_volume_without_room_for_one_more_stream_counts_its_clients_in_one_that_it_has():
+    table, exports = StreamTable(), exports_of(MAX_EXPORTS)
+    table.set_exports(exports)
+    entries = (ThresholdEntry(export.volume, "*", cut.IO_READ, 1000) for export in exports)
+    limits = PlaneThresholds(1, tuple(entries))
+    for export in exports:
+        assert len(table.get(export, "host-a", limits).limits) == 1
+        in_use(table, export, "host-a")
+    found = {export.volume: in_use(table, export, "host-b") for export in exports}
+    assert {name: stream.volume for name, stream in found.items()} == {name: name for name in found}
+    named = [stream for stream in found.values() if stream.client == "host-a"]
+    assert named, "these had no room for another"
+    assert all("host-b" in stream.members for stream in named)
+
+
+def test_only_a_volume_that_is_exported_no_more_is_refused_when_there_is_no_room_for_a_first_stream():
+    table, refused = StreamTable(), []
+    first, *others = exports_of(1000)
+    table.set_exports([first])
+    for export in others:
+        try:
+            in_use(table, export, "host-a")
+        except ExportRefused as exc:
+            refused.append(str(exc))
+    assert refused
+    assert "Spread the volumes" in refused[0]
+    assert in_use(table, first, "host-a").volume == first.volume
 
 
 def test_short_jobs_with_names_of_their_own_never_fill_the_plane_and_every_io_is_counted():

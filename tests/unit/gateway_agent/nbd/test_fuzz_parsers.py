@@ -30,7 +30,7 @@ def test_every_parser_is_among_them_and_a_fault_is_found(
     parser: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A parser that raises something else at its tenth call fails the run, which names the case."""
-    assert len(PARSERS) == 6
+    assert len(PARSERS) == 7
     name = "received" if parser is buffers.RequestBuffer else "feed"
     feed: Callable[..., object] = getattr(parser, name)
     calls: list[int] = []

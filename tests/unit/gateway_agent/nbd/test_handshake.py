@@ -119,7 +119,7 @@ def test_a_refused_export_name_closes():
     assert machine.state is HandshakeState.CLOSED
 
 
-@pytest.mark.parametrize("opt", [p.Opt.EXTENDED_HEADERS, p.Opt.STARTTLS, 77])
+@pytest.mark.parametrize("opt", [p.Opt.STARTTLS, 77])
 def test_what_we_do_not_do_is_refused_and_harmless(opt):
     _machine, actions = server(p.option(opt, b"abc"), GO)
     assert option_replies(sent(actions))[0][:2] == (opt, p.Rep.ERR_UNSUP)

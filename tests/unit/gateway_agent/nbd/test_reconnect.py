@@ -9,8 +9,9 @@ from gateway_agent.errors import UpstreamError
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd import proxy_session
 from gateway_agent.nbd.upstream_handshake import Agreed
-from pmdaemon.wire.rates import Rates
-from tests.support.nbd import ALL_FLAGS, FakeSocket, Rig, chunks, replies
+from gateway_agent.nbd.volume import Volume
+from pmdaemon.wire.rates import Rates, RateSet
+from tests.support.nbd import ALL_FLAGS, HOLD_NS, FakeSocket, Rig, chunks, replies
 from tests.support.nbd_proxy import IN_CHUNKS, Pair, read, upstream_of, write
 
 FLUSH = p.request(p.Cmd.FLUSH, 77, 0, 0)
@@ -159,7 +160,7 @@ def test_a_change_that_may_be_lost_or_done_late_makes_it_the_end(openings, chang
 
 def test_behind_an_upgrade_a_loss_is_the_end_for_the_other_process_may_have_changed_the_volume(openings):
     pair = pair_of()
-    pair.rig.context.other.may_serve = True
+    pair.rig.context.other.is_former = True
     lose(pair)
     assert not is_kept(pair)
     assert openings.tries == []
@@ -168,7 +169,7 @@ def test_behind_an_upgrade_a_loss_is_the_end_for_the_other_process_may_have_chan
 def test_an_upgrade_while_the_upstream_is_away_is_the_end_when_it_returns(openings):
     pair = pair_of()
     lose(pair)
-    pair.rig.context.other.may_serve = True
+    pair.rig.context.other.is_former = True
     come_back(pair, openings)
     assert not is_kept(pair)
 
@@ -380,3 +381,19 @@ def test_it_may_go_and_come_back_again(openings):
         assert bytes(pair.far.sent) == read(1)
     assert len(openings.tries) == 3
     assert openings.tries[0][1]["will_transmit"]
+
+
+@pytest.mark.parametrize("is_stable", [False, True])
+def test_what_another_export_of_the_same_upstream_wrote_counts_too(openings, is_stable):
+    rig = rig_of()
+    pair = pair_of(rig)
+    export = rig.volume.export.model_copy(update={"volume": "vol-2"})
+    rig.volume = Volume(export, RateSet(20_000_000), rig.context, HOLD_NS)
+    other = Pair(rig, "host-b")
+    other.say(write(1, b"w" * 512))
+    other.answer(p.simple_reply(1))
+    if is_stable:
+        flush(other)
+    pair.say(read(1))
+    lose(pair)
+    assert is_kept(pair) == is_stable

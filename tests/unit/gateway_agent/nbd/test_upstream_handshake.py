@@ -35,6 +35,7 @@ def test_the_table_reaches_every_state_of_its_side_and_nothing_leaves_the_end():
         HandshakeState.GREETING,
         HandshakeState.ASKED,
         HandshakeState.TLS,
+        HandshakeState.EXTENDED,
         HandshakeState.STRUCTURED,
         HandshakeState.CONTEXT,
         HandshakeState.GO,
@@ -43,6 +44,7 @@ def test_the_table_reaches_every_state_of_its_side_and_nothing_leaves_the_end():
     assert set(CLIENT_TABLE.values()) == {
         HandshakeState.ASKED,
         HandshakeState.TLS,
+        HandshakeState.EXTENDED,
         HandshakeState.STRUCTURED,
         HandshakeState.CONTEXT,
         HandshakeState.GO,
