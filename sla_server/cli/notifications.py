@@ -167,8 +167,8 @@ def event_lines(row: Row) -> Iterator[str]:
     for key, value in (row.get("details") or {}).items():
         yield f"  {key}: {value}"
     if row.get("action"):
-        said = f"to do: {row['action']} ({row['runbook']})"
-        yield from wrap(said, 78, initial_indent="  ", subsequent_indent="  ")
+        action = f"to do: {row['action']} ({row['runbook']})"
+        yield from wrap(action, 78, initial_indent="  ", subsequent_indent="  ")
     if row.get("ended_us"):
         yield f"ended {formatting.when(row['ended_us'])}"
     said = row.get("acknowledged") or []
