@@ -10,7 +10,7 @@ REAL := tests/crash tests/e2e tests/integration
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 unexport PYTHONDONTWRITEBYTECODE # some hundred interpreters start: each would compile everything again
-.PHONY: help demo demo-cluster test test-loaded setup setup-bench crash chaos fuzz bench-mailbox bench-queue bench-poll bench-fleet bench-spark bench-spark_large bench-spark_fleet fmt lint types check unit bench docs wheel deb deb-try clean
+.PHONY: help demo demo-cluster test test-loaded setup setup-bench crash crash-events chaos fuzz bench-mailbox bench-queue bench-poll bench-fleet bench-spark bench-spark_large bench-spark_fleet fmt lint types check unit bench docs wheel deb deb-try clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +70,9 @@ check: lint types unit ## what every commit passes
 
 crash: setup ## kill processes at every pair of stores, and at random for ten minutes
 	@SLA_CRASH_S=300 $(PY) -m pytest -q tests/crash $(ARGS)
+
+crash-events: setup ## kill event delivery 1,000 times: every accepted event arrives, in order; KILLS=100
+	@DELIVERY_KILLS=$(or $(KILLS),1000) $(PY) -m pytest -q -s tests/crash/test_delivery_kills.py $(ARGS)
 
 chaos: setup ## kill, cut, fill, step clocks for minutes, then prove every cut; ARGS="--seed 2 --for 60"
 	@$(PY) -m benchmarks.chaos $(ARGS)

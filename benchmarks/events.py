@@ -339,6 +339,9 @@ class ToTen:
     def held(self, _event: Event, _recipient: str, _now_us: int) -> Held | None:
         return None
 
+    def escalates(self, _recipient: str) -> bool:
+        return False
+
 
 def flooded(folder: Path, *, dead: int) -> tuple[float, float]:
     """Seconds until all that live have everything, and the MiB that the process grew by."""

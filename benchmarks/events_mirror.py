@@ -92,6 +92,9 @@ class ToNobody:
     def held(self, _event: object, _recipient: str, _now_us: int) -> Held | None:
         return None
 
+    def escalates(self, _recipient: str) -> bool:
+        return False
+
 
 @contextmanager
 def accepting(folder: Path) -> Iterator[tuple[EventIntake, Queues, DeliveryEngine]]:

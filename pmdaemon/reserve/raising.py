@@ -18,7 +18,8 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections import deque
+import time
+from collections import Counter, deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -58,7 +59,7 @@ class EventRaiser:
     """The reserves of one process; see the module.
 
     Attributes:
-        lost: events that could not be recorded at all.
+        lost: events that could not be recorded: they are counted by kind, for an event ``events-lost``.
 
     Raises:
         OSError: no room for the reserves, or another process of this name has them.
@@ -83,6 +84,7 @@ class EventRaiser:
         self._current = self._initial
         self._spare: bytearray | None = bytearray(_SPARE_BYTES)
         self._is_filling = False
+        self._newest_us = 0
         self.lost = 0
 
     def initialized(self) -> None:
@@ -90,27 +92,43 @@ class EventRaiser:
         self._current = self._normal
 
     def record(self, row: Mapping[str, Any]) -> RecordOutcome | None:
-        """Record an event; None if it could not be."""
+        """Record an event; None if it could not be kept: then it is counted."""
         try:
-            return self._record(row)
+            return self._record_with_spare(row)
         except MemoryError:
-            self._spare = None  # room for what follows
-            with contextlib.suppress(MemoryError):
-                recorded = self._record(row)
-                self._spare = bytearray(_SPARE_BYTES)
-                return recorded
-        except (OSError, ValueError, TypeError, LookupError) as exc:
+            pass
+        except OSError as exc:  # of the sync: it is kept, as without one
+            log.error("event-not-synced", kind=printable(row.get("kind"), 64), problem=str(exc))
+            return RecordOutcome.KEPT
+        except (ValueError, TypeError, LookupError) as exc:
             log.error("event-not-recorded", kind=printable(row.get("kind"), 64), problem=str(exc))
-        self.lost += 1
+        self.count(str(row.get("kind")), 1)
         return None
+
+    def count(self, kind: str, events: int) -> None:
+        """Events that could not be recorded: how many there were is an event all the same."""
+        self.lost += events
+        with contextlib.suppress(MemoryError, ValueError):  # ValueError: the reserve was closed meanwhile
+            self._current.count(kind, events, self._newest_us or time.time_ns() // 1000)
 
     def close(self) -> None:
         """Let go of the files."""
         self._initial.close()
         self._normal.close()
 
+    def _record_with_spare(self, row: Mapping[str, Any]) -> RecordOutcome:
+        try:
+            return self._record(row)
+        except MemoryError:
+            self._spare = None  # room for what follows
+            recorded = self._record(row)
+            with contextlib.suppress(MemoryError):
+                self._spare = bytearray(_SPARE_BYTES)
+            return recorded
+
     def _record(self, row: Mapping[str, Any]) -> RecordOutcome:
         reserve, event_id, at_us = self._current, str(row["event_id"]), int(row["at_us"])
+        self._newest_us = at_us
         subject, kind = f"{row['element']}/{row['subject']}", str(row["kind"])
         payload = packed({**row, "source": self._name})
         is_critical = row.get("severity") == "critical"
@@ -201,7 +219,7 @@ class LateReserves:
         self._rows: deque[dict[str, Any]] = deque()
         self._tried_ns = clock.monotonic_ns()
         self._is_initialized = False
-        self._dropped = 0
+        self._dropped: Counter[str] = Counter()
         self._raiser: EventRaiser | None = None
 
     def initialized(self) -> EventRaiser | None:
@@ -221,8 +239,7 @@ class LateReserves:
                 return raiser, raiser.record(row) is not None
             self._rows.append(dict(row))
             if len(self._rows) > MOST_WAITING:
-                self._rows.popleft()
-                self._dropped += 1
+                self._dropped[str(self._rows.popleft().get("kind"))] += 1
             return None, False
 
     def _open(self) -> EventRaiser | None:
@@ -235,12 +252,14 @@ class LateReserves:
         except (OSError, ValueError, MemoryError) as exc:
             log.error("no-event-reserve", process=self._name, problem=str(exc), waiting=len(self._rows))
             return None
-        log.warning("event-reserve-late", process=self._name, kept=len(self._rows), dropped=self._dropped)
-        raiser.lost += self._dropped
+        dropped = self._dropped.total()
+        log.warning("event-reserve-late", process=self._name, kept=len(self._rows), dropped=dropped)
         if self._is_initialized:
             raiser.initialized()
         while self._rows:
             raiser.record(self._rows.popleft())
+        for kind, events in self._dropped.items():
+            raiser.count(kind, events)
         return raiser
 
 

@@ -153,6 +153,11 @@ class ReserveWriter:
             self._file.sync(number)
         return RecordOutcome.KEPT
 
+    def count(self, kind: str, events: int, at_us: int) -> None:
+        """Events of a kind that cannot be kept: they are reported as counted."""
+        with self._lock:
+            self._count(kind, events, at_us)
+
     def close(self) -> None:
         """Let go of the file; its records stay."""
         with self._lock:

@@ -166,6 +166,9 @@ def event_lines(row: Row) -> Iterator[str]:
     yield from wrap(str(row.get("text") or ""), 78, initial_indent="  ", subsequent_indent="  ")
     for key, value in (row.get("details") or {}).items():
         yield f"  {key}: {value}"
+    if row.get("action"):
+        action = f"to do: {row['action']} ({row['runbook']})"
+        yield from wrap(action, 78, initial_indent="  ", subsequent_indent="  ")
     if row.get("ended_us"):
         yield f"ended {formatting.when(row['ended_us'])}"
     said = row.get("acknowledged") or []

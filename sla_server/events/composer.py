@@ -26,7 +26,7 @@ from pmdaemon.diskqueue.errors import QueueFull
 from pmdaemon.runtime.clock import Clock
 from sla_server.events import catalogue
 from sla_server.events.ended import EndedConditions, ends_one_of
-from sla_server.events.follow_ups import follow_ups
+from sla_server.events.follow_ups import escalations, reminder
 from sla_server.events.lane import DeliveryBatch, Firing, Lane
 from sla_server.events.order import ReadOrder
 from sla_server.events.queue import EventQueue, LaterQueue, QueuedEvent
@@ -119,16 +119,21 @@ class BatchComposer:
         return DeliveryBatch(queue.name, through, entries, 0, lane.firing) if is_some else None
 
     def routed(self, queue: str, item: QueuedEvent, recipient: str) -> Routed | None:
-        """Whether and how an event of a queue goes to a recipient, by its address or by the routes."""
-        if item.recipient:
-            return Routed(recipient, "addressed") if item.recipient == recipient else None
+        """Whether and how an event of a queue goes to a recipient, by its address or by the routes.
+
+        What was held back goes as the routes say now, with its reminders and escalation.
+        """
+        if item.recipient and item.recipient != recipient:
+            return None
+        if item.recipient and not item.is_caught_up:
+            return Routed(recipient, "addressed")
         found = self._routes.get((queue, item.seq))
         if found is None:
             found = {each.recipient: each for each in self._router.route(item.event)}
             if len(self._routes) >= MOST_ROUTES:
                 self._routes.clear()
             self._routes[queue, item.seq] = found
-        return found.get(recipient)
+        return found.get(recipient) or (Routed(recipient, "addressed") if item.recipient else None)
 
     def waiting(self, lane: Lane, most: int) -> tuple[list[QueuedEvent], int]:
         """Events behind a lane's cursors that go to it, of some ``most``; and the count of the others."""
@@ -197,7 +202,7 @@ class BatchComposer:
             if entries and decision is not None and decision.reason is StageReason.LEFT_TO_PARTNER:
                 break  # the partner may be away again when the batch is confirmed: it must not pass this
             if decision is not None and decision.reason is StageReason.SENT_BY_PARTNER:
-                self._sent_by_partner(lane, item, routed, firing, is_first=not entries)
+                self._sent_by_partner(lane, queue.name, item, routed, firing, is_first=not entries)
             if decision is None:
                 assert routed is not None  # else it is skipped
                 if len(entries) >= limit:
@@ -254,10 +259,62 @@ class BatchComposer:
         held.clear()
 
     def keep_follow_ups(
-        self, recipient: str, open_ones: Iterable[tuple[QueuedEvent, Routed]], now_us: int
+        self,
+        lane: Lane,
+        queue: str,
+        open_ones: Iterable[tuple[QueuedEvent, Routed]],
+        now_us: int,
+        *,
+        is_confirmed: bool = True,
     ) -> None:
-        """Keep reminders and escalations of what a recipient has, if there is room for them."""
-        later = [each for item, routed in open_ones for each in follow_ups(item, routed, now_us)]
+        """Keep escalations of what a recipient has or does not take, and reminders of what it has."""
+        later = list[QueuedEvent]()
+        for item, routed in open_ones:
+            later += reminder(item, routed, now_us) if is_confirmed else ()
+            later += () if lane.is_escalated(queue, item) else escalations(item, routed, now_us)
+        self._add_later(lane.name, later)
+
+    def escalate_waiting(self, lane: Lane, now_us: int) -> bool:
+        """Keep escalations of what waits for a recipient that does not confirm; whether there is more.
+
+        Its queues are read ahead of its cursors, a chunk of each at a time, since what waits behind a failing
+        batch is in no batch. The time begins when an event is read, or at the end of the silence that holds
+        it back.
+        """
+        if not self._router.escalates(lane.name):
+            return False
+        is_more = False
+        after = {name: max(seq, lane.escalated.get(name, 0)) for name, seq in lane.cursors.items()}
+        if lane.ahead is None or after == lane.cursors:
+            lane.ahead = dict(lane.firing)
+        for name, queue in self._queues.items():
+            items, through = queue.read(after[name])
+            if through == after[name]:
+                continue
+            later = [
+                each for item in items for each in self._escalations(lane, queue, item, lane.ahead, now_us)
+            ]
+            self._add_later(lane.name, later)
+            lane.escalated[name] = through
+            is_more = True
+        return is_more
+
+    def _escalations(
+        self, lane: Lane, queue: EventQueue, item: QueuedEvent, ahead: Firing, now_us: int
+    ) -> list[QueuedEvent]:
+        """Of an event that a lane has not passed; the partner's are escalated when they are confirmed."""
+        if item.origin:
+            return []
+        routed, decision = self._check(lane, queue, item, ahead, now_us)
+        if decision is None:
+            known_after(item.event, ahead)
+        is_left_out = decision is not None and decision.verdict is StageVerdict.SKIP
+        if routed is None or is_left_out or self._ended.has(item.event):
+            return []
+        return escalations(item, routed, max(now_us, decision.until_us if decision is not None else 0))
+
+    def _add_later(self, recipient: str, later: list[QueuedEvent]) -> None:
+        """Keep these, if there is room for them; else an event says so."""
         try:
             self._later.add(later)
         except QueueFull:
@@ -266,14 +323,21 @@ class BatchComposer:
             self._trouble.add(REMINDERS_DROPPED, recipient, ids, "the queue of later events is full")
 
     def _sent_by_partner(
-        self, lane: Lane, item: QueuedEvent, routed: Routed | None, firing: Firing, *, is_first: bool
+        self,
+        lane: Lane,
+        queue: str,
+        item: QueuedEvent,
+        routed: Routed | None,
+        firing: Firing,
+        *,
+        is_first: bool,
     ) -> None:
         """The recipient has it: what it knows, and what follows, is as if we had sent it."""
         known_after(item.event, firing)
         if is_first:
             lane.firing = dict(firing)
         if routed is not None and not self._ended.has(item.event):
-            self.keep_follow_ups(lane.name, [(item, routed)], self._clock.unix_us())
+            self.keep_follow_ups(lane, queue, [(item, routed)], self._clock.unix_us())
 
     # The stages.
 
@@ -348,4 +412,6 @@ def _notice(item: QueuedEvent, routed: Routed, number: int) -> Notice:
         reminder=item.reminder,
         escalated=item.escalated,
         is_caught_up=item.is_caught_up,
+        action=catalogue.described(item.event.kind).action,
+        runbook=catalogue.runbook(item.event.kind),
     )

@@ -327,8 +327,7 @@ class Delivery:
             log.info("routing-read", recipients=len(router.table.recipients), routes=len(router.table.routes))
 
     def _is_well(self) -> bool:
-        silent_ns = self._clock.monotonic_ns() - self._intake.passed_ns
-        return makes_progress(self._engine.lanes, self.waiting(), silent_ns)
+        return makes_progress(self._engine.lanes, self.waiting(), self._intake.silent_ns)
 
     def _write_status(self) -> None:
         """State and figures for people and metrics; none of it is needed to go on."""
@@ -360,12 +359,12 @@ class Delivery:
 
 
 def makes_progress(lanes: Mapping[str, Lane], waiting: Mapping[str, int], silent_ns: int) -> bool:
-    """Whether events come out: reserves are read, and not every recipient with events fails or stays.
+    """Whether events come out: what the reserves have is taken, and not every recipient fails or stays.
 
     Args:
         lanes: by recipient.
         waiting: what each has not passed.
-        silent_ns: since the last pass over the reserves began.
+        silent_ns: for how long nothing was taken from the reserves.
     """
     if silent_ns > STUCK_NS:
         return False

@@ -539,7 +539,7 @@ class SilenceSpec(PlannedWindow):
     recipients: list[Name] = Field(default_factory=list, max_length=50)
     """Only from these; default: from all."""
     catch_up: bool = True
-    """Deliver at its end what was held back and has not ended meanwhile; false: not at all."""
+    """Deliver at its end what was held back, its own end with it; false: not at all."""
     author: str | None = Field(default=None, min_length=1, max_length=100)
     """Default: who applied the document."""
 

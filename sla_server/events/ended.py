@@ -54,8 +54,13 @@ class EndedConditions:
         has_begun_again, at_us = self._known.get(catalogue.condition_key(event), (1, -1))
         return not has_begun_again or event.at_us <= at_us
 
+    @property
+    def knows_any(self) -> bool:
+        """Whether there is anything to forget."""
+        return bool(self._known)
+
     def forget(self) -> None:
-        """No beginning is left that is not confirmed."""
+        """No beginning is left that is not confirmed, and no reminder that a crash may bring back."""
         self._known.clear()
 
     def _add(self, key: tuple[str, ...], at_us: int) -> None:

@@ -44,6 +44,8 @@ FAILING_ATTEMPTS: Final = 3
 """The third failure in a row is worth an event: a restart of the other side lasts no longer."""
 OBSERVER: Final = ""
 """The lane of the engine itself: it sees each event once, to end reminders of what is resolved or known."""
+FOLLOW_UPS: Final = ("remind", "escalate")
+"""Purposes of later events that end with their condition, and when a person acknowledges."""
 MOVE_PAUSE_NS: Final = 100_000_000  # the lanes need time to make room
 Report = Callable[[Iterable[dict[str, Any]]], None]
 """Takes rows of what became of notices, for people to read; must not block or raise."""
@@ -128,6 +130,7 @@ class DeliveryEngine:
         self._is_routed = False
         self._add(LaneSettings(OBSERVER, NoSender()), from_start=True)
         self._ended = EndedConditions(self._lanes[OBSERVER].firing)
+        self._later.cancel(lambda item: item.purpose in FOLLOW_UPS and self._ended.has(item.event))
         self._composer = BatchComposer(
             parts.queues, parts.later, self._order, self._ended, router, clock, self._trouble
         )
@@ -220,9 +223,7 @@ class DeliveryEngine:
     def acknowledge(self, event_id: str) -> int:
         """A person knows: no reminder or escalation of this event any more; returns how many there were."""
         self._ended.acknowledged(event_id, self._clock.unix_us())
-        return self._later.cancel(
-            lambda item: item.event.event_id == event_id and item.purpose in ("remind", "escalate")
-        )
+        return self._later.cancel(lambda item: item.event.event_id == event_id and item.purpose in FOLLOW_UPS)
 
     def answered(self, sent: SentBatch) -> None:
         """An answer; of a batch that was left behind meanwhile it means nothing."""
@@ -238,6 +239,8 @@ class DeliveryEngine:
         ready: list[Lane] = []
         waits_s = [self._advance(lane, now_us, now_ns, ready) for lane in self.lanes.values()]
         wait_s = min([60.0, *waits_s, *self._hand_over(ready, now_ns)])
+        if self._escalate_waiting(now_us):
+            wait_s = 0.0
         self._keep_state()
         if self._relieve(now_us):
             wait_s = 0.0
@@ -345,12 +348,18 @@ class DeliveryEngine:
             case Step.SINGLY:
                 lane.singly, lane.batch = (batch.queue, batch.through), None
             case Step.DEAD_LETTER:
+                self._keep_follow_ups(lane, batch, now_us, is_confirmed=False)
                 self._give_up(lane, batch, answer.reason, now_us)
 
-    def _has_confirmed(self, lane: Lane, batch: DeliveryBatch, now_us: int) -> None:
-        self._observe()  # the end of what is confirmed may be in the queue already
+    def _keep_follow_ups(
+        self, lane: Lane, batch: DeliveryBatch, now_us: int, *, is_confirmed: bool = True
+    ) -> None:
+        self._observe()  # the end of what is in the batch may be in the queue already
         open_ones = [(item, routed) for _, item, routed in batch.entries if not self._ended.has(item.event)]
-        self._composer.keep_follow_ups(lane.name, open_ones, now_us)
+        self._composer.keep_follow_ups(lane, batch.queue, open_ones, now_us, is_confirmed=is_confirmed)
+
+    def _has_confirmed(self, lane: Lane, batch: DeliveryBatch, now_us: int) -> None:
+        self._keep_follow_ups(lane, batch, now_us)
         lane.firing = batch.firing
         self._pass(lane, batch)
         lane.confirmed += len(batch.entries)
@@ -405,6 +414,13 @@ class DeliveryEngine:
         if now_ns >= self._move_ns and not self._later.move_due(now_us, self._main):
             self._move_ns = now_ns + MOVE_PAUSE_NS
 
+    def _escalate_waiting(self, now_us: int) -> bool:
+        """What waits for recipients that do not confirm goes to others in time; whether there is more."""
+        failing = [lane for lane in self.lanes.values() if lane.does_not_confirm]
+        read_on = [self._composer.escalate_waiting(lane, now_us) for lane in failing]
+        self._is_dirty = self._is_dirty or any(read_on)
+        return any(read_on)
+
     def _observe(self) -> None:
         """See each routed event once: what is resolved or acknowledged is reminded of no more."""
         self._order.read_on()
@@ -427,7 +443,7 @@ class DeliveryEngine:
 
     def _end_reminders(self, key: tuple[str, ...]) -> None:
         self._later.cancel(
-            lambda item: item.purpose in ("remind", "escalate") and catalogue.condition_key(item.event) == key
+            lambda item: item.purpose in FOLLOW_UPS and catalogue.condition_key(item.event) == key
         )
 
     def _relieve(self, now_us: int) -> bool:
@@ -489,7 +505,8 @@ class DeliveryEngine:
             if queue is self._main:
                 self._order.forget_through(through)
             is_idle = is_idle and through >= queue.newest_seq
-        if is_idle:
+        if is_idle and self._ended.knows_any:
+            self._later.sync_removals()  # a crash must not bring reminders of it back
             self._ended.forget()
 
 

@@ -94,7 +94,7 @@ class EventIntake:
         self._probe = probe
         self._readers: dict[Path, ReserveReader] = {}
         self._listed_ns = 0
-        self._is_full = False
+        self._full_ns: dict[bool, int] = {}  # since when a queue takes nothing
         self._chunk = BATCH
         self._lock = threading.Lock()  # guards _ids and what accept counts: listeners accept, too
         self._ids: OrderedDict[str, None] = OrderedDict.fromkeys(known)
@@ -156,6 +156,12 @@ class EventIntake:
         self.repeated += repeated
         return len(new)
 
+    @property
+    def silent_ns(self) -> int:
+        """For how long it has not looked at the reserves, or could take nothing from them."""
+        since_ns = list(self._full_ns.values())
+        return self._clock.monotonic_ns() - min([self.passed_ns, *since_ns])
+
     def close(self) -> None:
         """Let go of the reserves."""
         for reader in self._readers.values():
@@ -173,11 +179,11 @@ class EventIntake:
                 if self._chunk > 1:
                     self._chunk = min(self._chunk, len(now)) // 2 or 1
                     continue
-                if not self._is_full:
+                if is_initial not in self._full_ns:
                     log.error("queue-of-events-full", problem=str(exc))
-                self._is_full = True
+                    self._full_ns[is_initial] = self._clock.monotonic_ns()
                 break
-            self._is_full = False
+            self._full_ns.pop(is_initial, None)
             self._chunk = min(BATCH, 2 * self._chunk)
             self._probe("queued")
             for each in now:

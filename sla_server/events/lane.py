@@ -108,6 +108,8 @@ class Lane:
         limit: most notices of the next batch: 1 while a refused one is tried singly.
         singly_through: until this cursor of ``batch``'s queue.
         tries: of the batch that was there before; None while there is one.
+        escalated: queue to the number up to which escalations were kept although it has not confirmed.
+        ahead: what it would know to be firing if it had all up to there; None before any was read.
         is_failing: an event has said so.
         no_room: queue in which it stays, because there is no room to hold back what comes there; "" for none.
         paced_ns: when the notices sent so far are paid for.
@@ -130,6 +132,8 @@ class Lane:
     confirmed_us: int = 0
     dead_letters: int = 0
     tries: Tries | None = None
+    escalated: dict[str, int] = field(default_factory=dict)
+    ahead: Firing | None = None
 
     @property
     def name(self) -> str:
@@ -163,6 +167,16 @@ class Lane:
             batch.queue, batch.through, batch.attempt, batch.failed_ns, batch.failing_ns, batch.not_before_ns
         )
 
+    @property
+    def does_not_confirm(self) -> bool:
+        """Whether what goes next was tried before."""
+        tries = self.tried()
+        return tries is not None and tries.attempt > bool(self.token)
+
+    def is_escalated(self, queue: str, item: QueuedEvent) -> bool:
+        """Whether escalations of an event were kept before it was confirmed; never of a partner's."""
+        return not item.origin and item.seq <= self.escalated.get(queue, 0)
+
     def limit(self, queue: str) -> int:
         """Most notices of the next batch of a queue."""
         is_singly = self.singly[0] == queue and self.cursors[queue] < self.singly[1]
@@ -183,6 +197,7 @@ class _StoredLane(BaseModel):
     sent: tuple[str, Cursor] = ("", 0)
     tries: tuple[str, Cursor, Cursor, Cursor] | None = None
     is_failing: bool = False
+    escalated: dict[str, Cursor] = {}
 
 
 class _StoredState(BaseModel):
@@ -222,6 +237,7 @@ class DeliveryState:
                 if found.queues.get(name) != self._queues[name]:
                     for lane in self._kept.values():
                         lane.cursors[name] = 0
+                        lane.escalated.pop(name, None)
                         lane.sent = ("", 0) if lane.sent[0] == name else lane.sent
 
     @property
@@ -245,6 +261,7 @@ class DeliveryState:
             (found.sent[0], min(found.sent[1], newest.get(found.sent[0], 0))),
             tries=Tries(*found.tries) if found.tries is not None else None,
             is_failing=found.is_failing,
+            escalated={name: min(seq, newest.get(name, 0)) for name, seq in found.escalated.items()},
         )
 
     def keep(self, lane: Lane) -> None:
@@ -367,4 +384,5 @@ def _stored(lane: Lane) -> _StoredLane:
         sent=lane.sent,
         tries=(tries.queue, tries.through, tries.attempt, tries.failed_ns) if tries is not None else None,
         is_failing=lane.is_failing,
+        escalated=dict(lane.escalated),
     )

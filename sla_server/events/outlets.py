@@ -59,6 +59,10 @@ class RecordingRouter:
         """See ``Router``."""
         return None if recipient == NAME else self._router.held(event, recipient, now_us)
 
+    def escalates(self, recipient: str) -> bool:
+        """See ``Router``."""
+        return self._router.escalates(recipient)
+
 
 class UnmadeRecipient:
     """Takes the place of one that cannot be made; each call tries to make it."""

@@ -304,7 +304,7 @@ class LaterQueue:
         self._due: list[tuple[int, int, int]] = []  # when, and the order in which they were accepted
         self._identities: dict[tuple[str, str, str, int], int] = {}
         self._held: dict[tuple[str, ...], dict[int, int]] = {}  # recipient and condition: seq to due_us
-        self._has_moved = False  # since the newest sync of deletions
+        self._has_moved = self._has_removed = False  # since the newest sync of deletions
         after = 0
         while True:
             items, after = queue.read(after)
@@ -427,8 +427,17 @@ class LaterQueue:
             QueuePoisoned: the disk fails.
         """
         if self._has_moved:
+            self.sync_removals()
+
+    def sync_removals(self) -> None:
+        """No crash brings back what was removed so far.
+
+        Raises:
+            QueuePoisoned: the disk fails.
+        """
+        if self._has_removed:
             self._queue.sync_deletions()
-            self._has_moved = False
+        self._has_removed = self._has_moved = False
 
     def due(self, now_us: int, most: int) -> list[QueuedEvent]:
         """At most so many of those whose time has come, oldest first; they stay until ``remove``."""
@@ -502,6 +511,7 @@ class LaterQueue:
                     if not self._held[key]:
                         del self._held[key]
                 self._queue.discard([item.seq])
+                self._has_removed = True
 
     def put_back(self, items: Iterable[QueuedEvent]) -> None:
         """There was no room for them in the queue of events: due again."""

@@ -150,6 +150,8 @@ class DocumentRouter:
 
     def __init__(self, table: RoutingTable) -> None:
         self.table = table
+        routes = [route.spec for route in table.routes if route.spec.escalate is not None]
+        self._escalating = frozenset(name for spec in routes for name in spec.recipients)
 
     def route(self, event: Event) -> Sequence[Routed]:
         """See ``Router``."""
@@ -158,6 +160,10 @@ class DocumentRouter:
     def held(self, event: Event, recipient: str, now_us: int) -> Held | None:
         """See ``Router``."""
         return held(event, recipient, self.table.silences, now_us)
+
+    def escalates(self, recipient: str) -> bool:
+        """See ``Router``."""
+        return recipient in self._escalating
 
 
 class RoutingFile:

@@ -1,6 +1,6 @@
 """Events across kills: of who records, at every store, and of the process delivery, at random.
 
-DELIVERY_KILLS is how often delivery is killed; 1000 takes some minutes.
+DELIVERY_KILLS is how often delivery is killed; `make crash-events` sets it to 1,000, some minutes.
 """
 
 from __future__ import annotations

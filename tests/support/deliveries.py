@@ -87,6 +87,9 @@ class ToAll:
     def held(self, event: Event, recipient: str, now_us: int) -> Held | None:
         return self.holds(event, recipient, now_us)
 
+    def escalates(self, recipient: str) -> bool:
+        return any(each.recipient == recipient and each.escalate_to for each in self.routed)
+
 
 class Rig:
     """An engine with its queues.

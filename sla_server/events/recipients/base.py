@@ -57,6 +57,7 @@ class Notice:
         reminder: 0 for the first notice of an event, then counting up while no person acknowledges it.
         escalated: it comes to this recipient because nobody acknowledged it in time.
         is_caught_up: it was held back (quiet hours, a silence with catch-up) and comes late.
+        action: what to do next, for people. runbook: link to that entry of the catalogue.
     """
 
     event: Event
@@ -70,6 +71,8 @@ class Notice:
     reminder: int = 0
     escalated: bool = False
     is_caught_up: bool = False
+    action: str = ""
+    runbook: str = ""
 
     @property
     def delivery_id(self) -> str:
@@ -90,6 +93,8 @@ class Notice:
             "reminder": self.reminder,
             "escalated": self.escalated,
             "is_caught_up": self.is_caught_up,
+            "action": self.action,
+            "runbook": self.runbook,
             "event": self.event.as_json(),
         }
 
@@ -220,3 +225,6 @@ class Router(Protocol):
 
     def held(self, event: Event, recipient: str, now_us: int) -> Held | None:
         """Whether a silence or quiet hours keep it back from this recipient now."""
+
+    def escalates(self, recipient: str) -> bool:
+        """Whether anything that goes to this recipient may be escalated."""

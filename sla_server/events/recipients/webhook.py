@@ -82,6 +82,7 @@ def annotations_of(notice: Notice) -> dict[str, str]:
     """Words and figures for people."""
     event = notice.event
     found = {"summary": event.text, "kind": event.kind, "event_id": event.event_id}
+    found |= {"action": notice.action, "runbook": notice.runbook} if notice.runbook else {}
     return {**found, "details": strict_json.dumps(dict(event.details))}
 
 

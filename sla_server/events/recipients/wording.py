@@ -56,6 +56,8 @@ def _lines(notice: Notice) -> list[str]:
     event = notice.event
     lines = [line(notice), f"  time:     {rfc3339(event.at_us)}", f"  kind:     {event.kind}"]
     lines += [f"  about:    {event.element} {event.subject}"]
+    if notice.action and notice.status is not Status.RESOLVED:
+        lines += [f"  to do:    {notice.action} ({notice.runbook})"]
     details = list(event.details.items())
     lines += [
         f"  {printable(key, 40)}: {printable(value, DETAIL_CHARACTERS)}"

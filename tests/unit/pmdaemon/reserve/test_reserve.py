@@ -19,6 +19,7 @@ from pmdaemon.reserve.layout import (
     PAGE_BYTES,
     PAYLOAD_AT,
     WORD,
+    MappedReserve,
     make_reserve,
 )
 from pmdaemon.reserve.reader import ReserveReader, TakenRecord
@@ -348,6 +349,8 @@ def test_what_waits_for_a_reserve_is_bounded_and_what_goes_is_said(
     assert numbers(ReserveReader(reserves / "events" / "dbmanager.normal.reserve").take(999)) == [
         *range(3, raising.MOST_WAITING + 3)
     ]
+    counts = ReserveReader(reserves / "events" / "dbmanager.normal.reserve").take_counts()
+    assert [(count.kind, count.events) for count in counts] == [(row(0)["kind"], 3)]
 
 
 def test_an_event_too_long_for_a_slot_is_cut_and_stays_json() -> None:
@@ -404,11 +407,51 @@ def test_a_fleet_that_goes_in_one_tick_is_kept_and_what_is_critical_after_it_too
     raiser.close()
 
 
+def counted_in(path: Path) -> dict[str, int]:
+    """What a reserve has counted and not kept, by kind."""
+    reader = ReserveReader(path)
+    found = {count.kind: count.events for count in reader.take_counts()}
+    assert reader.take(99) == []
+    reader.close()
+    return found
+
+
 def test_what_cannot_be_recorded_is_counted_not_raised(reserves: Path) -> None:
     raiser = raising.EventRaiser(reserves, "services")
     assert raiser.record({"kind": "no-identity"}) is None
-    assert raiser.lost == 1
+    assert raiser.record({"kind": "no-identity"}) is None
+    assert raiser.lost == 2
     raiser.close()
+    assert counted_in(reserves / "services.initial.reserve") == {"no-identity": 2}
+
+
+def test_without_any_memory_events_are_counted(reserves: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raiser = raising.EventRaiser(reserves, "services")
+    raiser.initialized()
+
+    def none_left(_found: dict[str, object]) -> bytes:
+        raise MemoryError
+
+    monkeypatch.setattr(raising, "packed", none_left)
+    assert [raiser.record(row(number)) for number in (1, 2, 3)] == [None] * 3
+    raiser.close()
+    assert counted_in(reserves / "services.normal.reserve") == {str(row(1)["kind"]): 3}
+
+
+def test_an_event_of_the_initialization_period_that_no_disk_takes_is_kept(
+    reserves: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raiser = raising.EventRaiser(reserves, "services")
+
+    def broken(_self: object, _number: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(MappedReserve, "sync", broken)
+    assert raiser.record(row(1)) is RecordOutcome.KEPT
+    assert raiser.lost == 0
+    raiser.close()
+    reader = ReserveReader(reserves / "services.initial.reserve")
+    assert (numbers(reader.take(9)), reader.take_counts()) == ([1], [])
 
 
 def test_without_memory_the_spare_is_given_up_and_the_event_recorded(

@@ -12,6 +12,7 @@ from pmdaemon.reserve.layout import COUNT, DELIVERED
 from pmdaemon.reserve.raising import INITIAL_SLOTS, KEPT_SHARE, SLOTS, EventRaiser
 from pmdaemon.reserve.reader import ReserveReader, TakenRecord
 from pmdaemon.runtime.clock import FakeClock
+from sla_server.events.delivery import STUCK_NS
 from sla_server.events.intake import LISTING_NS, EventIntake
 from sla_server.events.queue import EventQueue, QueuedEvent
 from tests.support.deliveries import QUEUE_BYTES, event
@@ -205,9 +206,12 @@ def test_with_the_queue_full_nothing_is_released(tmp_path: Path) -> None:
         fits += 1
     assert 20 < fits < 60
     raiser.record(event(200).row())
+    rig.clock.advance(3600)
     assert rig.step() == 0
+    assert rig.intake.silent_ns > STUCK_NS  # it looks at the reserves all the time, in vain
     rig.normal.delete_through(rig.normal.newest_seq)
     rig.step()
+    assert rig.intake.silent_ns < STUCK_NS
     assert rig.ids(rig.normal) == [f"e{fits}", "e200"]  # order kept, nothing lost
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sla_server.agreements.load import load_documents
+from sla_server.events.outlets import RecordingRouter
 from sla_server.events.routing import (
     FILE,
     DocumentRouter,
@@ -18,6 +19,7 @@ from sla_server.events.routing import (
     RoutingReader,
     RoutingTable,
 )
+from sla_server.events.sql_link import NAME
 from tests.support.notices import AT_US, event
 
 TEXT = """
@@ -58,6 +60,22 @@ def test_delivery_reads_what_services_wrote(tmp_path: Path) -> None:
     RoutingFile(tmp_path).publish(RoutingTable())
     assert reader.poll()
     assert list(reader.router.route(event())) == []
+
+
+def test_only_recipients_of_a_route_that_escalates_are_read_ahead_for() -> None:
+    escalating = """---
+apiVersion: storage-sla/v1
+kind: Recipient
+metadata: {name: oncall}
+spec: {inbox: {}}
+---
+apiVersion: storage-sla/v1
+kind: Route
+metadata: {name: urgent}
+spec: {recipients: [oncall], escalate: {after: 5m, recipients: [mail]}}
+"""
+    router = RecordingRouter(DocumentRouter(table(TEXT + escalating)))
+    assert [router.escalates(name) for name in ("oncall", "mail", NAME)] == [True, False, False]
 
 
 def test_a_file_that_cannot_be_read_leaves_what_was_known(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from sla_server.events.documents import SmtpSpec
@@ -9,6 +12,7 @@ from sla_server.events.recipients.alertmanager import begun
 from sla_server.events.recipients.smtp import mail
 from sla_server.events.recipients.webhook import body
 from sla_server.events.recipients.wording import line, text, title
+from tests.support.deliveries import InlineSender, Rig, ToAll, event
 from tests.support.notices import closed, notice
 
 
@@ -32,6 +36,25 @@ def test_the_text_has_the_figures_and_the_identity() -> None:
     assert "  identity: event-1" in found
     many = notice(1, event_fields={"details": {f"key{number}": number for number in range(30)}})
     assert "and 10 more: sla describe event event-1" in text([many])
+
+
+def test_a_notice_says_what_to_do_next_and_links_to_its_entry(tmp_path: Path) -> None:
+    sender = InlineSender("oncall")
+    rig = Rig(tmp_path, ToAll("oncall"), [sender])
+    rig.add(
+        event(1, "storage-fault", severity="critical"), event(2, "storage-recovered"), event(3, "agent-x")
+    )
+    rig.run()
+    begins, ends, unknown = (each for batch in sender.batches for each in batch)
+    page, anchor = begins.runbook.split("#")
+    assert f'<a id="{anchor}">' in Path(page).read_text()
+    assert f"  to do:    Look at the storage. ({begins.runbook})" in text([begins])
+    assert "to do" not in text([ends])
+    assert "  to do:    Read its text. (docs/formats/events.md)" in text([unknown])
+    alert = body("oncall", [begins])["alerts"][0]
+    found = {name: alert["annotations"][name] for name in ("action", "runbook")}
+    assert found == {"action": "Look at the storage.", "runbook": begins.runbook}
+    assert found.items() <= json.loads(json.dumps(begins.as_json())).items()
 
 
 @pytest.mark.parametrize(
