@@ -32,10 +32,11 @@ from nats.js.errors import ServiceUnavailableError
 from pmdaemon.pki import contexts
 from pmdaemon.runtime.clock import Deadline
 from sla_server.cluster import essentials
+from sla_server.cluster.access import PRODUCT_USER
 from sla_server.cluster.config import ClusterConfig
 from sla_server.cluster.errors import ClusterRefused, ClusterUnreachable
 from sla_server.cluster.membership import Membership
-from sla_server.cluster.server_conf import PRODUCT_USER, SYSTEM_USER
+from sla_server.cluster.server_conf import SYSTEM_USER
 
 Answer = TypeVar("Answer")
 CONNECT_S: Final = 5.0
@@ -198,7 +199,7 @@ class Admin:
         Raises:
             ClusterUnreachable: no node answers.
         """
-        client = await self._client(SYSTEM_USER)
+        client = await self.client(SYSTEM_USER)
         with _translated("asking the nodes"):
             inbox = await client.subscribe(client.new_inbox())
             await client.publish(PING, b"", reply=inbox.subject)
@@ -223,7 +224,7 @@ class Admin:
             ClusterUnreachable: no node answers.
             ClusterRefused: there is no majority.
         """
-        manager = (await self._client(PRODUCT_USER)).jetstream(timeout=ANSWER_S)
+        manager = (await self.client(PRODUCT_USER)).jetstream(timeout=ANSWER_S)
         found: list[StreamInfo] = []
         with _translated("listing the streams"):
             while True:
@@ -332,7 +333,7 @@ class Admin:
     async def _led_by(self, node: str) -> list[str]:
         """Subjects of the stepdowns that take from a node what it leads."""
         led: list[str] = []
-        manager = (await self._client(PRODUCT_USER)).jetstream(timeout=ANSWER_S)
+        manager = (await self.client(PRODUCT_USER)).jetstream(timeout=ANSWER_S)
         for stream in await self.streams():
             if stream.replicas < 2:
                 continue
@@ -353,7 +354,7 @@ class Admin:
         return led
 
     async def _stream(self, name: str) -> StreamRow:
-        manager = (await self._client(PRODUCT_USER)).jetstream(timeout=ANSWER_S)
+        manager = (await self.client(PRODUCT_USER)).jetstream(timeout=ANSWER_S)
         with _translated(f"asking for stream {name}"):
             return stream_row(await manager.stream_info(name))
 
@@ -361,7 +362,7 @@ class Admin:
         await self._request(subject, user, {"placement": {"preferred": to}} if to else {})
 
     async def _request(self, subject: str, user: str, body: dict[str, Any]) -> dict[str, Any]:
-        client = await self._client(user)
+        client = await self.client(user)
         with _translated(subject):
             answer = await client.request(
                 subject, json.dumps(body).encode() if body else b"", timeout=ANSWER_S
@@ -372,7 +373,12 @@ class Admin:
         assert isinstance(found, dict)
         return found
 
-    async def _client(self, user: str) -> Client:
+    async def client(self, user: str = PRODUCT_USER) -> Client:
+        """The connection of a user, made when it is first needed; ends with this.
+
+        Raises:
+            ClusterUnreachable: no node answers.
+        """
         if user not in self._clients:
             self._clients[user] = await connect(self._config, self._member, self._addresses, user)
         return self._clients[user]

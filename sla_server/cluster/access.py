@@ -1,0 +1,51 @@
+"""What an account of the message system may do, as its own side sees it: roles, answers, refusals (C15).
+Pure.
+
+``accounts`` has the other side: what the nodes' engines are told to allow.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+PRODUCT_USER: Final = "sla"
+"""Of the product itself, which may do everything."""
+ADMIN: Final = "admin"
+MONITOR: Final = "monitor"
+PRODUCER: Final = "producer"
+CONSUMER: Final = "consumer"
+_REFUSED: Final = re.compile(
+    r'permissions violation for (?:publish|subscription) to "([^"]+)"', re.IGNORECASE
+)
+_DESTINATIONS: Final = "sla.d."
+_STREAM: Final = "SLA_"
+
+
+def inbox_of(account: str) -> str:
+    """Prefix of the subjects at which an account is answered; no other may listen there."""
+    return f"_INBOX_{account}"
+
+
+def refused_subject(text: str) -> str:
+    """What the engine refused, from its words; "" if they are about something else."""
+    found = _REFUSED.search(text)
+    return found[1] if found else ""
+
+
+def needed(subject: str) -> tuple[str, str]:
+    """The role that a refused subject needs, and the destination; "" where it is about the cluster itself."""
+    tokens = subject.split(".")
+    if subject.startswith(_DESTINATIONS) and len(tokens) > 3:
+        name = ".".join(tokens[3:])
+        return (ADMIN if name.startswith("_") else f"{PRODUCER}:{name}"), name
+    stream = next((token for token in tokens if token.startswith(_STREAM)), "")
+    if stream and ("CONSUMER" in tokens or "ACK" in tokens):
+        name = decoded(stream.removeprefix(_STREAM))
+        return (MONITOR if name == "_LOG" else f"{CONSUMER}:{name}"), name
+    return ADMIN, ""
+
+
+def decoded(token: str) -> str:
+    """The name of which ``messages.names.encode`` made a token."""
+    return re.sub("__|_d", lambda pair: "_" if pair[0] == "__" else ".", token)
