@@ -1,7 +1,6 @@
-"""What an account of the message system may do, as its own side sees it: roles, answers, refusals (C15).
-Pure.
+"""What an account may do, as its own side sees it: roles, where its answers come, refusals (C15). Pure.
 
-``accounts`` has the other side: what the nodes' engines are told to allow.
+``accounts`` has the other side: what the nodes' engines are given as permissions.
 """
 
 from __future__ import annotations

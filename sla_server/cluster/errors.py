@@ -8,7 +8,6 @@ SlaError (pmdaemon.errors)
     ├── AlreadyAMember      it has some: a second init or join would lose them
     ├── BadInvitation       the file given to ``sla cluster join`` is none, or of another cluster
     ├── EssentialsDiffer    essential parameters differ from those of a running node (C14)
-    ├── AccessDenied        an account has no role for what it tried
     ├── BadAccount          an account cannot have this name or these roles
     ├── BadParameter        an acquirable parameter cannot have the value that it was given
     ├── DocumentDamaged     a file with parameters or accounts of the cluster cannot be read
@@ -101,27 +100,6 @@ class EssentialsDiffer(ClusterError):
         super().__init__(
             f"essential parameters differ from those of {other}: {named}. Give this node the same values in "
             "[cluster], or stop all nodes and change them everywhere"
-        )
-
-
-class AccessDenied(ClusterError):
-    """An account has no role for what it tried.
-
-    Attributes:
-        destination: "" if it was about the cluster itself.
-        role: that it needs.
-    """
-
-    exit_status = 77  # EX_NOPERM
-
-    def __init__(self, account: str, destination: str, role: str) -> None:
-        self.account = account
-        self.destination = destination
-        self.role = role
-        what = f"destination {destination}" if destination else "the cluster"
-        super().__init__(
-            f"{what} refuses the account {account}: it lacks the role {role}. On a node: sla cluster account "
-            f"role {account} --add {role}"
         )
 
 

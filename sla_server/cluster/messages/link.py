@@ -41,8 +41,8 @@ from pmdaemon.runtime.backoff import Backoff
 from pmdaemon.runtime.clock import Deadline
 from pmdaemon.runtime.threads import ThreadGroup
 from sla_server.cluster import access
-from sla_server.cluster.errors import AccessDenied, ClusterError, ClusterRefused, ClusterUnreachable
-from sla_server.cluster.messages.errors import NotConfirmed, SessionClosed
+from sla_server.cluster.errors import ClusterError, ClusterRefused, ClusterUnreachable
+from sla_server.cluster.messages.errors import AccessDenied, NotConfirmed, SessionClosed
 
 log = structlog.get_logger("messages")
 Result = TypeVar("Result")

@@ -6,10 +6,10 @@ import pytest
 
 from sla_server.cluster import access, accounts
 from sla_server.cluster.accounts import Account
-from sla_server.cluster.errors import AccessDenied, BadAccount
+from sla_server.cluster.errors import BadAccount
 from sla_server.cluster.messages import names
 from sla_server.cluster.messages.catalogue import Destination
-from sla_server.cluster.messages.errors import BadSelector
+from sla_server.cluster.messages.errors import AccessDenied, BadSelector
 from sla_server.cluster.server_conf import Secrets
 
 OWN = Secrets("s", "p", "r")
