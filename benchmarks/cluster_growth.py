@@ -167,8 +167,8 @@ def main(destinations: int, connections: int, messages: int) -> None:
     model, five = fit(costs[0], costs[1]), costs[2]
     predicted = model.predict(five.nodes)
     click.echo(
-        f"base of a node {model.base_bytes / MIB:.1f} MiB, of a route {model.route_bytes / MIB:.2f} MiB; five "
-        f"nodes: predicted {predicted / MIB:.1f} MiB, measured {five.base_bytes / MIB:.1f} MiB "
+        f"base of a node {model.base_bytes / MIB:.1f} MiB, of a route {model.route_bytes / MIB:.2f} MiB; "
+        f"five nodes: predicted {predicted / MIB:.1f} MiB, measured {five.base_bytes / MIB:.1f} MiB "
         f"({five.base_bytes / predicted - 1:+.0%})"
     )
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
 from sla_server.cli.cluster_node import ask
 from sla_server.cli.moments import moment_us
-from sla_server.cli.output import DATA_OUTPUT, print_json
+from sla_server.cli.output import DATA_OUTPUT
 
 if TYPE_CHECKING:
     from sla_server.cluster.admin import Admin
@@ -46,16 +48,7 @@ def log(since: str, node: str, follow: bool, output: str) -> None:
 
 
 def _print(record: LogRecord, *, is_late: bool, output: str) -> None:
-    if output == "json":
-        print_json(
-            {
-                "node": record.node,
-                "at_unix_us": record.at_unix_us,
-                "counter": record.counter,
-                "level": record.level,
-                "is_late": is_late,
-                "line": record.line,
-            }
-        )
+    if output == "json":  # an object a line, as they come
+        click.echo(json.dumps({**asdict(record), "is_late": is_late}))
     else:
         click.echo(f"{'late: ' if is_late else ''}node={record.node} {record.line}")

@@ -27,21 +27,27 @@ def inbox_of(account: str) -> str:
 
 
 def refused_subject(text: str) -> str:
-    """What the engine refused, from its words; "" if they are about something else."""
+    """What the engine refused, from its words, in small letters; "" if they are about something else.
+
+    The client library hands on the engine's words in small letters.
+    """
     found = _REFUSED.search(text)
-    return found[1] if found else ""
+    return found[1].lower() if found else ""
 
 
 def needed(subject: str) -> tuple[str, str]:
-    """The role that a refused subject needs, and the destination; "" where it is about the cluster itself."""
+    """The role that a refused subject needs, and the destination; "" where it is about the cluster itself.
+
+    In small letters if ``subject`` is.
+    """
     tokens = subject.split(".")
     if subject.startswith(_DESTINATIONS) and len(tokens) > 3:
         name = ".".join(tokens[3:])
         return (ADMIN if name.startswith("_") else f"{PRODUCER}:{name}"), name
-    stream = next((token for token in tokens if token.startswith(_STREAM)), "")
-    if stream and ("CONSUMER" in tokens or "ACK" in tokens):
-        name = decoded(stream.removeprefix(_STREAM))
-        return (MONITOR if name == "_LOG" else f"{CONSUMER}:{name}"), name
+    stream = next((token for token in tokens if token.upper().startswith(_STREAM)), "")
+    if stream and {"CONSUMER", "ACK"} & {token.upper() for token in tokens}:
+        name = decoded(stream[len(_STREAM) :])
+        return (MONITOR if name.upper() == "_LOG" else f"{CONSUMER}:{name}"), name
     return ADMIN, ""
 
 

@@ -7,7 +7,7 @@ command; every ``REFRESH_S`` it reads the bucket as well, for commands that did 
 What it takes is on disk before it is in force: file, engine's file, the engine's own reload. A reload that
 fails is reported in the answer and tried again with the next round.
 
-State: ``documents`` (files); nothing else outlives it. Thread ``agent``, started and joined by
+State: ``documents`` (files); nothing else outlives it. Thread ``node-agent``, started and joined by
 ``NodeProcess``.
 """
 
@@ -87,7 +87,7 @@ class NodeAgent:
 
     def start(self) -> None:
         """Start the thread."""
-        self._threads.start("agent", self._run)
+        self._threads.start("node-agent", self._run)
 
     def close(self) -> None:
         """End the thread.

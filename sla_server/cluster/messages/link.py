@@ -138,7 +138,7 @@ class EngineLink:
         self._threads = ThreadGroup()
         self._is_closed = False
         self._replaced: dict[str, Deadline] = {}  # JetStream stream: its primary is let be until then
-        self._denied: set[str] = set()  # subjects that the engine has refused
+        self._denied: set[str] = set()  # subjects that the engine has refused, in small letters
         user = urlsplit(self._urls[0]).username or ""
         self._account = "" if user == access.PRODUCT_USER else user
         self.reconnections = 0
@@ -248,7 +248,7 @@ class EngineLink:
         """
         self.check_size(data, headers)
         stuck_since: Deadline | None = None
-        self._denied.discard(subject)
+        self._denied.discard(subject.lower())
 
         async def attempt() -> int:
             nonlocal stuck_since, is_open
@@ -259,7 +259,9 @@ class EngineLink:
                 )
                 return int(stored.seq)
             except (TimeoutError, nats.errors.TimeoutError):
-                if subject in self._denied:  # the engine's refusal comes beside the answer that does not
+                if (
+                    subject.lower() in self._denied
+                ):  # the engine's refusal comes beside the answer that does not
                     raise self._denial(subject) from None
                 raise
             except NOT_SENT:
