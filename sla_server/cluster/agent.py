@@ -216,7 +216,8 @@ class NodeAgent:
             await inbox.unsubscribe()
 
     async def _command(self, message: Msg) -> None:
-        if not message.reply:
+        if not commands.is_asked(message.reply):
+            log.warning("cluster-command-ignored", reply=message.reply)
             return
         try:
             expected = int((await self._own_answer()).get("statsz", {}).get("active_servers", 1))

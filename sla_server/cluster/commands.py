@@ -39,6 +39,15 @@ def subject_of(node: str) -> str:
     return f"{SUBJECT}.node.{node}"
 
 
+def is_asked(reply: str) -> bool:
+    """Whether an asker waits at ``reply``.
+
+    What the engine itself delivers here, for a consumer that named this subject, has another one: it comes
+    from an account that may receive, and not command.
+    """
+    return reply.startswith("_INBOX")
+
+
 @dataclass(frozen=True, slots=True)
 class NodeAnswer:
     """Of one node to one command.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sla_server.cluster.commands import Answers, CommandTable, NodeAnswer, subject_of
+from sla_server.cluster.commands import Answers, CommandTable, NodeAnswer, is_asked, subject_of
 from sla_server.cluster.errors import ClusterRefused
 
 
@@ -63,3 +63,10 @@ def test_commands_are_published_below_the_reserved_destination() -> None:
 def test_an_answer_that_is_none_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError):
         NodeAnswer.parse(data)
+
+
+def test_what_a_consumer_had_delivered_to_the_subject_of_commands_is_none() -> None:
+    assert is_asked("_INBOX.abc.n1")
+    assert is_asked("_INBOX_boss.abc.n1")
+    assert not is_asked("$JS.ACK.SLA_orders.x.1.1.1.1.0")
+    assert not is_asked("")
