@@ -19,7 +19,6 @@ others. Answers to an account come under a prefix of its own, which no other may
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import re
 import secrets
@@ -153,10 +152,9 @@ def new_secret() -> str:
 
 def seal(secret: str, own: Secrets) -> str:
     """``secret`` as only nodes of this cluster can read it."""
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    from pmdaemon.pki import sealing
 
-    nonce = secrets.token_bytes(12)
-    return base64.b64encode(nonce + AESGCM(_key(own)).encrypt(nonce, secret.encode(), None)).decode()
+    return sealing.seal(secret, _key(own))
 
 
 def unseal(sealed: str, own: Secrets) -> str:
@@ -165,13 +163,11 @@ def unseal(sealed: str, own: Secrets) -> str:
     Raises:
         BadAccount: it is sealed by another cluster, or damaged.
     """
-    from cryptography.exceptions import InvalidTag
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    from pmdaemon.pki import sealing
 
     try:
-        data = base64.b64decode(sealed, validate=True)
-        return AESGCM(_key(own)).decrypt(data[:12], data[12:], None).decode()
-    except (InvalidTag, ValueError) as exc:
+        return sealing.unseal(sealed, _key(own))
+    except ValueError as exc:
         raise BadAccount("?", "its secret cannot be read with the cluster's own; add it again") from exc
 
 
