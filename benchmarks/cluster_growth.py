@@ -152,14 +152,18 @@ async def _measure(cluster: LocalCluster, destinations: int, connections: int, m
 @click.option("--connections", default=200, show_default=True, type=click.IntRange(1))
 @click.option("--messages", default=2000, show_default=True, type=click.IntRange(1))
 def main(destinations: int, connections: int, messages: int) -> None:
-    """Measure one, three and five nodes, and compare five with what one and three predict."""
+    """Measure one, three and five nodes, and compare five with what one and three predict.
+
+    What the engines write goes to standard error.
+    """
     costs = []
-    click.echo("nodes copies  base MiB  KiB a copy  KiB a connection  us a message  links between nodes")
     for size in SIZES:
         with LocalCluster(size) as cluster:
             cluster.wait_ready()
             cost = asyncio.run(_measure(cluster, destinations, connections, messages))
         costs.append(cost)
+    click.echo("nodes copies  base MiB  KiB a copy  KiB a connection  us a message  links between nodes")
+    for cost in costs:
         click.echo(
             f"{cost.nodes:5} {cost.copies:6} {cost.base_bytes / MIB:9.1f} {cost.copy_bytes / KIB:11.1f} "
             f"{cost.connection_bytes / KIB:17.1f} {cost.message_s * 1e6:13.1f} {cost.links:20}"

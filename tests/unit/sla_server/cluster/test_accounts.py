@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from sla_server.cluster import access, accounts
+from pmdaemon.pki.authority import Authority
+from sla_server.cluster import access, account_file, accounts
 from sla_server.cluster.accounts import Account
-from sla_server.cluster.errors import BadAccount
+from sla_server.cluster.config import ClusterConfig
+from sla_server.cluster.errors import BadAccount, BadInvitation
 from sla_server.cluster.messages import names
 from sla_server.cluster.messages.catalogue import Destination
 from sla_server.cluster.messages.errors import AccessDenied, BadSelector
@@ -151,3 +155,17 @@ def test_other_words_of_the_engine_are_no_refusal() -> None:
 @pytest.mark.parametrize("name", ["a.b_c", "_LOG", "a_d.d_", "__._"])
 def test_a_stream_says_which_destination_it_has(name: str) -> None:
     assert access.decoded(names.encode(name)) == name
+
+
+def test_the_file_of_an_account_says_where_and_as_whom_to_connect(tmp_path: Path) -> None:
+    path = tmp_path / "shop.json"
+    path.write_text(account_file.text(ClusterConfig(node="n1"), "shop", "secret", Authority(tmp_path)))
+    path.chmod(0o644)
+    with pytest.raises(BadInvitation, match="other users may read it"):
+        account_file.connection(path)
+    path.chmod(0o600)
+    found = account_file.connection(path)
+    assert (found.account, found.urls, found.tls) == ("shop", ("nats://shop:secret@127.0.0.1:4222",), None)
+    path.write_text("{}")
+    with pytest.raises(BadInvitation, match="is no file of an account"):
+        account_file.connection(path)
