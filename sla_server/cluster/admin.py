@@ -167,6 +167,7 @@ class Admin:
         self._addresses = (
             list(addresses) if addresses is not None else [config.listen, *(p.listen for p in config.peers)]
         )
+        self._alone = "" if config.peers else config.node
         self._clients: dict[str, Client] = {}
 
     async def __aenter__(self) -> Admin:
@@ -232,7 +233,7 @@ class Admin:
                 found += more
                 if len(more) < MOST_STREAMS:
                     break
-        return tuple(sorted((stream_row(info) for info in found), key=lambda row: row.name))
+        return tuple(sorted((stream_row(info, self._alone) for info in found), key=lambda row: row.name))
 
     async def silent_streams(self) -> list[str]:
         """Streams that exist and that no running node leads: their copies do not run, or elect.
@@ -356,7 +357,7 @@ class Admin:
     async def _stream(self, name: str) -> StreamRow:
         manager = (await self.client(PRODUCT_USER)).jetstream(timeout=ANSWER_S)
         with _translated(f"asking for stream {name}"):
-            return stream_row(await manager.stream_info(name))
+            return stream_row(await manager.stream_info(name), self._alone)
 
     async def _step_down(self, subject: str, user: str, to: str) -> None:
         await self._request(subject, user, {"placement": {"preferred": to}} if to else {})
@@ -459,15 +460,18 @@ def node_row(answer: dict[str, Any]) -> NodeRow:
     )
 
 
-def stream_row(info: StreamInfo) -> StreamRow:
-    """From what the engine says of a stream."""
+def stream_row(info: StreamInfo, alone: str = "") -> StreamRow:
+    """From what the engine says of a stream.
+
+    ``alone`` is the node whose engine is none of a cluster, and says nothing of leaders; "": it is of one.
+    """
     cluster = info.cluster
     peers = (cluster.replicas if cluster else None) or []
     return StreamRow(
         name=str(info.config.name),
         subjects=tuple(info.config.subjects or ()),
         replicas=info.config.num_replicas or 1,
-        leader=str((cluster.leader if cluster else "") or ""),
+        leader=str((cluster.leader if cluster else alone) or ""),
         current=tuple(sorted(str(peer.name) for peer in peers if peer.current and not peer.offline)),
         behind=tuple(sorted(str(peer.name) for peer in peers if not peer.current or peer.offline)),
         messages=info.state.messages,
