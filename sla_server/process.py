@@ -10,6 +10,7 @@ from __future__ import annotations
 from pmdaemon.runtime import lean_structlog  # noqa: F401 - before structlog: see there
 
 # isort: split
+import contextlib
 import functools
 import importlib
 import os
@@ -23,6 +24,7 @@ import structlog
 from pmdaemon.reserve import attach_reserves
 from pmdaemon.runtime import config as files
 from pmdaemon.runtime import exit_status, logs
+from pmdaemon.runtime.clock import server_clock
 from pmdaemon.runtime.entry import PRIVATE_UMASK
 from pmdaemon.runtime.failures import failure_recorded, outermost, record_failure
 from pmdaemon.runtime.stop import Stop
@@ -49,7 +51,17 @@ def _run(name: str, config: configuration.ResolvedConfig, stop: Stop) -> int:
     with failure_recorded(config.runtime_dir, name):
         if name != "delivery":  # which makes the directory first
             attach_reserves(name)
-        return int(importlib.import_module(MODULES[name]).run(config, stop=stop))
+        with _log_copied(name, config):
+            return int(importlib.import_module(MODULES[name]).run(config, stop=stop))
+
+
+def _log_copied(name: str, config: configuration.ResolvedConfig) -> contextlib.AbstractContextManager[None]:
+    """For ``_LOG`` of the cluster; the process of the node does it itself."""
+    if config.cluster is None or name == "cluster":
+        return contextlib.nullcontext()
+    from sla_server.cluster.log_spool import copied
+
+    return copied(config.cluster.directory(config.data_dir), server_clock())
 
 
 @click.command()

@@ -299,6 +299,15 @@ class Authority:
         made = self._signer().node(key, name, hosts, now_us, lifetime_s)
         return certificates.key_pem(key) + certificates.pem(made)
 
+    def account_credential(self, name: str, lifetime_s: float) -> bytes:
+        """Key and certificate (PEM, one behind the other) for an account of a cluster.
+
+        It is not recorded, as those for NBD: it ends by its date, or when the account is removed.
+        """
+        key, now_us = certificates.make_key(), self._clock.unix_us()
+        made = self._signer().account(key, name, now_us, lifetime_s)
+        return certificates.key_pem(key) + certificates.pem(made)
+
     # -- revocation
 
     def revoke(self, who: str, reason: str) -> tuple[list[IssuedCertificate], list[tokens.Token]]:

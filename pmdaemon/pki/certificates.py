@@ -45,6 +45,7 @@ VOLUMES_PREFIX: Final = "urn:storage-sla:volumes:"
 SERVER_URI: Final = "urn:storage-sla:server"
 PARTNER_PREFIX: Final = "urn:storage-sla:partner:"
 NODE_PREFIX: Final = "urn:storage-sla:node:"
+ACCOUNT_PREFIX: Final = "urn:storage-sla:account:"
 _COMMON_NAME_LIMIT: Final = 64
 _UNREADABLE: Final = (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.InvalidVersion)
 
@@ -176,6 +177,11 @@ class Signer:
         names = [*_uris([f"{NODE_PREFIX}{name}"]), *(_host(text) for text in hosts)]
         usages = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
         return self._sign(key.public_key(), name, names, usages, now_us, lifetime_s)
+
+    def account(self, key: Key, name: str, now_us: int, lifetime_s: float) -> x509.Certificate:
+        """A certificate for a client of a cluster's nodes."""
+        names = _uris([f"{ACCOUNT_PREFIX}{name}"])
+        return self._sign(key.public_key(), name, names, ExtendedKeyUsageOID.CLIENT_AUTH, now_us, lifetime_s)
 
     def _sign(
         self,

@@ -13,7 +13,7 @@ Of a service of systemd a line becomes an entry of the journal, with fields to s
 A line that comes with an exception has its text (``error``) and names the file of its traceback
 (``traceback``, see ``failures``): no traceback is written to the log.
 
-State: ``LineSink``; its lock guards all of it.
+State: ``LineSink``; its lock guards all of it. A process may have its lines copied (``copy_to``).
 """
 
 from __future__ import annotations
@@ -190,6 +190,17 @@ def configure(process: str) -> None:
     logging.basicConfig(handlers=[_Libraries()], level=max(LEVELS[name], logging.WARNING), force=True)
 
 
+_copies: list[Callable[[str, str], None]] = []
+
+
+def copy_to(copy: Callable[[str, str], None] | None) -> None:
+    """Give level and text of each line to ``copy`` as well, which waits for nothing and raises nothing.
+
+    None ends it.
+    """
+    _copies[:] = [] if copy is None else [copy]
+
+
 def _thread_died(given: threading.ExceptHookArgs) -> None:
     """A thread that no ``ThreadGroup`` of ours has started."""
     if given.exc_type is SystemExit:  # an end in order
@@ -244,6 +255,7 @@ class _Renderer:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             self._tracebacks_to_files,
+            self._copied,
             self._entry if for_journal else self._logfmt,
         )
 
@@ -251,6 +263,13 @@ class _Renderer:
         """The line for the journal, which has time, level and process in fields of its own."""
         values = self._message(logger, method, {key: event[key] for key in event if key not in APART})
         return JournalEntry.of(f"{event.get('event', '')} {values}".strip(), event)
+
+    def _copied(
+        self, logger: object, method: str, event: structlog.typing.EventDict
+    ) -> structlog.typing.EventDict:
+        for copy in _copies:
+            copy(method, str(self._logfmt(logger, method, dict(event))))
+        return event
 
     def _tracebacks_to_files(
         self, _logger: object, _method: str, event: structlog.typing.EventDict

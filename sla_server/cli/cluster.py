@@ -6,11 +6,10 @@ themselves, with the secrets of this machine's node: it works on any member, als
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -20,16 +19,20 @@ from pmdaemon.runtime.files import write_whole
 from sla_server import config as configuration
 from sla_server import directories
 from sla_server.cli import formatting
+from sla_server.cli.cluster_account import account
+from sla_server.cli.cluster_dmq import dmq
+from sla_server.cli.cluster_log import log
+from sla_server.cli.cluster_node import ask, copies, print_answers, resolved
 from sla_server.cli.errors import BadUsage
 from sla_server.cli.formatting import Column, build, console
 from sla_server.cli.output import DATA_OUTPUT, print_json
-from sla_server.cluster import essentials, membership
-from sla_server.cluster.config import ClusterConfig
+from sla_server.cluster import essentials, membership, parameters
+from sla_server.cluster.shared import SharedDocument
 
 if TYPE_CHECKING:  # nats and asyncio's client, for the commands that ask nodes
     from sla_server.cluster.admin import Admin, ClusterState, NodeRow
+    from sla_server.cluster.commands import Answers, NodeAnswer
 
-Answer = TypeVar("Answer")
 NODES: Final = (
     Column("NODE", lambda row, _now_us: str(row["name"])),
     Column("SITE", lambda row, _now_us: str(row["site"])),
@@ -52,6 +55,12 @@ PARAMETERS: Final = (
     Column("HERE", lambda row, _now_us: str(row["here"])),
     Column("DIFFERS ON", lambda row, _now_us: str(row["differs"])),
 )
+ACQUIRABLE: Final = (
+    Column("ACQUIRABLE", lambda row, _now_us: str(row["name"])),
+    Column("VALUE", lambda row, _now_us: str(row["value"])),
+    Column("DEFAULT", lambda row, _now_us: str(row["default"])),
+    Column("MEANING", lambda row, _now_us: str(row["meaning"])),
+)
 
 
 @click.group()
@@ -62,40 +71,19 @@ def cluster() -> None:
     """
 
 
-def _resolved() -> tuple[configuration.ResolvedConfig, ClusterConfig, Path]:
-    """The server's configuration, its table [cluster], and the node's directory."""
-    path: Path | None = click.get_current_context().find_root().params.get("config")
-    config = configuration.load(path)
-    if config.cluster is None:
-        raise BadUsage(
-            f"{path or 'the configuration'} has no table [cluster]. Give the server's file with sla --config "
-            "FILE; docs/operations/cluster.md has an example of the table"
-        )
-    return config, config.cluster, config.cluster.directory(config.data_dir)
+cluster.add_command(account)
+cluster.add_command(dmq)
+cluster.add_command(log)
 
 
 def _authority(config: configuration.ResolvedConfig) -> Authority:
     return Authority(config.ca_dir, config.pmdaemon.tls.lifetime_s)
 
 
-def _ask(question: Callable[[Admin], Awaitable[Answer]]) -> Answer:
-    """Put a question to the cluster, as this machine's node."""
-    from sla_server.cluster.admin import Admin
-
-    _, config, directory = _resolved()
-    member = membership.load(config, directory)
-
-    async def asked() -> Answer:
-        async with Admin(config, member) as admin:
-            return await question(admin)
-
-    return asyncio.run(asked())
-
-
 @cluster.command()
 def init() -> None:
     """Make a new cluster with this machine's node as its first member."""
-    config, own, directory = _resolved()
+    config, own, directory = resolved()
     membership.init(own, directory, _authority(config))
     click.echo(f"cluster {own.name} made; its secrets are in {directory}, mode 0700")
     for peer in own.peers:
@@ -108,7 +96,7 @@ def init() -> None:
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 def invite(node: str, file: Path) -> None:
     """Write FILE, with which NODE becomes a member. It is a secret: carry it safely, then delete it."""
-    config, own, directory = _resolved()
+    config, own, directory = resolved()
     text = membership.invitation(own, directory, _authority(config), node)
     if file.exists():
         raise BadUsage(f"{file} exists; choose another name, or delete it first")
@@ -128,7 +116,7 @@ def invite(node: str, file: Path) -> None:
 @click.option("--again", is_flag=True, help="Replace the credentials that are here, for a new certificate.")
 def join(file: Path, again: bool) -> None:
     """Become a member with FILE, which 'sla cluster invite' has made."""
-    _, own, directory = _resolved()
+    _, own, directory = resolved()
     membership.join(own, directory, file, again=again)
     click.echo(f"{own.node} is a member of {own.name}. Delete {file}; then: sla-server start")
 
@@ -143,7 +131,7 @@ def leave(node: str | None, yes: bool, lose: bool) -> None:
     This machine's credentials and what its engine stored are removed. The copies of streams that NODE had are
     made again on other nodes, where there are enough.
     """
-    _, own, directory = _resolved()
+    _, own, directory = resolved()
     name = node or own.node
     if name == own.node:
         if (pid := directories.running_pid(directory)) is not None:
@@ -153,7 +141,7 @@ def leave(node: str | None, yes: bool, lose: bool) -> None:
         if not yes:
             click.confirm(f"Remove {directory}'s credentials and all that is stored there?", abort=True)
     if own.peers:
-        _ask(lambda admin: admin.forget(name, lose=lose))
+        ask(lambda admin: admin.forget(name, lose=lose))
     if name == own.node:
         membership.leave(directory)
     click.echo(f"{name} has left the cluster {own.name}")
@@ -166,7 +154,7 @@ def status(output: str) -> None:
 
     Ends with status 0 if all is well, 1 if something is in trouble, 69 if no node answers.
     """
-    state: ClusterState = _ask(lambda admin: admin.state())
+    state: ClusterState = ask(lambda admin: admin.state())
     if output == "json":
         print_json(_as_json(state))
     else:
@@ -179,12 +167,12 @@ def status(output: str) -> None:
 @click.argument("node", required=False)
 def drain(node: str | None) -> None:
     """Have NODE (default: this machine's) hand over all that it leads, before it is stopped."""
-    _, own, _ = _resolved()
+    _, own, _ = resolved()
     name = node or own.node
-    moved = _ask(lambda admin: admin.drain(name))
+    moved = ask(lambda admin: admin.drain(name))
     for subject in moved:
         click.echo(f"  handed over: {_what(subject)}")
-    if alone := _ask(lambda admin: admin.only_on(name)):
+    if alone := ask(lambda admin: admin.only_on(name)):
         click.echo(f"{name} has the only copy of {', '.join(alone)}, which stops while {name} does")
     else:
         click.echo(f"{name} leads nothing; it may be stopped")
@@ -195,23 +183,39 @@ def drain(node: str | None) -> None:
 @click.option("--to", default="", metavar="NODE", help="The node that should lead it.")
 def stepdown(stream: str, to: str) -> None:
     """Have the leader of STREAM hand over to another node."""
-    after = _ask(lambda admin: admin.stepdown(stream, to))
+    after = ask(lambda admin: admin.stepdown(stream, to))
     click.echo(f"stream {stream} is led by {after.leader}")
 
 
-@cluster.command()
+@cluster.group(invoke_without_command=True)
 @DATA_OUTPUT
-def config(output: str) -> None:
-    """Show the essential parameters of this node, their digest, and nodes that differ.
+@click.pass_context
+def config(context: click.Context, output: str) -> None:
+    """Show parameters: the essential ones with nodes that differ, and the acquirable ones.
 
-    Ends with status 1 if one differs.
+    Ends with status 1 if a node differs.
     """
-    _, own, _ = _resolved()
+    if context.invoked_subcommand is not None:
+        return
+    _, own, _ = resolved()
     here = essentials.of(own)
-    rows = _ask(lambda admin: admin.nodes())
+    rows, answers = ask(_nodes_and_documents)
     others = {row.name: essentials.differences(here, row.parameters) for row in rows if row.name != own.node}
+    held = {answer.node: _parameters(answer) for answer in answers.rows}
+    newest = max(held.values(), key=lambda document: document.revision, default=SharedDocument())
+    behind = sorted(node for node, document in held.items() if document.revision < newest.revision)
+    acquired = parameters.values(newest.body)
     if output == "json":
-        print_json({"parameters": here, "digest": essentials.digest(here), "differences": others})
+        print_json(
+            {
+                "parameters": here,
+                "digest": essentials.digest(here),
+                "differences": others,
+                "acquirable": acquired,
+                "revision": newest.revision,
+                "behind": behind,
+            }
+        )
     else:
         table = [
             {
@@ -224,9 +228,83 @@ def config(output: str) -> None:
             for key, value in sorted(here.items())
         ]
         console().print(build(PARAMETERS, table, 0))
-        click.echo(f"digest {essentials.digest(here)}; {len(rows)} nodes answered")
-    if any(others.values()):
+        click.echo(f"digest {essentials.digest(here)}; {len(rows)} nodes answered\n")
+        rows_of_values = [
+            {
+                "name": name,
+                "value": acquired[name],
+                "default": parameter.default,
+                "meaning": parameter.meaning,
+            }
+            for name, parameter in parameters.PARAMETERS.items()
+        ]
+        console().print(build(ACQUIRABLE, rows_of_values, 0))
+        click.echo(f"revision {newest.revision}; change one: sla cluster config set NAME=VALUE")
+        if behind:
+            click.echo(f"an earlier revision holds on {', '.join(behind)}")
+    if any(others.values()) or behind:
         raise SystemExit(1)
+
+
+@config.command("set")
+@click.argument("assignments", metavar="NAME=VALUE...", nargs=-1, required=True)
+def set_(assignments: tuple[str, ...]) -> None:
+    """Change acquirable parameters on all nodes at once, while they run.
+
+    Each node keeps them in a file of its own, so they outlive a restart of all; one that is away takes them
+    when it starts. Ends with status 1 if a node that runs has not taken them.
+    """
+    from sla_server.cluster import documents
+
+    changes = parameters.parse(assignments)
+    _, own, _ = resolved()
+
+    async def change(admin: Admin) -> tuple[SharedDocument, Answers]:
+        return await documents.change(
+            await admin.client(), parameters.DOCUMENT, lambda body: {**body, **changes}, copies(own)
+        )
+
+    document, answers = ask(change)
+    print_answers(answers, lambda answer: f"revision {answer.result.get('revision')}")
+    click.echo(f"revision {document.revision} holds in the cluster")
+    if not answers.is_done:
+        raise SystemExit(1)
+
+
+@cluster.command()
+@click.argument("name", default="ping")
+@click.option("--node", "nodes", multiple=True, metavar="NODE", help="Only these; default: all that run.")
+@DATA_OUTPUT
+def command(name: str, nodes: tuple[str, ...], output: str) -> None:
+    """Have nodes carry out the command NAME (default: ping), and say how many answered of how many.
+
+    Ends with status 1 if one has not.
+    """
+    from sla_server.cluster import commands
+
+    async def carried_out(admin: Admin) -> Answers:
+        return await commands.ask(await admin.client(), name, {}, nodes=nodes)
+
+    answers = ask(carried_out)
+    if output == "json":
+        print_json({"expected": answers.expected, "answers": [asdict(answer) for answer in answers.rows]})
+    else:
+        print_answers(answers, lambda answer: json.dumps(answer.result, sort_keys=True))
+    if not answers.is_done:
+        raise SystemExit(1)
+
+
+async def _nodes_and_documents(admin: Admin) -> tuple[tuple[NodeRow, ...], Answers]:
+    from sla_server.cluster import commands, documents
+
+    return await admin.nodes(), await commands.ask(await admin.client(), documents.GET, {})
+
+
+def _parameters(answer: NodeAnswer) -> SharedDocument:
+    try:
+        return SharedDocument.parse(answer.result[parameters.DOCUMENT])
+    except (KeyError, ValueError):  # of another release
+        return SharedDocument()
 
 
 def _as_json(state: ClusterState) -> dict[str, Any]:

@@ -32,10 +32,11 @@ from nats.js.errors import ServiceUnavailableError
 from pmdaemon.pki import contexts
 from pmdaemon.runtime.clock import Deadline
 from sla_server.cluster import essentials
+from sla_server.cluster.access import PRODUCT_USER
 from sla_server.cluster.config import ClusterConfig
 from sla_server.cluster.errors import ClusterRefused, ClusterUnreachable
 from sla_server.cluster.membership import Membership
-from sla_server.cluster.server_conf import PRODUCT_USER, SYSTEM_USER
+from sla_server.cluster.server_conf import SYSTEM_USER
 
 Answer = TypeVar("Answer")
 CONNECT_S: Final = 5.0
@@ -166,6 +167,7 @@ class Admin:
         self._addresses = (
             list(addresses) if addresses is not None else [config.listen, *(p.listen for p in config.peers)]
         )
+        self._alone = "" if config.peers else config.node
         self._clients: dict[str, Client] = {}
 
     async def __aenter__(self) -> Admin:
@@ -198,7 +200,7 @@ class Admin:
         Raises:
             ClusterUnreachable: no node answers.
         """
-        client = await self._client(SYSTEM_USER)
+        client = await self.client(SYSTEM_USER)
         with _translated("asking the nodes"):
             inbox = await client.subscribe(client.new_inbox())
             await client.publish(PING, b"", reply=inbox.subject)
@@ -223,7 +225,7 @@ class Admin:
             ClusterUnreachable: no node answers.
             ClusterRefused: there is no majority.
         """
-        manager = (await self._client(PRODUCT_USER)).jetstream(timeout=ANSWER_S)
+        manager = (await self.client(PRODUCT_USER)).jetstream(timeout=ANSWER_S)
         found: list[StreamInfo] = []
         with _translated("listing the streams"):
             while True:
@@ -231,7 +233,7 @@ class Admin:
                 found += more
                 if len(more) < MOST_STREAMS:
                     break
-        return tuple(sorted((stream_row(info) for info in found), key=lambda row: row.name))
+        return tuple(sorted((stream_row(info, self._alone) for info in found), key=lambda row: row.name))
 
     async def silent_streams(self) -> list[str]:
         """Streams that exist and that no running node leads: their copies do not run, or elect.
@@ -332,7 +334,7 @@ class Admin:
     async def _led_by(self, node: str) -> list[str]:
         """Subjects of the stepdowns that take from a node what it leads."""
         led: list[str] = []
-        manager = (await self._client(PRODUCT_USER)).jetstream(timeout=ANSWER_S)
+        manager = (await self.client(PRODUCT_USER)).jetstream(timeout=ANSWER_S)
         for stream in await self.streams():
             if stream.replicas < 2:
                 continue
@@ -353,15 +355,15 @@ class Admin:
         return led
 
     async def _stream(self, name: str) -> StreamRow:
-        manager = (await self._client(PRODUCT_USER)).jetstream(timeout=ANSWER_S)
+        manager = (await self.client(PRODUCT_USER)).jetstream(timeout=ANSWER_S)
         with _translated(f"asking for stream {name}"):
-            return stream_row(await manager.stream_info(name))
+            return stream_row(await manager.stream_info(name), self._alone)
 
     async def _step_down(self, subject: str, user: str, to: str) -> None:
         await self._request(subject, user, {"placement": {"preferred": to}} if to else {})
 
     async def _request(self, subject: str, user: str, body: dict[str, Any]) -> dict[str, Any]:
-        client = await self._client(user)
+        client = await self.client(user)
         with _translated(subject):
             answer = await client.request(
                 subject, json.dumps(body).encode() if body else b"", timeout=ANSWER_S
@@ -372,7 +374,12 @@ class Admin:
         assert isinstance(found, dict)
         return found
 
-    async def _client(self, user: str) -> Client:
+    async def client(self, user: str = PRODUCT_USER) -> Client:
+        """The connection of a user, made when it is first needed; ends with this.
+
+        Raises:
+            ClusterUnreachable: no node answers.
+        """
         if user not in self._clients:
             self._clients[user] = await connect(self._config, self._member, self._addresses, user)
         return self._clients[user]
@@ -453,15 +460,18 @@ def node_row(answer: dict[str, Any]) -> NodeRow:
     )
 
 
-def stream_row(info: StreamInfo) -> StreamRow:
-    """From what the engine says of a stream."""
+def stream_row(info: StreamInfo, alone: str = "") -> StreamRow:
+    """From what the engine says of a stream.
+
+    ``alone`` is the node whose engine is none of a cluster, and says nothing of leaders; "": it is of one.
+    """
     cluster = info.cluster
     peers = (cluster.replicas if cluster else None) or []
     return StreamRow(
         name=str(info.config.name),
         subjects=tuple(info.config.subjects or ()),
         replicas=info.config.num_replicas or 1,
-        leader=str((cluster.leader if cluster else "") or ""),
+        leader=str((cluster.leader if cluster else alone) or ""),
         current=tuple(sorted(str(peer.name) for peer in peers if peer.current and not peer.offline)),
         behind=tuple(sorted(str(peer.name) for peer in peers if not peer.current or peer.offline)),
         messages=info.state.messages,

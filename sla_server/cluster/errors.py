@@ -8,6 +8,9 @@ SlaError (pmdaemon.errors)
     ├── AlreadyAMember      it has some: a second init or join would lose them
     ├── BadInvitation       the file given to ``sla cluster join`` is none, or of another cluster
     ├── EssentialsDiffer    essential parameters differ from those of a running node (C14)
+    ├── BadAccount          an account cannot have this name or these roles
+    ├── BadParameter        an acquirable parameter cannot have the value that it was given
+    ├── DocumentDamaged     a file with parameters or accounts of the cluster cannot be read
     ├── ClusterUnreachable  no node answers
     └── ClusterRefused      a node answers and does not do it
 """
@@ -97,6 +100,38 @@ class EssentialsDiffer(ClusterError):
         super().__init__(
             f"essential parameters differ from those of {other}: {named}. Give this node the same values in "
             "[cluster], or stop all nodes and change them everywhere"
+        )
+
+
+class BadAccount(ClusterError):
+    """An account cannot be so."""
+
+    exit_status = 2
+
+    def __init__(self, name: str, problem: str) -> None:
+        self.name = name
+        super().__init__(f"account {name!r}: {problem}")
+
+
+class BadParameter(ClusterError):
+    """An acquirable parameter cannot be so."""
+
+    exit_status = 2
+
+    def __init__(self, name: str, value: str, problem: str) -> None:
+        self.name = name
+        super().__init__(f"parameter {name!r} cannot be {value!r}: {problem}")
+
+
+class DocumentDamaged(ClusterError):
+    """A file that the nodes share is not what was written."""
+
+    exit_status = 78
+
+    def __init__(self, path: Path, problem: str) -> None:
+        super().__init__(
+            f"{path} is damaged ({problem}). Remove it: this node takes its content from the others when it "
+            "starts"
         )
 
 

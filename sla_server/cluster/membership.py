@@ -27,6 +27,7 @@ from sla_server.cluster import essentials
 from sla_server.cluster.config import ClusterConfig
 from sla_server.cluster.errors import AlreadyAMember, BadInvitation, ClusterRefused, NotAMember
 from sla_server.cluster.server_conf import Secrets, TlsFiles
+from sla_server.cluster.shared import NAMES
 
 CREDENTIALS: Final = "credentials.json"
 TLS: Final = "tls"
@@ -155,11 +156,12 @@ def join(config: ClusterConfig, directory: Path, path: Path, *, again: bool = Fa
 
 
 def leave(directory: Path) -> None:
-    """Remove credentials, certificates and what the engine stored; idempotent."""
+    """Remove credentials, certificates, what the nodes share and what the engine stored; idempotent."""
     (directory / CREDENTIALS).unlink(missing_ok=True)
-    for name in (TLS, "jetstream"):
+    for name in (TLS, "jetstream", "log"):
         shutil.rmtree(directory / name, ignore_errors=True)
-    (directory / "engine.conf").unlink(missing_ok=True)
+    for name in ("engine.conf", "destinations.json", *(f"{shared}.json" for shared in NAMES)):
+        (directory / name).unlink(missing_ok=True)
 
 
 def _check_new(directory: Path) -> None:

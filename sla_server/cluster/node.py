@@ -3,27 +3,34 @@
     DIRECTORY/            mode 0700
       credentials.json    secrets of the cluster (``membership``)
       tls/                authority and certificate of this node, if TLS is enabled
-      engine.conf         written at each start, mode 0600
+      parameters.json     acquirable parameters (``documents``), mode 0600
+      accounts.json       accounts with their roles and sealed secrets, mode 0600
+      destinations.json   destinations that accounts may have to do with, as last seen
+      engine.conf         written at each start and each change of those, mode 0600
       jetstream/          what the engine stores; only it reads and writes there
 
 SIGTERM stops the engine in order: it hands over what it leads and syncs. SIGKILL loses nothing that was
 acknowledged with ``sync = "always"``.
 
-Thread: the one that makes it, which must live as long as the engine should (``launch``).
+Thread: the one that makes it, which must live as long as the engine should (``launch``); ``write_conf`` from
+the agent's, too. Lock ``_lock`` guards ``engine.conf`` and ``_shared``.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pmdaemon.runtime.children import Child, ChildKind
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.files import make_directory, write_whole
 from pmdaemon.runtime.stop import ParentPipe
-from sla_server.cluster import server_conf
+from sla_server.cluster import access, parameters, server_conf
 from sla_server.cluster.config import ClusterConfig
 from sla_server.cluster.engine import Engine
 from sla_server.cluster.server_conf import Secrets, TlsFiles
@@ -34,12 +41,26 @@ CONF: Final = "engine.conf"
 STORE: Final = "jetstream"
 
 
+@dataclass(frozen=True, slots=True)
+class SharedSettings:
+    """What all nodes have alike, as the engine is given it.
+
+    Attributes:
+        values: acquirable parameters, all of them.
+        users: entries of the engine's file for accounts.
+    """
+
+    values: Mapping[str, parameters.Value]
+    users: tuple[Mapping[str, Any], ...] = ()
+
+
 class Node:
     """See the module.
 
     Args:
         directory: of the node.
         tls: its files, if TLS is enabled.
+        shared: what the nodes share, as it holds here; default: nothing was ever set.
 
     Attributes:
         engine: that it runs with.
@@ -56,12 +77,15 @@ class Node:
         clock: Clock,
         *,
         tls: TlsFiles | None = None,
+        shared: SharedSettings | None = None,
     ) -> None:
         self.config = config
         self.directory = directory
         self.engine = engine
         self._secrets = secrets
         self._tls = tls
+        self._lock = threading.Lock()
+        self._shared = shared or SharedSettings(parameters.values({}))
         program = [str(engine.path), "-c", str(directory / CONF)]
         launcher = [sys.executable, "-m", "sla_server.cluster.launch", str(os.getpid())]
         self.child = Child(ENGINES, config.node, [*launcher, *program], pipe, clock)
@@ -74,10 +98,31 @@ class Node:
         """
         make_directory(self.directory, 0o700)
         make_directory(self.directory / STORE, 0o700)
-        made = server_conf.text(self.config, self.engine, self._secrets, self.directory / STORE, self._tls)
-        write_whole(self.directory / CONF, made)
+        self.write_conf()
         return self.child.start()
+
+    def write_conf(self, shared: SharedSettings | None = None) -> None:
+        """Write the engine's file, which it reads when it starts and when it is asked to.
+
+        ``shared`` is new; None: what holds.
+
+        Raises:
+            OSError: it cannot be written; the former file and settings stay.
+        """
+        with self._lock:
+            wanted = shared or self._shared
+            made = server_conf.text(
+                self.config,
+                self.engine,
+                self._secrets,
+                self.directory / STORE,
+                self._tls,
+                wanted.values,
+                wanted.users,
+            )
+            write_whole(self.directory / CONF, made)
+            self._shared = wanted
 
     def url(self) -> str:
         """Where the product's clients connect, with its secret: for programs, never for a log."""
-        return f"nats://{server_conf.PRODUCT_USER}:{self._secrets.product}@{self.config.listen}"
+        return f"nats://{access.PRODUCT_USER}:{self._secrets.product}@{self.config.listen}"

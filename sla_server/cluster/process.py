@@ -3,14 +3,16 @@
 Order of a start: credentials; the engine, found and probed; essential parameters compared with those of the
 nodes that run; then the engine is started, kept running, and watched (``watch``). A node that differs from
 the others is refused before its engine knows of them; of nodes that start together, one that differs ends
-soon after. At the end the engine stops in order.
+soon after. What the nodes share is taken from those that run, and kept up to date by the ``agent``. At the
+end the engine stops in order.
 
-The engine's own lines go to this process's standard error. Thread: the main one.
+The engine's own lines go to this process's standard error. Thread: the main one, beside the agent's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,9 +27,13 @@ from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.stop import ParentPipe, Stop
 from pmdaemon.runtime.watchdog import beat
 from sla_server import directories
-from sla_server.cluster import admin, engine, essentials, membership
+from sla_server.cluster import admin, documents, engine, essentials, membership, parameters
+from sla_server.cluster.agent import NodeAgent, load_destinations, settings
 from sla_server.cluster.config import ClusterConfig
+from sla_server.cluster.log_spool import LogSpool, copied
+from sla_server.cluster.log_stream import LogForwarder
 from sla_server.cluster.node import Node
+from sla_server.cluster.shared import NodeDocuments
 from sla_server.cluster.watch import WATCH_S, NodeWatch
 from sla_server.config import ResolvedConfig
 
@@ -62,19 +68,23 @@ class NodeProcess:
         """See ``run``."""
         beat(START_LIMIT_S)
         lock = directories.lock_data_dir(self._directory)
-        try:
-            node, watch = self._prepared()
+        with contextlib.ExitStack() as ends:
+            ends.callback(os.close, lock)
+            ends.callback(self._pipe.close)
+            ends.enter_context(copied(self._directory, self._clock))
+            node, watch, agent = self._prepared()
             initialized()
             node.start()
+            agent.start()
             try:
                 self._run(node, watch)
             finally:
                 log.info("cluster-stopping", reason=self._stop.reason)
-                stop_together([node.child], self._clock)
+                try:
+                    agent.close()
+                finally:
+                    stop_together([node.child], self._clock)
             return 0
-        finally:
-            self._pipe.close()
-            os.close(lock)
 
     def _run(self, node: Node, watch: NodeWatch) -> None:
         next_watch = Deadline(WATCH_S)
@@ -85,7 +95,7 @@ class NodeProcess:
                 next_watch = Deadline(WATCH_S)
                 watch.check()
 
-    def _prepared(self) -> tuple[Node, NodeWatch]:
+    def _prepared(self) -> tuple[Node, NodeWatch, NodeAgent]:
         config = self._config
         member = membership.load(config, self._directory)
         found = engine.choose(config.engine, config.sync)
@@ -97,8 +107,27 @@ class NodeProcess:
         compared = asyncio.run(admin.check_essentials(config, member))
         digest = essentials.digest(essentials.of(config))
         log.info("cluster-essentials", digest=digest, compared_with=compared)
-        node = Node(config, self._directory, found, member.secrets, self._pipe, self._clock, tls=member.tls)
-        return node, NodeWatch(config, member, self._raise)
+        held = NodeDocuments(self._directory)
+        asyncio.run(documents.fetch(config, member, held))
+        node = Node(
+            config,
+            self._directory,
+            found,
+            member.secrets,
+            self._pipe,
+            self._clock,
+            tls=member.tls,
+            shared=settings(held, load_destinations(self._directory).values(), member),
+        )
+        agent = NodeAgent(config, member, node, held)
+        forwarder = LogForwarder(
+            LogSpool(self._directory, config.node),
+            config.node,
+            min(config.replicas, len(config.peers) + 1),
+            lambda: parameters.values(held.get(parameters.DOCUMENT).body),
+        )
+        agent.add_task(forwarder.run)
+        return node, NodeWatch(config, member, self._raise), agent
 
     def _keep_running(self, node: Node) -> None:
         child = node.child

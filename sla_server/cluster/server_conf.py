@@ -9,21 +9,19 @@ The file names secrets, so it is written with mode 0600 into the node's director
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from pmdaemon.runtime.config import parse_address
-from sla_server.cluster import essentials
+from sla_server.cluster import essentials, parameters
+from sla_server.cluster.access import PRODUCT_USER
 from sla_server.cluster.config import ClusterConfig
 from sla_server.cluster.engine import Engine
 
 SYSTEM_USER: Final = "sys"
-PRODUCT_USER: Final = "sla"
 ROUTE_USER: Final = "route"
-PING: Final = "10s"
-"""A client that is gone without a word is noticed after two of them; the engine's own is two minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +42,25 @@ class TlsFiles:
     key: Path
 
 
-def text(config: ClusterConfig, engine: Engine, secrets: Secrets, store: Path, tls: TlsFiles | None) -> str:
+def text(
+    config: ClusterConfig,
+    engine: Engine,
+    secrets: Secrets,
+    store: Path,
+    tls: TlsFiles | None,
+    values: Mapping[str, parameters.Value],
+    users: Sequence[Mapping[str, Any]] = (),
+) -> str:
     """The whole file.
 
-    ``store`` is the directory of the streams, ``tls`` None unless ``[cluster.tls]`` is enabled.
+    Args:
+        config: of the node.
+        engine: that reads it.
+        secrets: of the cluster.
+        store: the directory of the streams.
+        tls: None unless ``[cluster.tls]`` is enabled.
+        values: of acquirable parameters, all of them.
+        users: named accounts with their permissions, beside the product's own user.
     """
     routes = [
         f"nats-route://{ROUTE_USER}:{secrets.route}@{_host_and_port(peer.routes)}" for peer in config.peers
@@ -70,7 +83,9 @@ def text(config: ClusterConfig, engine: Engine, secrets: Secrets, store: Path, t
         "server_tags": essentials.tags(config),
         "listen": _host_and_port(config.listen),
         "max_payload": config.max_payload_bytes,
-        "ping_interval": PING,
+        "max_connections": values["max_connections"],
+        "ping_interval": f"{values['ping_interval_s']}s",
+        "write_deadline": f"{values['write_deadline_s']}s",
         "jetstream": streams,
         # Without routes the engine refuses to store anything as one of a cluster.
         **({"cluster": cluster} if config.peers else {}),
@@ -78,7 +93,7 @@ def text(config: ClusterConfig, engine: Engine, secrets: Secrets, store: Path, t
             "SYS": {"users": [{"user": SYSTEM_USER, "password": secrets.system}]},
             "SLA": {
                 "jetstream": "enabled",
-                "users": [{"user": PRODUCT_USER, "password": secrets.product}],
+                "users": [{"user": PRODUCT_USER, "password": secrets.product}, *users],
             },
         },
         "system_account": "SYS",
@@ -101,9 +116,9 @@ def _host_and_port(address: str) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _lines(values: Mapping[str, Any], indent: str = "") -> str:
+def _lines(document: Mapping[str, Any], indent: str = "") -> str:
     lines = ""
-    for key, value in values.items():
+    for key, value in document.items():
         if isinstance(value, dict):
             lines += f"{indent}{key} {{\n{_lines(value, indent + '  ')}{indent}}}\n"
         else:

@@ -2,6 +2,7 @@
 
 ClusterError (sla_server.cluster.errors)
 └── MessagesError                 root of all below
+    ├── AccessDenied              an account has no role for what it tried
     ├── BadName                   a name of a destination or consumer that is not allowed
     ├── BadSelector               a selector that cannot be read
     ├── BadSettings               a limit that is out of its range
@@ -22,6 +23,27 @@ from sla_server.cluster.errors import ClusterError
 
 class MessagesError(ClusterError):
     """Root of the errors of the message system."""
+
+
+class AccessDenied(MessagesError):
+    """An account has no role for what it tried.
+
+    Attributes:
+        destination: "" if it was about the cluster itself.
+        role: that it needs.
+    """
+
+    exit_status = 77  # EX_NOPERM
+
+    def __init__(self, account: str, destination: str, role: str) -> None:
+        self.account = account
+        self.destination = destination
+        self.role = role
+        what = f"destination {destination}" if destination else "the cluster"
+        super().__init__(
+            f"{what} refuses the account {account}: it lacks the role {role}. On a node: sla cluster account "
+            f"role {account} --add {role}"
+        )
 
 
 class BadName(MessagesError):

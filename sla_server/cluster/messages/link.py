@@ -40,8 +40,9 @@ from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.backoff import Backoff
 from pmdaemon.runtime.clock import Deadline
 from pmdaemon.runtime.threads import ThreadGroup
+from sla_server.cluster import access
 from sla_server.cluster.errors import ClusterError, ClusterRefused, ClusterUnreachable
-from sla_server.cluster.messages.errors import NotConfirmed, SessionClosed
+from sla_server.cluster.messages.errors import AccessDenied, NotConfirmed, SessionClosed
 
 log = structlog.get_logger("messages")
 Result = TypeVar("Result")
@@ -137,6 +138,9 @@ class EngineLink:
         self._threads = ThreadGroup()
         self._is_closed = False
         self._replaced: dict[str, Deadline] = {}  # JetStream stream: its primary is let be until then
+        self._denied: set[str] = set()  # subjects that the engine has refused, in small letters
+        user = urlsplit(self._urls[0]).username or ""
+        self._account = "" if user == access.PRODUCT_USER else user
         self.reconnections = 0
         self.client: nats.aio.client.Client
         self.stream: nats.js.JetStreamContext
@@ -244,6 +248,7 @@ class EngineLink:
         """
         self.check_size(data, headers)
         stuck_since: Deadline | None = None
+        self._denied.discard(subject.lower())
 
         async def attempt() -> int:
             nonlocal stuck_since, is_open
@@ -253,6 +258,12 @@ class EngineLink:
                     subject, data, timeout=ANSWER_S, headers=dict(headers), stream=stream
                 )
                 return int(stored.seq)
+            except (TimeoutError, nats.errors.TimeoutError):
+                if (
+                    subject.lower() in self._denied
+                ):  # the engine's refusal comes beside the answer that does not
+                    raise self._denial(subject) from None
+                raise
             except NOT_SENT:
                 is_open = was_open
                 raise
@@ -289,6 +300,10 @@ class EngineLink:
             raise nats.js.errors.APIError.from_error(found["error"])
         assert isinstance(found, dict)
         return found
+
+    def _denial(self, subject: str) -> AccessDenied:
+        role, destination = access.needed(subject)
+        return AccessDenied(self._account, destination, role)
 
     async def _step_down(self, stream: str) -> None:
         """Ask a JetStream stream's leader to let another one lead; takes well below a second."""
@@ -342,6 +357,13 @@ class EngineLink:
             log.info("cluster-reconnected", session=self._name, node=self.node)
 
         async def failed(exc: Exception) -> None:
+            if (subject := access.refused_subject(str(exc))) and self._account:
+                if subject not in self._denied:
+                    log.warning(
+                        "cluster-access-denied", session=self._name, problem=str(self._denial(subject))
+                    )
+                self._denied.add(subject)
+                return
             log.debug("cluster-connection", session=self._name, problem=str(exc))
 
         options: dict[str, Any] = {"reconnect_time_wait": 0.2}
@@ -350,6 +372,8 @@ class EngineLink:
         first = urlsplit(self._urls[0])
         if first.username and first.password:
             options |= {"user": first.username, "password": first.password}
+            if self._account:
+                options["inbox_prefix"] = access.inbox_of(self._account)
         try:
             await asyncio.wait_for(
                 self.client.connect(

@@ -16,7 +16,8 @@ from click.testing import CliRunner
 from pmdaemon.runtime.clock import Deadline
 from sla_server import config as configuration
 from sla_server.cli.main import cli
-from sla_server.cluster import engine
+from sla_server.cluster import account_file, engine
+from sla_server.cluster.account_file import AccountConnection
 from sla_server.cluster.errors import EngineMissing, EngineTooOld
 from tests.support.cluster import READY_S, configurations
 
@@ -86,6 +87,22 @@ async def _connects(address: str, authority: Path) -> str:
     return "connected"
 
 
+async def _connect_as(account: AccountConnection, deadline: Deadline) -> None:
+    """Until the node takes the account: with status 1 its agent had not answered in time."""
+    while True:
+        try:
+            client = await nats.connect(
+                list(account.urls), tls=account.tls, allow_reconnect=False, connect_timeout=10
+            )
+        except (OSError, TimeoutError, nats.errors.Error):
+            if deadline.passed:
+                raise
+            await asyncio.sleep(0.1)
+        else:
+            await client.close()
+            return
+
+
 def test_with_tls_a_client_needs_a_certificate_of_the_authority(tmp_path: Path) -> None:
     [path] = configurations(tmp_path, 1, tls=True)
 
@@ -107,6 +124,9 @@ def test_with_tls_a_client_needs_a_certificate_of_the_authority(tmp_path: Path) 
         assert "n1" in found[1]
         authority = config.cluster.directory(config.data_dir) / "tls" / "authority.pem"
         assert asyncio.run(_connects(config.cluster.listen, authority)).startswith("refused")
+        secret = tmp_path / "shop.json"
+        assert sla("cluster", "account", "add", "shop", str(secret), "--role", "monitor")[0] in (0, 1)
+        asyncio.run(_connect_as(account_file.connection(secret), deadline))
     finally:
         process.terminate()
         assert process.wait(READY_S) == 0

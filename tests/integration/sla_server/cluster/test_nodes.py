@@ -137,6 +137,63 @@ def test_all_nodes_show_the_same_digest_and_one_leads(three: Nodes) -> None:
     assert "digest" in text
 
 
+def _until_done(path: Path, *words: str) -> str:
+    """What a command says once it has succeeded: a machine that does other things may lack an answer."""
+    deadline = Deadline(READY_S)
+    while (result := _sla(path, *words)).exit_code != 0:
+        assert not deadline.passed, result.output
+    return result.output
+
+
+def test_what_the_nodes_share_is_changed_on_all_by_a_command(three: Nodes) -> None:
+    assert "3 of 3 nodes answered" in _until_done(three.paths[1], "command")
+    assert "3 of 3 nodes answered" in _until_done(three.paths[1], "config", "set", "max_connections=700")
+    confs = [path.parent / "data/cluster/engine.conf" for path in three.paths]
+    assert all("max_connections: 700\n" in conf.read_text() for conf in confs)
+    shown = json.loads(_until_done(three.paths[2], "config", "-o", "json"))
+    assert (shown["acquirable"]["max_connections"], shown["behind"]) == (700, [])
+    refused = _sla(three.paths[0], "config", "set", "max_connections=1")
+    assert (refused.exit_code, "it must be from 16 to 1000000" in refused.output) == (2, True)
+    deadline, nodes = Deadline(READY_S), set[str]()
+    while nodes != {"n1", "n2", "n3"}:  # each node has taken the parameters, and its log says so
+        assert not deadline.passed, nodes
+        rows = [json.loads(line) for line in _sla(three.paths[0], "log", "-o", "json").stdout.splitlines()]
+        assert rows == sorted(rows, key=lambda row: (row["at_unix_us"], row["node"], row["counter"]))
+        nodes = {row["node"] for row in rows if "event=cluster-document-taken" in row["line"]}
+    assert json.loads(_until_done(three.paths[0], "dmq", "list", "-o", "json"))["messages"] == []
+
+
+def test_accounts_are_made_changed_and_removed_by_commands(three: Nodes, tmp_path: Path) -> None:
+    secret = tmp_path / "shop.json"
+    homes = [path.parent / "data/cluster" for path in three.paths]
+
+    def change(path: Path, *words: str) -> None:
+        """Status 1: the change holds, and a slow node has not answered in time; it takes it later."""
+        result = _sla(path, "account", *words)
+        assert result.exit_code in (0, 1), result.output
+
+    def wait_for(count: int, text: str) -> None:
+        deadline = Deadline(READY_S)
+        while sum(text in (home / "engine.conf").read_text() for home in homes) != count:
+            assert not deadline.passed
+
+    change(three.paths[0], "add", "shop", str(secret), "--role", "producer:orders.*")
+    assert secret.stat().st_mode & 0o777 == 0o600
+    password = json.loads(secret.read_text())["secret"]
+    wait_for(3, password)
+    for home in homes:
+        files = [found for found in home.iterdir() if found.is_file() and password in found.read_text()]
+        assert [(found.name, found.stat().st_mode & 0o777) for found in files] == [("engine.conf", 0o600)]
+    change(three.paths[1], "role", "shop", "--add", "monitor")
+    wait_for(3, "$JS.API.STREAM.LIST")
+    rows = json.loads(_until_done(three.paths[2], "account", "list", "-o", "json"))["accounts"]
+    assert rows == [{"name": "shop", "roles": ["producer:orders.*", "monitor"]}]
+    change(three.paths[2], "remove", "shop")
+    wait_for(0, password)
+    unknown = _sla(three.paths[2], "account", "remove", "shop")
+    assert "there is no account shop; there are none" in unknown.output
+
+
 def test_a_stream_is_moved_to_a_node_and_a_drained_node_leads_nothing(three: Nodes) -> None:
     asyncio.run(_make_stream(three.paths[0], "moved"))
     deadline, current = Deadline(READY_S), []

@@ -68,6 +68,18 @@ def test_copies_that_are_behind_or_away_are_told_apart_from_complete_ones() -> N
     assert (row.replicas, row.messages, row.stored_bytes) == (3, 5, 500)
 
 
+def test_the_streams_of_a_node_without_others_are_led_by_it() -> None:
+    info = StreamInfo.from_response(
+        {
+            "config": {"name": "orders", "subjects": ["orders.>"], "num_replicas": 1},
+            "state": {"messages": 0, "bytes": 0, "first_seq": 0, "last_seq": 0, "consumer_count": 0},
+        }
+    )
+    row = stream_row(info, "n1")
+    assert (row.leader, row.current, row.behind) == ("n1", (), ())
+    assert ClusterState((_row("n1"),), (row,)).is_well
+
+
 def test_a_cluster_is_well_when_all_members_answer_and_all_copies_are_complete() -> None:
     members = (("n1", True), ("n2", True))
     whole = ClusterState((_row("n1", members=members), _row("n2")), (_stream(),))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from sla_server.cluster import server_conf
+from sla_server.cluster import parameters, server_conf
 from sla_server.cluster.config import ClusterConfig
 from sla_server.cluster.engine import Engine
 from sla_server.cluster.server_conf import Secrets, TlsFiles
@@ -16,7 +16,7 @@ PEER = {"name": "n2", "listen": "127.0.0.1:4223", "routes": "127.0.0.1:6223"}
 
 def _text(config: ClusterConfig, *, can_sync: bool = True, tls: TlsFiles | None = None) -> str:
     engine = Engine(Path("/e"), (2, 15, 1), "2.15.1", can_sync_always=can_sync)
-    return server_conf.text(config, engine, SECRETS, Path("/data/jetstream"), tls)
+    return server_conf.text(config, engine, SECRETS, Path("/data/jetstream"), tls, parameters.values({}))
 
 
 def test_the_whole_file_of_a_node() -> None:
@@ -31,7 +31,9 @@ def test_the_whole_file_of_a_node() -> None:
         f"server_tags: {tags}\n"
         'listen: "127.0.0.1:4222"\n'
         "max_payload: 1048576\n"
+        "max_connections: 65536\n"
         'ping_interval: "10s"\n'
+        'write_deadline: "10s"\n'
         "jetstream {\n"
         '  store_dir: "/data/jetstream"\n'
         "  max_file_store: 4294967296\n"
@@ -82,5 +84,5 @@ def test_addresses_of_ipv6_and_paths_with_quotes_are_written_as_the_engine_reads
     config = ClusterConfig(node="n1", listen="[::1]:4222")
     assert 'listen: "[::1]:4222"' in _text(config)
     engine = Engine(Path("/e"), (2, 15, 1), "2.15.1", can_sync_always=True)
-    text = server_conf.text(config, engine, SECRETS, Path('/d"é'), None)
+    text = server_conf.text(config, engine, SECRETS, Path('/d"é'), None, parameters.values({}))
     assert f"store_dir: {json.dumps('/d' + chr(34) + 'é', ensure_ascii=False)}" in text
