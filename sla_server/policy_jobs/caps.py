@@ -1,12 +1,12 @@
 """Caps by hour of the week: what is left of a backend's capacity, shared among those who give way.
 
 **One hour.** A promise of priority P at capacity C holds while the load of its backend is at most C. Volumes
-of priority P and above are protected: their p95 demand is set aside. What is left, at least a twentieth of C,
-goes to the others, also to those with promises of their own, in this order: floors, then what their own
-promises need (higher priorities first), then weighted max-min (water-filling) up to their demand. A volume
-whose p95 demand fits its share has no cap. With several promises on a backend each gives shares, and the
-smallest is the volume's: every capacity is respected. No cap is 0: it would stop a volume without a floor,
-and, as caps change by parts of themselves, in all hours of the week.
+of priority P and above are protected: their p95 demand is set aside. What is left goes to the others, also to
+those with promises of their own, in this order: floors, then what their own promises need (higher priorities
+first), then weighted max-min (water-filling) up to their demand. A volume whose p95 demand fits its share has
+no cap. With several promises on a backend each gives shares, and the smallest is the volume's: every capacity
+is respected. A cap is never 0, which would stop a volume, and, as caps change by parts of themselves, in all
+hours of the week: a twentieth of C, divided by weight, is a floor of all who give way.
 
 **The week.** From one hour to the next a cap changes by at most 25 %, up or down. Caps are only ever lowered
 for that: the largest caps within the shares that change so slowly are a lower envelope, so the hours before a
@@ -30,7 +30,7 @@ from sla_server.policy_jobs.transforms import HOURS_A_WEEK
 
 Floats = npt.NDArray[np.float64]
 MAX_CHANGE: Final = 0.25  # per hour, SLA-MODEL.md 4
-LEAST_LEFT: Final = 0.05  # of a capacity; volumes that use less are left alone by the loop, too
+LEAST_LEFT: Final = 0.05  # of a capacity, of all who give way; the loop leaves such small use alone, too
 FITS: Final = 1 + 1e-9  # the level of water-filling is found by halving: a share may lack its last digits
 
 
@@ -65,7 +65,8 @@ class HourShare:
 
     Attributes:
         cost_per_s: its cap; None: no cap.
-        least: floor, and what its own promise needs where that fits: never lowered below.
+        least: floor, at least its part of ``LEAST_LEFT``, and what its own promise needs where that fits:
+            never lowered below.
     """
 
     cost_per_s: float | None
@@ -118,18 +119,17 @@ def _shares(limit: LoadLimit, demands: Sequence[Demand]) -> dict[str, HourShare]
     if not others:
         return {}
     protected = sum(item.p95 for item in demands if item.weight >= limit.weight)
-    left = max(limit.cost_per_s - protected, LEAST_LEFT * limit.cost_per_s)
+    left = max(limit.cost_per_s - protected, 0.0)
     demand, floor, weight = (
         np.array([getattr(item, name) for item in others], dtype=np.float64)
         for name in ("p95", "floor", "weight")
     )
+    floor = np.maximum(floor, LEAST_LEFT * limit.cost_per_s * weight / weight.sum())
     least = _with_promises(left, others, demand, floor, weight)
     shares = water_fill(left, demand, least, weight)
     return {
-        item.volume: HourShare(
-            None if item.p95 <= share * FITS else float(max(share, item.floor)), float(max(own, item.floor))
-        )
-        for item, share, own in zip(others, shares, least, strict=True)
+        item.volume: HourShare(None if item.p95 <= share * FITS else float(max(share, low)), float(own))
+        for item, share, own, low in zip(others, shares, least, floor, strict=True)
     }
 
 

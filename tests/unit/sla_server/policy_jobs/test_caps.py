@@ -133,7 +133,10 @@ def test_what_is_planned_fits_every_capacity_but_for_floors(
     for cost, weight in limits:
         protected = sum(item.p95 for item in items if item.weight >= weight)
         others = [item for item in items if item.weight < weight]
-        most = max(cost - protected, LEAST_LEFT * cost, sum(min(item.floor, item.p95) for item in others))
+        weights = sum(item.weight for item in others)
+        floors = [max(item.floor, LEAST_LEFT * cost * item.weight / weights) for item in others]
+        used = sum(min(floor, item.p95) for floor, item in zip(floors, others, strict=True))
+        most = max(cost - protected, used)
         assert sum(planned[item.volume] for item in others) <= most * (1 + 1e-6)
 
 
@@ -185,6 +188,20 @@ def test_an_hour_in_which_nothing_is_left_stops_no_volume_for_the_week() -> None
     found = limit_change({hour: shares["batch"] for hour, shares in usual.items()})
     assert found[57] == pytest.approx(50)
     assert found[57 + 24] == found[57 - 24] == pytest.approx(700)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        (demand("web", 500, floor=100), demand("batch", 300)),
+        (demand("web", 500, SILVER, promised=500), demand("batch", 300)),
+    ],
+)
+def test_who_has_neither_floor_nor_promise_is_left_a_little(others: tuple[Demand, ...]) -> None:
+    """Else its cap is 0, and of a policy with such a one none could be published."""
+    found = caps([LoadLimit(1000, GOLD)], demand("gold", 950, GOLD), *others)
+    weights = sum(each.weight for each in others)
+    assert found["batch"] == pytest.approx(LEAST_LEFT * 1000 / weights)
 
 
 def test_hours_without_a_cap_stay_without_and_lower_none() -> None:
