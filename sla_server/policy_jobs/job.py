@@ -48,6 +48,7 @@ from sla_server.policy_jobs.session import (
     build_session,
     check_files,
     end_java,
+    master_of,
     peak_mib,
     scratch_of,
     stderr_to,
@@ -319,8 +320,9 @@ def _computed(
         log_path = job_dir / "spark.log"
         noted.note("Spark computes", rows=in_sql + in_files + hours)
 
-        def action(spark: SparkSession) -> Found:
-            return compute(spark, inputs.statistics(spark, snapshot), read)
+        def action(spark: SparkSession) -> tuple[Found, str]:
+            found = compute(spark, inputs.statistics(spark, snapshot), read)
+            return found, master_of(spark, settings.master)
 
         click.echo(
             f"{in_sql} rollups are in SQL, {in_files} in {len(snapshot.slot_files.paths)} files, {hours} "
@@ -329,12 +331,12 @@ def _computed(
             err=True,
         )
         with stderr_to(log_path):
-            found, memory = on_spark(settings, job_dir, action, log_path)
+            (found, master), memory = on_spark(settings, job_dir, action, log_path)
     return found, {
         "window_days": settings.window_days,
         "rollups": in_sql + in_files,
         "hours": hours,
-        "master": settings.master,
+        "master": master,
         "pyspark": version("pyspark"),
         "peak_mib": memory,
     }
