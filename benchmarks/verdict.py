@@ -36,6 +36,8 @@ class Figures:
         throttled: the server showed a throttle of the neighbour, confirmed by its gateway.
         policy_version: in force at the end.
         io_errors: failed I/Os of both clients.
+        policy_s: ``sla policy run``, from its start to its end.
+        spark_start_s: of it, until Spark was there.
     """
 
     violation_ratio: float
@@ -46,6 +48,8 @@ class Figures:
     throttled: bool
     policy_version: int | None
     io_errors: int
+    policy_s: float | None = None
+    spark_start_s: float | None = None
 
 
 class Condition(NamedTuple):
