@@ -92,7 +92,7 @@ def _given_session(further: Mapping[str, str]) -> SparkSession:
 
 
 def master_of(session: SparkSession, configured: str) -> str:
-    """Where a session runs: as configured, or as ``spark-submit`` was told."""
+    """Where a session runs: as configured, or as the command line of ``spark-submit`` has it."""
     return str(session.conf.get("spark.master")) if is_submitted() else configured
 
 
