@@ -154,7 +154,8 @@ def told(f: Figures, logs: str) -> str:
     for row in harness.rows_for("demo", values):
         sign = "at least" if row["direction"] == "min" else "at most"
         value = "never" if row["value"] is None else f"{row['value']:.2f}"
-        lines.append(f"  {value:>6} {row['unit']:6} {row['goal']} (goal: {sign} {row['target']:g})")
+        goal = "" if row["target"] is None else f" (goal: {sign} {row['target']:g})"
+        lines.append(f"  {value:>6} {row['unit']:6} {row['goal']}{goal}")
     lines.append("")
     lines.append(
         f"the cycle did NOT close: {', '.join(failed)}; logs are in {logs}" if failed else "the cycle closed"
