@@ -92,6 +92,8 @@ class Demo:
     started_s: float = 0.0
     throttled: bool = False
     policy_version: int | None = None
+    policy_s: float | None = None
+    spark_start_s: float | None = None
 
     async def run(self) -> Figures:
         """All phases; returns the figures."""
@@ -164,11 +166,15 @@ class Demo:
 
     def _policy_job(self) -> int | None:
         """Run it as an operator would; the version in force then, None if it failed."""
+        begun_s = time.monotonic()
         try:
             done = self.stage.sla("policy", "run", limit_s=POLICY_LIMIT_S)
         except StageError as exc:
             print(exc, flush=True)
             return None
+        self.policy_s = time.monotonic() - begun_s
+        job: dict[str, Any] = next((row["job"] for row in self.stage.get("policies")["items"]), {})
+        self.spark_start_s = job.get("spark_start_s")
         print("".join(f"   {line}\n" for line in done.stdout.splitlines()[-8:]), end="", flush=True)
 
         def in_force() -> int | None:
@@ -232,6 +238,8 @@ class Demo:
             throttled=self.throttled,
             policy_version=self.policy_version,
             io_errors=self.gold.errors + self.greedy.errors,
+            policy_s=self.policy_s,
+            spark_start_s=self.spark_start_s,
         )
 
 

@@ -33,6 +33,7 @@ from sla_server.policy_jobs.transforms import (
     MISSED_DDL,
     MIXED,
     MOST_INTERVALS,
+    PLACED,
     QUARTER_US,
     SLOT_DDL,
     US_A_SECOND,
@@ -50,19 +51,21 @@ CREATE VIEW promised AS
 CREATE TABLE volume_slots AS
     SELECT backend, volume, at_us, sum(reads + writes) AS ios, sum(arrived) AS arrived, sum(reads) AS reads,
         sum(writes) AS writes, sum(bytes) AS bytes, sum(svc_us) AS svc_us, max(covered_us) AS covered_us,
-        sum(cost_milli)::BIGINT AS all_milli,
+        sum(sequential) AS sequential, sum(placed) AS placed, sum(cost_milli)::BIGINT AS all_milli,
         all_milli / 1000.0::DOUBLE / (max(covered_us) / {US_A_SECOND}.0::DOUBLE) AS used,
         used * greatest(1.0::DOUBLE, coalesce(sum(arrived)::DOUBLE / nullif(ios, 0)::DOUBLE, 1.0)) AS demand
     FROM (
         SELECT backend, volume, slot_us AS at_us, stream_id, sum(arrived)::BIGINT AS arrived,
             sum(reads)::BIGINT AS reads, sum(writes)::BIGINT AS writes,
             sum(read_bytes + write_bytes)::BIGINT AS bytes, sum(svc_sum_us)::BIGINT AS svc_us,
+            sum(sequential)::BIGINT AS sequential, sum(placed)::BIGINT AS placed,
             sum(cost_milli)::BIGINT AS cost_milli, sum(covered_us)::BIGINT AS covered_us
         FROM rollups JOIN streams_now USING (stream_id) GROUP BY ALL)
     GROUP BY backend, volume, at_us HAVING max(covered_us) > 0;
 CREATE TABLE loads AS
     SELECT backend, at_us, sum(round(used * 1e6)::BIGINT)::BIGINT / 1e6 AS load, sum(reads)::BIGINT AS reads,
         sum(writes)::BIGINT AS writes, sum(bytes)::BIGINT AS bytes, sum(svc_us)::BIGINT AS svc_us,
+        sum(arrived)::BIGINT AS arrived, sum(sequential)::BIGINT AS sequential, sum(placed)::BIGINT AS placed,
         max(covered_us) AS covered_us
     FROM volume_slots GROUP BY ALL;
 """  # noqa: S608 - numbers of ours
@@ -74,7 +77,7 @@ SELECT k.*, load FROM (
 JOIN loads USING (backend, at_us)
 """
 COSTS = f"""
-SELECT backend, at_us, reads, writes, bytes, svc_us FROM loads
+SELECT backend, at_us, reads, writes, bytes, svc_us, {", ".join(PLACED)} FROM loads
 WHERE reads + writes >= {MIN_IOS} AND svc_us > 0 AND svc_us < {MOST_UNDER_WAY} * covered_us
 """  # noqa: S608 - numbers of ours
 DEMAND = f"""
@@ -276,13 +279,13 @@ def in_polars(place: Path, read: JobInputs) -> Found:
         .join(streams.select("stream_id", "volume", "backend"), "stream_id")
         .group_by("backend", "volume", pl.col("slot_us").alias("at_us"), "stream_id")
         .agg(
-            *sums("arrived", "reads", "writes", "cost_milli", "covered_us"),
+            *sums(*PLACED, "reads", "writes", "cost_milli", "covered_us"),
             (pl.col("read_bytes") + pl.col("write_bytes")).sum().alias("bytes"),
             pl.col("svc_sum_us").sum().alias("svc_us"),
         )
         .group_by("backend", "volume", "at_us")
         .agg(
-            *sums("arrived", "reads", "writes", "cost_milli", "bytes", "svc_us"),
+            *sums(*PLACED, "reads", "writes", "cost_milli", "bytes", "svc_us"),
             pl.col("covered_us").max(),
             (pl.col("reads") + pl.col("writes")).sum().alias("ios"),
         )
@@ -294,7 +297,7 @@ def in_polars(place: Path, read: JobInputs) -> Found:
     )
     loads = volume_slots.group_by("backend", "at_us").agg(
         ((pl.col("used") * 1e6).round().cast(pl.Int64).sum() / 1e6).alias("load"),
-        *sums("reads", "writes", "bytes", "svc_us"),
+        *sums("reads", "writes", "bytes", "svc_us", *PLACED),
         pl.col("covered_us").max(),
     )
     keys = ["stream_id", "io", "threshold_us"]
@@ -309,7 +312,7 @@ def in_polars(place: Path, read: JobInputs) -> Found:
         (pl.col("reads") + pl.col("writes") >= MIN_IOS)
         & (pl.col("svc_us") > 0)
         & (pl.col("svc_us") < MOST_UNDER_WAY * pl.col("covered_us"))
-    ).select("backend", "at_us", "reads", "writes", "bytes", "svc_us")
+    ).select("backend", "at_us", "reads", "writes", "bytes", "svc_us", *PLACED)
     zones, learned, coming = (
         small(each) for each in (read.hours.zones, read.hours.learned, read.hours.coming)
     )

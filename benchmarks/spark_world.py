@@ -165,6 +165,7 @@ def hour(number: int, slots: int = SLOTS_A_FILE, shape: Shape = SMALL) -> Hour:
     found = _counters(shape, chance, at_us // SLOT_US % 1440, 5)
     reads, writes = found.reads, found.writes
     read_bytes, write_bytes = reads * found.size, writes * found.size
+    sequential = (reads + writes) * (np.arange(slots)[:, None] % 4) // 4
     streams = np.arange(shape.streams, dtype=np.int64)
     cells = reads.shape
     columns = {
@@ -175,7 +176,12 @@ def hour(number: int, slots: int = SLOTS_A_FILE, shape: Shape = SMALL) -> Hour:
         "writes": writes,
         "read_bytes": read_bytes,
         "write_bytes": write_bytes,
-        "svc_sum_us": reads * 90 + writes * 150 + (read_bytes + write_bytes) // 900,
+        "svc_sum_us": (reads + writes - sequential) * 40
+        + reads * 90
+        + writes * 150
+        + (read_bytes + write_bytes) // 900,
+        "sequential": sequential,
+        "placed": reads + writes,
         "cost_milli": found.cost_milli,
         "covered_us": np.full(cells, SLOT_US, dtype=np.int64),
     }

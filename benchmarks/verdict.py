@@ -36,6 +36,8 @@ class Figures:
         throttled: the server showed a throttle of the neighbour, confirmed by its gateway.
         policy_version: in force at the end.
         io_errors: failed I/Os of both clients.
+        policy_s: ``sla policy run``, from its start to its end.
+        spark_start_s: of it, until Spark was there.
     """
 
     violation_ratio: float
@@ -46,6 +48,8 @@ class Figures:
     throttled: bool
     policy_version: int | None
     io_errors: int
+    policy_s: float | None = None
+    spark_start_s: float | None = None
 
 
 class Condition(NamedTuple):
@@ -150,7 +154,8 @@ def told(f: Figures, logs: str) -> str:
     for row in harness.rows_for("demo", values):
         sign = "at least" if row["direction"] == "min" else "at most"
         value = "never" if row["value"] is None else f"{row['value']:.2f}"
-        lines.append(f"  {value:>6} {row['unit']:6} {row['goal']} (goal: {sign} {row['target']:g})")
+        goal = "" if row["target"] is None else f" (goal: {sign} {row['target']:g})"
+        lines.append(f"  {value:>6} {row['unit']:6} {row['goal']}{goal}")
     lines.append("")
     lines.append(
         f"the cycle did NOT close: {', '.join(failed)}; logs are in {logs}" if failed else "the cycle closed"

@@ -275,12 +275,12 @@ def make_cut(group: Sequence[Sample], stream_names: StreamNames, identity: CutId
 
     Header key ``dp`` names each plane's newest spooled DP_CUT: a restarted link goes on from there; ``late``
     is there when caps held I/Os for too long, ``of`` for samples of several sources, ``un`` for planes that
-    were silent (``wire.cut``).
+    were silent, ``sq`` where a source counts what is sequential (``wire.cut``).
 
     Raises:
         BadCut: more streams than a cut may have; split the exports over several gateways.
     """
-    counters, hist, missed = _combine(group, stream_names)
+    counters, hist, missed, sequential = _combine(group, stream_names)
     first = min(group, key=lambda sample: sample.start_ns)
     end_ns = min(sample.end_ns for sample in group)
     generations = {sample.throttle_gen for sample in group} - {None}
@@ -292,6 +292,8 @@ def make_cut(group: Sequence[Sample], stream_names: StreamNames, identity: CutId
         extra["un"] = silent
     if identity.waited_us is not None:
         extra["psi"] = identity.waited_us
+    if (sequential >= 0).any():
+        extra[cut.SEQUENTIAL] = cut.sequential_bytes(sequential)
     if late := joined_late(sample.late for sample in group):
         extra["late"] = late
     return cut.Cut(
@@ -337,7 +339,8 @@ def _common(generations: set[int | None]) -> int:
 
 def _combine(
     group: Sequence[Sample], stream_names: StreamNames
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any], npt.NDArray[Any]]:
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.int64]]:
+    """Counters, histograms and misses of a cut, and what of each row is sequential, -1 where not known."""
     ids = np.array([stream_names.add(key) for sample in group for key in sample.streams], dtype=np.int64)
     counters = np.concatenate([sample.counters for sample in group], axis=1)
     offsets = np.cumsum([0] + [len(sample.streams) for sample in group])
@@ -354,7 +357,22 @@ def _combine(
     hist["row"], missed["row"] = row_of[hist["row"]], row_of[missed["row"]]
     if len(unique_ids) < len(ids):
         missed = _joined(missed)
-    return _without_idle(summed, hist, missed)
+    keep, counters, hist, missed = _without_idle(summed, hist, missed)
+    return counters, hist, missed, _sequential(group, row_of, len(unique_ids))[keep]
+
+
+def _sequential(group: Sequence[Sample], row_of: npt.NDArray[np.int64], rows: int) -> npt.NDArray[np.int64]:
+    """Of each row the sum, -1 where a sample of it does not know its part; shape (rows,)."""
+    said = np.concatenate(
+        [
+            np.full(len(sample.streams), -1) if sample.sequential is None else sample.sequential
+            for sample in group
+        ]
+    )
+    found = np.zeros(rows, dtype=np.int64)
+    np.add.at(found, row_of, said)
+    found[row_of[said < 0]] = -1
+    return found
 
 
 def _joined(missed: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -381,13 +399,14 @@ def _shifted(column: npt.NDArray[Any], offset: int) -> npt.NDArray[Any]:
 
 def _without_idle(
     counters: npt.NDArray[np.int64], hist: npt.NDArray[Any], missed: npt.NDArray[Any]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any], npt.NDArray[Any]]:
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64], npt.NDArray[Any], npt.NDArray[Any]]:
+    """Which rows are kept, and all columns without the others."""
     keep: npt.NDArray[np.bool_] = np.asarray(counters[_FIRST_ACTIVITY:_END_ACTIVITY].any(axis=0))
     keep[hist["row"]] = True
     keep[missed["row"]] = True
     new_row = np.cumsum(keep) - 1
     hist["row"], missed["row"] = new_row[hist["row"]], new_row[missed["row"]]
-    return np.ascontiguousarray(counters[:, keep]), hist, missed
+    return keep, np.ascontiguousarray(counters[:, keep]), hist, missed
 
 
 MAX_CUT_BYTES: Final = 952 << 10  # the server takes a cut of this size at most (docs/formats/wire.md)

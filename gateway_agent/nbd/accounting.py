@@ -18,6 +18,7 @@ What counts as what:
     bytes            of successful completions only
     others           flush, trim, write-zeroes; in no latency sum, histogram or missed count
     arrived          reads and writes offered, so that it compares with reads + writes
+    sequential       of these, those that begin where the one before of their connection and kind ended
     failed entries   completions with an error but ``refused`` ones, and refused connections of a stream whose
                      storage is not there (these are in ``others`` and ``errors``, too)
     cost             what the throttle charges: all that the gateway does not refuse; flush as a write without
@@ -93,7 +94,7 @@ class StreamAccount:
     """Statistics of one (volume, client).
 
     Attributes:
-        arrived: lifetime reads and writes offered; sessions add to it.
+        arrived, sequential: lifetime reads and writes offered; sessions add to them.
         unused_since_ns: when it was first found unused, None while it is not.
         members: of a stream that clients share, who they are: the newest ``MOST_MEMBERS``, the last one last.
         sessions: open connections of this stream; one with requests outstanding leaves by ``leave``.
@@ -114,6 +115,8 @@ class StreamAccount:
         self.client = client
         self.backend = backend
         self.arrived = 0
+        self.sequential = 0
+        self._sequential_before = 0  # as the last cut has it
         self.unused_since_ns: int | None = None
         self.members: dict[str, None] = {}
         self._recent: list[Finished] = []
@@ -339,7 +342,9 @@ class StreamAccount:
             entries.append((OUTSTANDING + IO_READ, 0, 0, 0))  # no read or write waits, and none failed
         row |= {"stream_id": 0, "inflight": inflight, "held": held}
         row |= {f"cum_{name}": lifetime[name] for name in ("reads", "writes", "read_bytes", "write_bytes")}
-        taken = StreamCut(self, [row[name] for name in COLUMNS], self._hist, entries)
+        sequential = min(self.sequential - self._sequential_before, row["arrived"])
+        self._sequential_before = self.sequential
+        taken = StreamCut(self, [row[name] for name in COLUMNS], self._hist, entries, sequential)
         self._reported = lifetime
         self._hist = np.zeros(histogram.WIRE_BUCKETS, dtype=np.int64)
         return taken
@@ -352,12 +357,16 @@ class StreamCut:
         row: values in COLUMNS order.
         hist: shape (WIRE_BUCKETS,), dense.
         missed: (io, threshold_us, counted, missed) as in a cut, of all kinds of entries.
+        sequential: of ``arrived``.
     """
 
-    __slots__ = ("hist", "missed", "row", "stream")
+    __slots__ = ("hist", "missed", "row", "sequential", "stream")
 
-    def __init__(self, stream: StreamAccount, row: list[int], hist: Ints, missed: list[Entry]) -> None:
+    def __init__(
+        self, stream: StreamAccount, row: list[int], hist: Ints, missed: list[Entry], sequential: int = 0
+    ) -> None:
         self.stream = stream
         self.row = row
         self.hist = hist
         self.missed = missed
+        self.sequential = sequential

@@ -92,6 +92,8 @@ class RequestBuffer:
         self.queue: deque[Request] = deque()
         self.disconnecting = False
         self.last_cookie = 0  # of the last request
+        self.sequential = 0  # of the reads and writes that the last call of ``received`` has queued
+        self._ends = (-1, -1)  # where the last read and the last write end, bytes
         self._was_full = False  # while the last request arrived
 
     def room(self) -> memoryview:
@@ -136,7 +138,8 @@ class RequestBuffer:
         if self._is_extended:
             return self._received_extended(now_ns)
         append, unpack = self.queue.append, p.REQUEST.unpack_from
-        transfers, cookie = 0, self.last_cookie
+        transfers, sequential, cookie = 0, 0, self.last_cookie
+        read_end, write_end = self._ends
         while end - position >= 28:
             magic, flags, command, cookie, offset, length = unpack(view, position - base)
             if magic != 0x25609513:
@@ -147,13 +150,20 @@ class RequestBuffer:
                     raise NbdProtocolError(self._peer, f"a write of {length} bytes; the limit is 32 MiB")
                 position += length
                 transfers += 1
+                if offset == write_end:
+                    sequential += 1
+                write_end = offset + length
             elif command == 0:
                 transfers += 1
+                if offset == read_end:
+                    sequential += 1
+                read_end = offset + length
             elif command == 2:
                 self.disconnecting = True
                 break
             append((now_ns, cookie, command, length, offset, flags, position))
         self.parse_pos, self.last_cookie = position, cookie
+        self.sequential, self._ends = sequential, (read_end, write_end)
         if position > end and end - self.sent_pos >= self._capacity:
             self._was_full = True
         return transfers

@@ -47,6 +47,7 @@ from pmdaemon.wire.cut import (
     joined_late,
     missed_array,
     rows_array,
+    sequential_bytes,
 )
 from pmdaemon.wire.messages.plane_sets import Limit, PlaneThresholds
 from pmdaemon.wire.messages.planes import DpCut
@@ -68,7 +69,7 @@ _COARSE_STREAM_BYTES: Final = 8 * len(COLUMNS) + HIST_DTYPE.itemsize * 150 + 9 *
 """The same with histograms of half as many buckets."""
 MAX_DESCRIPTOR_BYTES: Final = 60_000  # all streams are named in one frame header, which holds 65,535 bytes
 MAX_NAMED_BYTES: Final = 48_000  # of streams with names of their own
-_DESCRIPTOR_OVERHEAD_BYTES: Final = 48  # keys, map and string prefixes of one stream in msgpack
+_DESCRIPTOR_OVERHEAD_BYTES: Final = 52  # keys, map and string prefixes of one stream in msgpack, and its "sq"
 FORGET_NS: Final = 600 * 10**9  # a stream without a client: long enough for a host that starts again
 _FORGET_CHECK_NS: Final = 60 * 10**9
 _SECTIONS: Final = (
@@ -404,6 +405,7 @@ class CutMaker:
             more=more,
             starved_us=starved_us,
             late=joined_late(late) or None,
+            sequential=sequential_bytes(np.array([row.sequential for row in rows], dtype=np.int64)) or None,
         )
         self._kept.append((self._next_id, made.encode_with(blob)))
         self._begin(now_ns, now_unix_us)

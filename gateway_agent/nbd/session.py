@@ -258,6 +258,7 @@ class NbdSession(ABC):
         now_ns = self._context.clock.monotonic_ns()
         self._await_payload(now_ns)
         self._stream.arrived += self.requests.received(count, now_ns)
+        self._stream.sequential += self.requests.sequential
         self._volume.serve(self, now_ns)
 
     def _on_writable(self) -> None:

@@ -47,6 +47,7 @@ class Sample:
         late: volumes whose caps held I/Os for too long.
         starved_us: while the source wanted to run and its host kept it waiting; 0 if it does not say.
         silent_us: at the end of the interval, since the source was asked for it; 0 for less than seconds.
+        sequential: of each row's ``arrived``, -1 where it is not known, shape (len(streams),); None: of none.
         plane: whose streams these are once the source has gone: of a process that has handed over to another
             one, the plane that both serve; else empty.
     """
@@ -67,6 +68,7 @@ class Sample:
     starved_us: int = 0
     silent_us: int = 0
     plane: str = ""
+    sequential: npt.NDArray[np.int64] | None = None
 
 
 def no_hist() -> npt.NDArray[Any]:
@@ -117,4 +119,5 @@ def from_dp_cut(source: str, received: frame.Frame, plane: str = "") -> Sample:
         late=said.late or {},
         starved_us=said.starved_us,
         plane=plane,
+        sequential=None if said.sequential is None else cut.sequential_counts(said.sequential),
     )

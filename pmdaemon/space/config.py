@@ -11,16 +11,18 @@ from pmdaemon.wire.messages.space import MAX_POOLS
 from pmdaemon.wire.names import is_name
 
 NAME_RULE: Final = "must be 1-128 of letters, digits and . _ : @ -, beginning with a letter or digit"
-LocalKind = Literal["path", "lvm", "thin", "loop", "zfs"]
+LocalKind = Literal["path", "lvm", "thin", "loop", "zfs", "snmp"]
 NEEDS: Final[dict[str, tuple[str, ...]]] = {
     "path": ("path",),
     "loop": ("path",),
     "lvm": ("group",),
     "thin": ("device",),
     "zfs": ("dataset",),
+    "snmp": ("host", "storage"),
 }
-"""Keys that a kind of source has beside those of all; ``lvm`` may also have ``device``."""
-PLACES: Final = ("path", "group", "device", "dataset")
+"""Keys that a kind of source needs beside those of all."""
+OPTIONAL: Final[dict[str, tuple[str, ...]]] = {"lvm": ("device",), "snmp": ("settings",)}
+PLACES: Final = ("path", "group", "device", "dataset", "host", "storage", "settings")
 
 
 def _checked_name(value: str) -> str:
@@ -39,7 +41,8 @@ class SpaceSource(StrictModel):
     """What people call the pool; the server calls it GATEWAY/NAME."""
     kind: LocalKind
     """What it is: `path` a file system, `loop` one with image files, `lvm` a volume group or a thin pool of
-    it, `thin` a thin pool of the device mapper, `zfs` a pool or data set."""
+    it, `thin` a thin pool of the device mapper, `zfs` a pool or data set, `snmp` a storage of another host,
+    by its table hrStorageTable (HOST-RESOURCES-MIB)."""
     path: str = ""
     """Of `path` and `loop`: a directory of the file system; of `loop` the image files are in it."""
     group: str = ""
@@ -48,6 +51,13 @@ class SpaceSource(StrictModel):
     """Of `thin`: its device-mapper name. Of `lvm`: the thin pool, if that is meant, not the whole group."""
     dataset: str = ""
     """Of `zfs`: POOL or POOL/DATASET."""
+    host: str = ""
+    """Of `snmp`: the host, as net-snmp takes it: HOST, or udp:HOST:PORT."""
+    storage: str = ""
+    """Of `snmp`: the storage by its description in the table, often where it is mounted."""
+    settings: str = ""
+    """Of `snmp`: a directory with an snmp.conf, which has version, community or user (defVersion,
+    defCommunity, defSecurityName, ...); default: those of the system and of the agent's user."""
     backend: str = ""
     """The backend whose volumes lie in it: with the action `refuse-agreements` no new agreement is made about
     them while the pool is nearly full."""
@@ -60,14 +70,14 @@ class SpaceSource(StrictModel):
     def _is_backend(cls, value: str) -> str:
         return _checked_name(value) if value else value
 
-    @field_validator("path")
+    @field_validator("path", "settings")
     @classmethod
     def _is_path(cls, value: str) -> str:
         if value and not value.startswith("/"):
             raise ValueError("must be a path from / on")
         return value
 
-    @field_validator("group", "device", "dataset")
+    @field_validator("group", "device", "dataset", "host", "storage")
     @classmethod
     def _is_no_option(cls, value: str) -> str:
         if value.startswith("-") or (value and not value.isprintable()):
@@ -77,7 +87,7 @@ class SpaceSource(StrictModel):
     @model_validator(mode="after")
     def _has_its_place(self) -> SpaceSource:
         wanted = NEEDS[self.kind]
-        allowed = (*wanted, "device") if self.kind == "lvm" else wanted
+        allowed = (*wanted, *OPTIONAL.get(self.kind, ()))
         missing = [key for key in wanted if not getattr(self, key)]
         if missing:
             raise ValueError(f"source {self.name}: set {missing[0]}, which kind = {self.kind!r} needs")

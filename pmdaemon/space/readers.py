@@ -1,7 +1,8 @@
 """One reading of a pool of storage: which commands are run, and what their output means.
 
-All go through programs of the system (``stat``, ``lvs``, ``dmsetup``, ``zfs``): a file system that hangs then
-holds a child that can be given up, not a thread of ours. Output is asked for in bytes and without headings.
+All go through programs of the system (``stat``, ``lvs``, ``dmsetup``, ``zfs``, ``snmpbulkwalk``): a file
+system that hangs then holds a child that can be given up, not a thread of ours. Output is asked for in bytes
+and without headings.
 
 ``read`` gets a function that runs a command; nothing else here does I/O.
 """
@@ -253,12 +254,44 @@ def _zfs(source: SpaceSource, run: Run) -> FoundPool:
     return FoundPool(used + available, used, None, volumes)
 
 
+# -- SNMP
+
+HR_STORAGE: Final = ".1.3.6.1.2.1.25.2.3.1"
+_DESCRIPTION, _UNIT, _SIZE, _USED = "3", "4", "5", "6"
+_SNMP: Final = ("-m", "", "-Onq", "-OUae", "-r", "1")  # no MIB files; numbers, one repetition
+_WRAP: Final = 1 << 32
+
+
+def _snmp(source: SpaceSource, run: Run) -> FoundPool:
+    """A row of hrStorageTable: lines ``OID.COLUMN.INDEX VALUE``.
+
+    Its sizes are signed numbers of 32 bits; agents that count beyond 2^31 units let them become negative.
+    Source: RFC 2790, 4.
+    """
+    secrets = ["env", f"SNMPCONFPATH={source.settings}"] if source.settings else []
+    said = run([*secrets, "snmpbulkwalk", *_SNMP, source.host, HR_STORAGE])
+    rows: dict[str, dict[str, str]] = {}
+    for line in said.splitlines():
+        place, _, value = line.removeprefix(f"{HR_STORAGE}.").partition(" ")
+        column, has_index, index = place.partition(".")
+        if has_index:
+            rows.setdefault(index, {})[column] = value.strip()
+    named = {row[_DESCRIPTION].strip('"'): row for row in rows.values() if _DESCRIPTION in row}
+    row = named.get(source.storage)
+    if row is None:
+        known = ", ".join(sorted(named)) or "none: it does not answer this table"
+        raise SpaceUnreadable(source.name, f"{source.host} has no storage {source.storage}, but {known}")
+    unit, size, used = (int(row[column]) for column in (_UNIT, _SIZE, _USED))
+    return FoundPool(size % _WRAP * unit, used % _WRAP * unit)
+
+
 _READERS: Final[Mapping[str, Callable[[SpaceSource, Run], FoundPool]]] = {
     "path": _path,
     "loop": _loop,
     "lvm": _lvm,
     "thin": _thin,
     "zfs": _zfs,
+    "snmp": _snmp,
 }
 
 

@@ -18,6 +18,8 @@ Header keys:
          i is of that plane; the rows of no plane are the host's
     un   {plane: us}, planes in this cut that gave the link no answer for so long before its end: they were
          stopped and served nothing; absent when there is none
+    sq   u32 a row: of ``arrived``, reads and writes that began where the one before of their connection and
+         kind had ended; all bits set where the source does not count it. Absent where none does
     late {volume: [ios, longest_us]}, I/Os that caps held longer than max_hold_s; absent when there is none
     psi  us since the boot of the host in which tasks waited for I/O; absent where it is not known
 
@@ -110,6 +112,9 @@ MAX_ROWS: Final = 4096  # one gateway's streams; 4096 rows of counters alone are
 MAX_COUNTER: Final = 1 << 47  # of one cut: 140 TB read or 4 years of summed latency; 2**16 such fit int64
 SUMMED: Final = slice(COL["arrived"], COL["cum_reads"])  # rows of ``counters`` that are added up
 
+SEQUENTIAL: Final = "sq"
+NOT_PLACED: Final = 0xFFFF_FFFF
+"""Of a row whose source does not count which I/Os follow one another."""
 MOST_LATE: Final = 16
 """Volumes named in ``late``: 2.4 KB beside the names of all streams in a header of 64 KB."""
 Late = dict[str, tuple[int, int]]
@@ -180,6 +185,12 @@ class Cut:
     def rows(self) -> int:
         """Number of streams."""
         return int(self.counters.shape[1])
+
+    @property
+    def sequential(self) -> bytes:
+        """Key ``sq``; empty where it is absent, or not that of so many rows."""
+        said = self.extra.get(SEQUENTIAL)
+        return said if isinstance(said, bytes) and len(said) == 4 * self.rows else b""
 
     def column(self, name: str) -> npt.NDArray[np.int64]:
         """Counters of one name, shape (n,)."""
@@ -454,6 +465,18 @@ def view(source: frame.Frame | memoryview | bytes) -> Cut:
         starved_us=min(max(header.get("st", 0), 0), header["d"]),
         extra={key: value for key, value in header.items() if key not in _KNOWN},
     )
+
+
+def sequential_bytes(counts: npt.NDArray[np.int64]) -> bytes:
+    """Key ``sq`` of counts, shape (rows,); below 0: not known."""
+    known = np.minimum(counts, NOT_PLACED - 1)
+    return np.where(counts < 0, NOT_PLACED, known).astype("<u4").tobytes()
+
+
+def sequential_counts(said: bytes) -> npt.NDArray[np.int64]:
+    """The reverse; -1 where it is not known."""
+    found = np.frombuffer(said, "<u4").astype(np.int64)
+    return np.where(found == NOT_PLACED, -1, found)
 
 
 def rows_array(rows: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:

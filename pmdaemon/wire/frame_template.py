@@ -18,10 +18,11 @@ head (prefix and header) and the REPLY together, as if the blob between them wer
 An answer whose bytes under the mask are the pattern has frames of the same kinds, with the same keys in the
 same order and numbers of the same types, so decoding it would have given the same maps with other numbers.
 The highest bit of a number of 8 bytes is not free: what is accepted is below 2^63 (``FREE_KEYS`` are exempt),
-and times are below ``cut.MAX_TIME_US``, 2^53, so that their highest 11 bits are not free.
-Everything that is not an unsigned number, 16 bytes of identity or a list of numbers must be as it was when
-learned. An answer of another shape (longer numbers, an older agent) is no fault: it is decoded. A LIVE cut
-has another flag, so its answers have shapes of their own.
+and times are below ``cut.MAX_TIME_US``, 2^53, so that their highest 11 bits are not free. What other bytes
+hold (``sq`` of a CUT) is free, their number is not. Everything else that is not an unsigned number, 16 bytes
+of identity, or a list or map of numbers must be as it was when learned. An answer of another shape (longer
+numbers, an older agent) is no fault: it is decoded. A LIVE cut has another flag, so its answers have shapes
+of their own.
 
 Pure; no clock, no sockets.
 
@@ -50,6 +51,8 @@ _NUMBER_CODES: Final = {0xCC: "B", 0xCD: "H", 0xCE: "I", 0xCF: "Q"}
 _from_bytes = int.from_bytes
 _LEAST: Final = 2 * PREFIX.size
 _BIN_16: Final = b"\xc4\x10"
+_BYTES_8: Final = 0xC4  # their number is in one byte
+_BYTES_16: Final = 0xC5  # in two
 _FREE: Final = {"B": b"\0", "H": b"\0\0", "I": bytes(4), "Q": b"\x80" + bytes(7)}
 _FREE_TIME: Final = b"\xff\xe0" + bytes(6)
 
@@ -117,6 +120,16 @@ class _Learner:
             self._number("16s", bytes(16), wanted)
         elif wanted:
             raise _Unlearnable
+        elif kind in (_BYTES_8, _BYTES_16):
+            prefix = 2 if kind == _BYTES_8 else 3
+            size = _from_bytes(self._head[self._at + 1 : self._at + prefix], "big")
+            self._fix(prefix)
+            self._number("s", bytes(size), wanted=False)
+        elif 0x80 <= kind <= 0x8F:
+            self._fix(1)
+            for _ in range(kind - 0x80):
+                self._key()
+                self._value(wanted=False, is_free=is_free)
         elif 0x90 <= kind <= 0x92:
             self._fix(1)
             for _ in range(kind - 0x90):

@@ -148,7 +148,7 @@ def _say_in_force(client: Client, output: str, done: str, answer: Row) -> None:
 @OUTPUT
 @pass_client
 def show(client: Client, version: int | None, output: str) -> None:
-    """Show the report of VERSION: capacities, back-test, what is capped [the newest]."""
+    """Show the report of VERSION: capacities, costs, who hurt whom, back-test, caps [the newest]."""
     row = client.get(f"/policies/{version}") if version is not None else _newest(client)
     if output == "json":
         print_json(row)
@@ -187,6 +187,28 @@ def _described(row: Row) -> Iterator[str]:
         value = "unknown" if each["cost_per_s"] is None else f"{each['cost_per_s']:,.0f} cost/s"
         yield f"capacity of {each['backend']} for {each['sla']}/{each['objective']}: {value}"
         yield f"  {each['reason']}"
+    yield from _found_beside(report)
+
+
+def _found_beside(report: Row) -> Iterator[str]:
+    """Costs of an I/O, who hurt whom, and usual bursts: as the job says them when it ends."""
+    from sla_server.policy_jobs import attribution, cost_model  # numpy: not for every command
+
+    costs, harms, bursts = (report.get(name) or () for name in ("cost_model", "harms", "bursts"))
+    for lines in (
+        *map(cost_model.describe, costs),
+        *map(attribution.describe, harms[:MOST_VOLUMES]),
+    ):
+        yield from (line.removeprefix("  ") for line in lines)
+    if len(harms) > MOST_VOLUMES:
+        yield f"and {len(harms) - MOST_VOLUMES:,} more that hurt others: -o json"
+    for each in bursts[:MOST_VOLUMES]:
+        yield (
+            f"usual bursts of {each['volume']} on {each['backend']}: {each['cost_per_s']:,.0f} cost/s and "
+            f"{each['burst_cost']:,.0f} at once (learnt of {each['days']} days)"
+        )
+    if len(bursts) > MOST_VOLUMES:
+        yield f"and {len(bursts) - MOST_VOLUMES:,} more with bursts: -o json"
 
 
 def _lowest_caps(client: Client, version: int) -> dict[str, Row]:

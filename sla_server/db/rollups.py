@@ -14,8 +14,8 @@ without a row in the manifest, which the database manager sweeps when they are a
 with ``OWNER``, which is the name of no ingest queue.
 
 ``hours`` and ``days`` have the columns of ``rollups`` (``hour_us``, ``day_us`` in the place of ``slot_us``):
-sums, of what is a maximum the largest, and the histograms added up. ``caps_us``, which only ``rollup_hours``
-in SQL has, cannot be told from them.
+sums, of what is a maximum the largest, and the histograms added up. Columns that an older release's rollups
+lack are 0.
 
 Thread: one at a time.
 """

@@ -48,6 +48,9 @@ COUNTERS: Final = (
 """Columns of a cut that are summed into rollups and hours, by the same names."""
 FAILED: Final = ("failed", "failed_reads", "failed_writes")
 """I/Os completed with an error, as agents since release 0.2 count them by kind; summed into rollups."""
+PLACED: Final = ("sequential", "placed")
+"""I/Os that arrived and began where the one before of their connection and kind had ended; and all that
+arrived of which that is known. Summed into rollups; both are 0 where the agent does not count it."""
 LATE_SUMS: Final = (
     "counted",
     "missed",
@@ -154,7 +157,7 @@ rollups = Table(
     *(_count(name) for name in COUNTERS),
     *(_count(name) for name in ("covered_us", "held_max", "inflight_max")),
     Column("hist", LargeBinary, nullable=False),
-    *(_count(name) for name in (*FAILED, *OUTSTANDING_COLUMNS, "spread_us", "told_us")),
+    *(_count(name) for name in (*FAILED, *OUTSTANDING_COLUMNS, "spread_us", "told_us", "caps_us", *PLACED)),
     postgresql_partition_by="RANGE (slot_us)",
 )
 

@@ -5,7 +5,8 @@ of priority P and above are protected: their p95 demand is set aside. What is le
 those with promises of their own, in this order: floors, then what their own promises need (higher priorities
 first), then weighted max-min (water-filling) up to their demand. A volume whose p95 demand fits its share has
 no cap. With several promises on a backend each gives shares, and the smallest is the volume's: every capacity
-is respected.
+is respected. A cap is never 0, which would stop a volume, and, as caps change by parts of themselves, in all
+hours of the week: a twentieth of C, divided by weight, is a floor of all who give way.
 
 **The week.** From one hour to the next a cap changes by at most 25 %, up or down. Caps are only ever lowered
 for that: the largest caps within the shares that change so slowly are a lower envelope, so the hours before a
@@ -29,6 +30,7 @@ from sla_server.policy_jobs.transforms import HOURS_A_WEEK
 
 Floats = npt.NDArray[np.float64]
 MAX_CHANGE: Final = 0.25  # per hour, SLA-MODEL.md 4
+LEAST_LEFT: Final = 0.05  # of a capacity, of all who give way; the loop leaves such small use alone, too
 FITS: Final = 1 + 1e-9  # the level of water-filling is found by halving: a share may lack its last digits
 
 
@@ -63,7 +65,8 @@ class HourShare:
 
     Attributes:
         cost_per_s: its cap; None: no cap.
-        least: floor, and what its own promise needs where that fits: never lowered below.
+        least: floor, at least its part of ``LEAST_LEFT``, and what its own promise needs where that fits:
+            never lowered below.
     """
 
     cost_per_s: float | None
@@ -121,13 +124,12 @@ def _shares(limit: LoadLimit, demands: Sequence[Demand]) -> dict[str, HourShare]
         np.array([getattr(item, name) for item in others], dtype=np.float64)
         for name in ("p95", "floor", "weight")
     )
+    floor = np.maximum(floor, LEAST_LEFT * limit.cost_per_s * weight / weight.sum())
     least = _with_promises(left, others, demand, floor, weight)
     shares = water_fill(left, demand, least, weight)
     return {
-        item.volume: HourShare(
-            None if item.p95 <= share * FITS else float(max(share, item.floor)), float(max(own, item.floor))
-        )
-        for item, share, own in zip(others, shares, least, strict=True)
+        item.volume: HourShare(None if item.p95 <= share * FITS else float(max(share, low)), float(own))
+        for item, share, own, low in zip(others, shares, least, floor, strict=True)
     }
 
 

@@ -21,7 +21,7 @@ from sla_server.policy_jobs import cost_model, model
 from sla_server.policy_jobs.attribution import SharedIntervals, attribute
 from sla_server.policy_jobs.bursts import burst_pair
 from sla_server.policy_jobs.capacity import Intervals, capacity
-from sla_server.policy_jobs.transforms import US_A_SECOND
+from sla_server.policy_jobs.transforms import PLACED, US_A_SECOND
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -56,6 +56,8 @@ COST: Final = pa.schema(
         ("cost_write", pa.float64()),
         ("cost_bytes", pa.int64()),
         ("read_us", pa.float64()),
+        ("random_us", pa.float64()),
+        ("sequential", pa.float64()),
         ("r2", pa.float64()),
         ("slots", pa.int64()),
         ("reason", pa.string()),
@@ -199,22 +201,23 @@ def cost_of(slots: pa.Table) -> pa.Table:
 def cost_moments(slots: pa.Table) -> dict[str, Any]:
     """Sums for ``cost_model.fit``.
 
-    x is (reads, writes, bytes / 65,536) an I/O of the backend in a slot, y the time at the storage an I/O in
-    us; a slot counts as often as it has I/Os.
+    x is (reads, writes, bytes / 65,536, random I/Os) an I/O of the backend in a slot, y the time at the
+    storage an I/O in us; a slot counts as often as it has I/Os. Where it is known of most I/Os whether they
+    are sequential, only the slots count in which it is; else that is left out of all (x3 is 0).
     """
     reads, writes, size, svc_us = (_floats(slots, name) for name in ("reads", "writes", "bytes", "svc_us"))
+    arrived, sequential, placed = (_floats(slots, name) for name in PLACED)
     weight = reads + writes
-    parts = {
-        "x0": reads / weight,
-        "x1": writes / weight,
-        "x2": size / COST_BYTES / weight,
-        "y": svc_us / weight,
-    }
-    products = [(a, b) for i, a in enumerate(("x0", "x1", "x2")) for b in ("x0", "x1", "x2")[i:]]
-    products += [("x0", "y"), ("x1", "y"), ("x2", "y"), ("y", "y")]
-    sums = {f"{a}{b}": float(np.sum(weight * parts[a] * parts[b])) for a, b in products}
-    means = {name: float(np.sum(weight * parts[name])) for name in ("y", "x2")}
-    return {"n": len(weight), "w": float(np.sum(weight)), **means, **sums}
+    is_placed = (placed > 0) & (placed >= cost_model.MOSTLY_PLACED * arrived)
+    random = 1.0 - sequential / np.maximum(placed, 1.0)
+    if knows := cost_model.is_enough(is_placed, weight):
+        reads, writes, size, svc_us, weight, random = (
+            column[is_placed] for column in (reads, writes, size, svc_us, weight, random)
+        )
+    else:
+        random = np.zeros(len(weight))
+    x = (reads / weight, writes / weight, size / COST_BYTES / weight, random)
+    return cost_model.moments(x, svc_us / weight, weight, is_placed=knows)
 
 
 def caps_of(demand: pa.Table) -> pa.Table:

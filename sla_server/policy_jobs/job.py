@@ -48,6 +48,7 @@ from sla_server.policy_jobs.session import (
     build_session,
     check_files,
     end_java,
+    master_of,
     peak_mib,
     scratch_of,
     stderr_to,
@@ -190,13 +191,21 @@ def _sorted(frame: DataFrame, columns: int = 4) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: [str(value) for value in list(row.values())[:columns]])
 
 
+@dataclass(frozen=True, slots=True)
+class SparkUse:
+    """What Spark took of a run: until there was a session, and memory at most (``session.peak_mib``)."""
+
+    start_s: float
+    peak_mib: dict[str, int]
+
+
 def on_spark(
     settings: configuration.PolicyJobConfig,
     job_dir: Path,
     action: Callable[[SparkSession], T],
     log_path: Path,
-) -> tuple[T, dict[str, int]]:
-    """Start Spark, compute, stop it; with it comes what memory that took (``session.peak_mib``).
+) -> tuple[T, SparkUse]:
+    """Start Spark, compute, stop it.
 
     Raises:
         NoJava: there is nothing to start it with.
@@ -205,11 +214,13 @@ def on_spark(
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
+    started_s = time.monotonic()
     try:
         spark = build_session(settings.master, job_dir, settings.driver_memory, settings.spark)
+        start_s = time.monotonic() - started_s
         try:
             found = action(spark)
-            return found, peak_mib()
+            return found, SparkUse(round(start_s, 1), peak_mib())
         finally:
             spark.stop()
     except (PySparkException, Py4JError, ConnectionError) as exc:
@@ -319,8 +330,9 @@ def _computed(
         log_path = job_dir / "spark.log"
         noted.note("Spark computes", rows=in_sql + in_files + hours)
 
-        def action(spark: SparkSession) -> Found:
-            return compute(spark, inputs.statistics(spark, snapshot), read)
+        def action(spark: SparkSession) -> tuple[Found, str]:
+            found = compute(spark, inputs.statistics(spark, snapshot), read)
+            return found, master_of(spark, settings.master)
 
         click.echo(
             f"{in_sql} rollups are in SQL, {in_files} in {len(snapshot.slot_files.paths)} files, {hours} "
@@ -329,22 +341,25 @@ def _computed(
             err=True,
         )
         with stderr_to(log_path):
-            found, memory = on_spark(settings, job_dir, action, log_path)
+            (found, master), use = on_spark(settings, job_dir, action, log_path)
     return found, {
         "window_days": settings.window_days,
         "rollups": in_sql + in_files,
         "hours": hours,
-        "master": settings.master,
+        "master": master,
         "pyspark": version("pyspark"),
-        "peak_mib": memory,
+        "spark_start_s": use.start_s,
+        "peak_mib": use.peak_mib,
     }
 
 
 def describe(result: dict[str, Any]) -> str:
     """The result for people."""
-    memory = " and ".join(f"{mib} MiB in {name}" for name, mib in result["job"]["peak_mib"].items())
+    job = result["job"]
+    memory = " and ".join(f"{mib} MiB in {name}" for name, mib in job["peak_mib"].items())
+    took = f"{job['seconds']} s, of which Spark's start {job['spark_start_s']} s"
     done = "not published" if result["exit_status"] else "published"
-    lines = [f"policy version {result['version']} {done} ({result['job']['seconds']} s; at most {memory})"]
+    lines = [f"policy version {result['version']} {done} ({took}; at most {memory})"]
     lines += back_test.describe(result["back_test"])
     for row in result["capacity"]:
         value = "unknown" if row["cost_per_s"] is None else f"{row['cost_per_s']:.0f} cost/s"

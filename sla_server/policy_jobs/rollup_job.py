@@ -80,10 +80,10 @@ def _on_spark(
     click.echo(f"{len(days)} days are due; Spark starts, and writes its warnings to {log_path}", err=True)
     try:
         with stderr_to(log_path):
-            done, memory = on_spark(config.policy, job_dir, action, log_path)
+            done, use = on_spark(config.policy, job_dir, action, log_path)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return {**done, "peak_mib": memory}
+    return {**done, "peak_mib": use.peak_mib}
 
 
 def roll_up(

@@ -2,7 +2,8 @@
 
 ``master`` comes from configuration: ``local[*]``, ``spark://``, ``yarn``, ``k8s://`` or, with ``sc://``, a
 Spark Connect server. Environment that a user's shell may carry for another Spark is scrubbed, so that the
-job runs against the installed package.
+job runs against the installed package. A job that ``spark-submit`` has started takes the Spark it is given:
+master, memory and directories are those of its command line, and the Java process is its parent.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from sla_server.policy_jobs.errors import FilesNotForSpark, NoJava
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+RESULTS: Final = {"spark.sql.session.timeZone": "UTC", "spark.sql.execution.arrow.pyspark.enabled": "true"}
+"""Settings without which results would be others."""
 _FOREIGN = ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "JDK_JAVA_OPTIONS")
 
 
@@ -39,7 +42,7 @@ def build_session(
     """Start or join Spark.
 
     Args:
-        master: Spark master, or ``sc://`` address.
+        master: Spark master, or ``sc://`` address; not looked at under ``spark-submit``.
         work_dir: for what it leaves behind.
         driver_memory: of its Java process.
         further: settings that the operator adds; they override ours.
@@ -47,6 +50,8 @@ def build_session(
     Raises:
         NoJava: a classic session is asked for and there is no usable Java.
     """
+    if is_submitted():
+        return _given_session(further)
     for variable in _FOREIGN:
         os.environ.pop(variable, None)
     scratch = scratch_of(work_dir)
@@ -67,6 +72,28 @@ def build_session(
         builder = builder.config(key, value)
     session: SparkSession = builder.getOrCreate()
     return session
+
+
+def is_submitted() -> bool:
+    """Whether ``spark-submit`` has started this process; it says by this variable where its Java listens."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def _given_session(further: Mapping[str, str]) -> SparkSession:
+    """The session of ``spark-submit``, with what results depend on."""
+    from pyspark.sql import SparkSession
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName("sla-policy")
+    for key, value in {**RESULTS, **further}.items():
+        builder = builder.config(key, value)
+    session: SparkSession = builder.getOrCreate()
+    return session
+
+
+def master_of(session: SparkSession, configured: str) -> str:
+    """Where a session runs: as configured, or as the command line of ``spark-submit`` has it."""
+    return str(session.conf.get("spark.master")) if is_submitted() else configured
 
 
 def scratch_of(work_dir: Path) -> Path:
@@ -90,8 +117,7 @@ def settings(master: str, work_dir: Path, driver_memory: str) -> dict[str, str]:
         "spark.log.level": "ERROR",
         # Twice the cores: the rollups are small, 200 (Spark's default) would be nearly all overhead.
         "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 2)),
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        **RESULTS,
         "spark.sql.warehouse.dir": str(work_dir / "warehouse"),
     }
     if is_local(master):  # no other process may call the driver; executors of a cluster must
@@ -151,9 +177,10 @@ def check_connector(spark: SparkSession, paths: Sequence[str]) -> None:
 
 
 def peak_mib() -> dict[str, int]:
-    """The most memory that this process had so far, and Spark's Java process if it is a child of this one."""
+    """The most memory that this process had so far, and Spark's Java process if it is on this machine."""
     found = {"the driver": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10}
-    for child in _java_children():
+    parent = psutil.Process().parent() if is_submitted() else None
+    for child in [*_java_children(), *([parent] if parent is not None else [])]:
         with suppress(psutil.Error, OSError, StopIteration):
             status = Path(f"/proc/{child.pid}/status").read_text().splitlines()
             peak_kib = next(line.split()[1] for line in status if line.startswith("VmHWM:"))

@@ -18,7 +18,11 @@ from sla_server.policy_jobs.cost_model import MIN_IOS, MOST_UNDER_WAY
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-COUNTED: Final = ("arrived", "reads", "writes", "read_bytes", "write_bytes", "svc_sum_us", "cost_milli")
+COUNTED: Final = (
+    *("arrived", "reads", "writes", "read_bytes", "write_bytes"),
+    *("svc_sum_us", "cost_milli", "sequential", "placed"),
+)
+PLACED: Final = ("arrived", "sequential", "placed")
 MICRO: Final = 1e6
 MOST_INTERVALS: Final = (
     1000  # a promise and step; what is attributed depends on the kinds of them, not their number
@@ -70,8 +74,8 @@ def volume_slots(samples: DataFrame, streams: DataFrame, time_column: str) -> Da
     The cost of I/Os that arrived but did not complete is estimated with the mean cost of those that did.
 
     Returns:
-        backend, volume, at_us, ios (completed), reads, writes, bytes, svc_us, cost_milli, covered_us, demand
-        (offered cost a second), used (completed, the same).
+        backend, volume, at_us, ios (completed), reads, writes, bytes, svc_us, arrived, sequential, placed,
+        cost_milli, covered_us, demand (offered cost a second), used (completed, the same).
     """
     from pyspark.sql import functions as F
 
@@ -93,6 +97,8 @@ def volume_slots(samples: DataFrame, streams: DataFrame, time_column: str) -> Da
             total("writes").alias("writes"),
             total("read_bytes", "write_bytes").alias("bytes"),
             total("svc_sum_us").alias("svc_us"),
+            total("sequential").alias("sequential"),
+            total("placed").alias("placed"),
             F.sum("cost_milli").alias("cost_milli"),
             F.max("covered_us").alias("covered_us"),
         )
@@ -100,7 +106,7 @@ def volume_slots(samples: DataFrame, streams: DataFrame, time_column: str) -> Da
     )
     used = F.col("cost_milli") / 1000.0 / (F.col("covered_us") / float(US_A_SECOND))
     more = F.greatest(F.lit(1.0), F.try_divide(F.col("arrived"), F.col("ios")))
-    counted = ("ios", "reads", "writes", "bytes", "svc_us", "cost_milli", "covered_us")
+    counted = ("ios", "reads", "writes", "bytes", "svc_us", *PLACED, "cost_milli", "covered_us")
     kept = ("backend", "volume", "at_us", *counted)
     return sums.select(*kept, (used * F.coalesce(more, F.lit(1.0))).alias("demand"), used.alias("used"))
 
@@ -186,14 +192,14 @@ def backend_slots(slots: DataFrame) -> DataFrame:
 
     Returns:
         backend, at_us, load (completed cost a second of all its volumes), reads, writes, bytes, svc_us,
-        covered_us.
+        arrived, sequential, placed, covered_us.
     """
     from pyspark.sql import functions as F
 
     exact = F.sum(F.round(F.col("used") * MICRO).cast("bigint"))
     return slots.groupBy("backend", "at_us").agg(
         (exact / MICRO).alias("load"),
-        *(F.sum(name).alias(name) for name in ("reads", "writes", "bytes", "svc_us")),
+        *(F.sum(name).alias(name) for name in ("reads", "writes", "bytes", "svc_us", *PLACED)),
         F.max("covered_us").alias("covered_us"),
     )
 
@@ -284,7 +290,7 @@ def cost_slots(loads: DataFrame) -> DataFrame:
     """The intervals that say what an I/O costs: enough I/Os, and little of them under way at once.
 
     Returns:
-        backend, at_us, reads, writes, bytes, svc_us.
+        backend, at_us, reads, writes, bytes, svc_us, arrived, sequential, placed.
     """
     from pyspark.sql import functions as F
 
@@ -292,7 +298,7 @@ def cost_slots(loads: DataFrame) -> DataFrame:
         (F.col("reads") + F.col("writes") >= MIN_IOS)
         & (F.col("svc_us") > 0)
         & (F.col("svc_us") < MOST_UNDER_WAY * F.col("covered_us"))
-    ).select("backend", "at_us", "reads", "writes", "bytes", "svc_us")
+    ).select("backend", "at_us", "reads", "writes", "bytes", "svc_us", *PLACED)
 
 
 def demand_under_limits(demand: DataFrame, classes: DataFrame, needs: DataFrame) -> DataFrame:
@@ -327,6 +333,8 @@ SLOT_COLUMNS: Final = (
     "svc_sum_us",
     "cost_milli",
     "covered_us",
+    "sequential",
+    "placed",
 )
 SLOT_DDL: Final = ", ".join(f"{name} bigint" for name in SLOT_COLUMNS)
 HOUR_COLUMNS: Final = ("hour_us", "stream_id", "arrived", "reads", "writes", "cost_milli", "covered_us")

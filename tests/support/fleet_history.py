@@ -49,7 +49,9 @@ def fill(database: Any, now_us: int) -> None:
     for hour in range(HOURS + 1):
         for row in streams:
             if hour == HOURS:  # of long ago: only hours are left
-                hours.append({**_sums(chance, 9, row["stream_id"], 60), "hour_us": first_us - 48 * HOUR_US})
+                sums = _sums(chance, 9, row["stream_id"], 60)
+                kept = {name: value for name, value in sums.items() if name not in schema.PLACED}
+                hours.append({**kept, "hour_us": first_us - 48 * HOUR_US})
                 continue
             for minute in range(60):
                 at_us = first_us + hour * HOUR_US + minute * SLOT_US
@@ -93,6 +95,7 @@ def _sums(chance: Random, crowd: int, stream_id: int, slots: int) -> dict[str, A
     reads = slots * (200 + 100 * crowd * (stream_id % 9 // 3) + chance.randrange(100))
     writes = slots * (100 + chance.randrange(50))
     # Sizes differ from minute to minute, or nothing could be said of what a byte costs.
+    sequential = (reads + writes) * (crowd % 3) // 3
     read_bytes, write_bytes = (ios * 4096 * (1 + crowd * 5 % 13) for ios in (reads, writes))
     return {
         "stream_id": stream_id,
@@ -101,7 +104,12 @@ def _sums(chance: Random, crowd: int, stream_id: int, slots: int) -> dict[str, A
         "writes": writes,
         "read_bytes": read_bytes,
         "write_bytes": write_bytes,
-        "svc_sum_us": reads * 90 + writes * 150 + (read_bytes + write_bytes) // 700,
+        "sequential": sequential,
+        "placed": reads + writes + crowd,
+        "svc_sum_us": reads * 90
+        + writes * 150
+        + 40 * (reads + writes - sequential)
+        + (read_bytes + write_bytes) // 700,
         "cost_milli": (reads + writes) * 1000 + (read_bytes + write_bytes) * 1000 // 65_536,
         "covered_us": slots * SLOT_US - chance.randrange(1000),
         "hist": b"",

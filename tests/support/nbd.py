@@ -269,5 +269,5 @@ def as_cut(raw):
     """The same columns as a CUT of the gateway, read by the wire's own decoder."""
     parsed = frame.decode(raw)
     header = {"gw": uuid.UUID(int=1).bytes, "ep": 1, "seq": 1, "t": 1, "d": 1}
-    header |= {key: parsed.header[key] for key in ("n", "h", "m", "tg", "ts")}
+    header |= {key: parsed.header[key] for key in ("n", "h", "m", "tg", "ts", "sq") if key in parsed.header}
     return cut.decode(frame.encode(Kind.CUT, header, parsed.blob))

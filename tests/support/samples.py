@@ -45,7 +45,10 @@ def make_cut(
     thresholds: Sequence[int] = (5_000, 12_000),
     hidden: bool = False,
 ) -> Cut:
-    """A cut with contents that follow from (seq, seed); ``hidden``: also OVERDUE, FAILED and OUTSTANDING."""
+    """A cut with contents that follow from (seq, seed).
+
+    ``hidden``: also OVERDUE, FAILED and OUTSTANDING, and what is sequential.
+    """
     gateway_id = gw or gateway(1)
     rng = np.random.default_rng((seq, seed, uuid.UUID(gateway_id).int & 0xFFFF))
     rows, hist, missed = [], [], []
@@ -82,6 +85,8 @@ def make_cut(
             )
         if hidden:
             missed += _hidden(rng, row, thresholds)
+    counters = cuts.rows_array(rows)
+    known = np.where(np.arange(len(rows)) % 3 == 2, -1, counters[COL["arrived"]] // 2)
     return Cut(
         gateway_id=gateway_id,
         epoch=epoch,
@@ -90,10 +95,11 @@ def make_cut(
         duration_us=duration_us,
         throttle_gen=tg,
         threshold_version=1,
-        counters=cuts.rows_array(rows),
+        counters=counters,
         hist=np.array(hist, dtype=HIST_DTYPE),
         missed=np.array(missed, dtype=MISSED_DTYPE),
         gap=gap,
+        extra={cuts.SEQUENTIAL: cuts.sequential_bytes(known)} if hidden else {},
     )
 
 
@@ -202,6 +208,11 @@ class Model:
                 sums["covered_us"] += item.duration_us
                 for name in (*schema.FAILED, *cuts.OUTSTANDING_COLUMNS, "spread_us"):
                     sums[name] += 0
+                held = item.counters[COL["held"]][row] or item.counters[COL["delay_sum_us"]][row]
+                sums["caps_us"] += item.duration_us if held else 0
+                known = cuts.sequential_counts(item.sequential)[row] if item.sequential else -1
+                sums["sequential"] += max(int(known), 0)
+                sums["placed"] += int(item.counters[COL["arrived"]][row]) if known >= 0 else 0
                 sums["told_us"] += item.duration_us if row in telling else 0
                 sums["held_max"] = max(sums["held_max"], int(item.counters[COL["held"]][row]))
                 sums["inflight_max"] = max(sums["inflight_max"], int(item.counters[COL["inflight"]][row]))

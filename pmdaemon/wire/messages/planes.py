@@ -123,7 +123,7 @@ class DpCut(WireMessage):
     ``start_ns`` and ``end_ns`` are monotonic, ``start_us`` is wall clock. ``streams`` names all rows, in row
     order; rows without activity are left out. ``more`` asks to collect again: a threshold switch closed a
     cut. ``st`` counts us of the interval in which the plane wanted to run and got no processor, 0 if the
-    kernel does not say. ``late`` is as in CUT, absent when empty. Ids begin at the plane's start in us, so
+    kernel does not say. ``late`` and ``sq`` are as in CUT. Ids begin at the plane's start in us, so
     that an id of a former life cannot match.
     """
 
@@ -141,6 +141,7 @@ class DpCut(WireMessage):
     more: bool
     starved_us: Annotated[int, Key("st")]
     late: Annotated[cut.Late | None, Key(form="{volume: [ios, longest_us]}", is_optional=True)]
+    sequential: Annotated[bytes | None, Key("sq", form="u32[n]", is_optional=True)] = None
 
     def encode_with(self, blob: bytes) -> bytes:
         """The frame with its columns."""
@@ -183,6 +184,7 @@ class DpCut(WireMessage):
             more=header.get("more") is True,
             starved_us=columns.starved_us,
             late=cut.parse_late(header.get("late")),
+            sequential=columns.sequential or None,
         )
         return made, columns
 

@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 
 from pmdaemon.runtime.threads import ThreadGroup
 from pmdaemon.wire.cut import COL, COLUMNS
-from sla_server.db.archive.manifest import CUTS, FileRow
+from sla_server.db.archive.manifest import FileRow
 from sla_server.db.archive.store import FileStore
 from sla_server.db.errors import ArchiveFailed, FileDamaged, FilesUnavailable
 from sla_server.db.ingest.batch import CutColumns, IngestedCut, columns_of
@@ -306,14 +306,14 @@ def tables_of(file: pq.ParquetFile, columns: list[str] | None = None) -> Iterato
         yield file.read_row_group(index, columns=columns)
 
 
-def fitted(table: pa.Table, kind: str) -> pa.Table:
-    """The table in today's schema of raw cuts: columns that an older release did not write are null."""
-    if kind != CUTS or table.schema.equals(CUT_SCHEMA):
+def fitted(table: pa.Table, kind: pa.Schema) -> pa.Table:
+    """The table with these columns: those that an older release did not write are null."""
+    if table.schema.equals(kind):
         return table
     arrays = [
         table[field.name].cast(field.type)
         if field.name in table.schema.names
         else pa.nulls(table.num_rows, field.type)
-        for field in CUT_SCHEMA
+        for field in kind
     ]
-    return pa.table(arrays, schema=CUT_SCHEMA)
+    return pa.table(arrays, schema=kind)

@@ -49,13 +49,21 @@ from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock
 from sla_server.db.archive import manifest
 from sla_server.db.archive.export import RollupExport
-from sla_server.db.archive.manifest import BY_DAY, BY_HOUR, CUTS, FileRow, ManifestChanged
+from sla_server.db.archive.manifest import (
+    BY_DAY,
+    BY_HOUR,
+    CUTS,
+    MISSED,
+    ROLLUPS,
+    FileRow,
+    ManifestChanged,
+)
 from sla_server.db.archive.store import FileStore
 from sla_server.db.config import FilesConfig
 from sla_server.db.engine import begin
 from sla_server.db.errors import DbError, FileDamaged, StorageBusy
 from sla_server.db.ingest.records import add_events, event_row
-from sla_server.db.schema import DAY_US, HOUR_US
+from sla_server.db.schema import DAY_US, HOUR_US, rollup_missed, rollups
 
 COMMIT_LAG_US: Final = (
     300_000_000  # a file of an hour is committed minutes after its end when the database was away
@@ -154,6 +162,10 @@ def merged_name(group: Sequence[FileRow]) -> str:
     return f"{group[0].directory}/{first[0]}-{first[1]}-{last[2]}-m{digest}.parquet"
 
 
+_TABLES: Final = {ROLLUPS: rollups, MISSED: rollup_missed}
+"""Kinds of files that are merged, besides raw cuts, and the tables whose columns they have."""
+
+
 def merge_files(files: FileStore, group: Sequence[FileRow]) -> FileRow:
     """Write and publish the merged file; returns its row, not committed.
 
@@ -162,15 +174,15 @@ def merge_files(files: FileStore, group: Sequence[FileRow]) -> FileRow:
         ArchiveFailed: the output cannot be written; nothing was published.
     """
     from sla_server.db.archive.files import CUT_SCHEMA, FileWriter, fitted, opened, tables_of
+    from sla_server.db.arrow import arrow_schema
 
     kind = group[0].kind
-    with opened(files, group[0]) as first:
-        schema = CUT_SCHEMA if kind == CUTS else first.schema_arrow
-    with FileWriter(files, merged_name(group), schema) as writer:
+    columns = CUT_SCHEMA if kind == CUTS else arrow_schema(_TABLES[kind])
+    with FileWriter(files, merged_name(group), columns) as writer:
         for row in group:
             with opened(files, row) as file:
                 for table in tables_of(file):
-                    writer.write(fitted(table, kind))
+                    writer.write(fitted(table, columns))
         expected = sum(row.rows for row in group)
         if writer.rows != expected:  # cannot happen: `opened` has compared each
             raise FileDamaged(merged_name(group), f"merged {writer.rows} rows of {expected}")

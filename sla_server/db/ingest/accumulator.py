@@ -30,9 +30,19 @@ from sla_server.db.ingest.counters import CounterMemory
 from sla_server.db.ingest.planes import PlaneMemory
 from sla_server.db.ingest.refusals import RefusedClients
 from sla_server.db.ingest.spread import overlap_us, shares, spread
-from sla_server.db.schema import COUNTERS, FAILED, HOUR_US, LATE_SUMS, STREAM_SUMS
+from sla_server.db.schema import COUNTERS, FAILED, HOUR_US, LATE_SUMS, PLACED, STREAM_SUMS
 
-SUMS: Final = (*COUNTERS, "covered_us", "caps_us", "missed_any", "cuts", "spread_us", "told_us", *FAILED)
+SUMS: Final = (
+    *COUNTERS,
+    "covered_us",
+    "caps_us",
+    "missed_any",
+    "cuts",
+    "spread_us",
+    "told_us",
+    *PLACED,
+    *FAILED,
+)
 """Summed columns of an accumulator; the first ones are those of a cut, the last ones come as entries."""
 MAXIMA: Final = ("held_max", "inflight_max", "last_us", *OUTSTANDING_COLUMNS)
 _FIRST_ROWS: Final = 256
@@ -43,7 +53,7 @@ FULL_CUTS: Final = 1 << 13  # of one stream: with another batch they stay below 
 SLOTS_AT_MINUTE_END: Final = 2  # a window has that many whenever a minute ends
 _COARSE: Final = (np.arange(TOTAL_BUCKETS, dtype=np.int64) % BUCKETS) >> 1
 _CUTS: Final = SUMS.index("cuts")
-ROLLUP_SUMS: Final = (*COUNTERS, "covered_us", "spread_us", "told_us", *FAILED)
+ROLLUP_SUMS: Final = (*COUNTERS, "covered_us", "spread_us", "told_us", *FAILED, "caps_us", *PLACED)
 HOUR_SUMS: Final = (*COUNTERS, "covered_us", "caps_us")
 GAUGES: Final = ("held_max", "inflight_max")
 ROLLUP_GAUGES: Final = (*GAUGES, *OUTSTANDING_COLUMNS)

@@ -31,11 +31,13 @@ from pmdaemon.wire.cut import (
     IO_ANY,
     IO_READ,
     IO_WRITE,
+    NOT_PLACED,
     OUTSTANDING,
     OVERDUE,
     Cut,
     overflows,
     problem_of,
+    sequential_counts,
 )
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.server import RecordRows, cut_times
@@ -305,8 +307,20 @@ class CutRows:
             (part <= 1).astype(np.int64),
             np.where(part > 0, duration_us, 0),
             np.where(self.tells, duration_us, 0),
+            *self._placed(items, counters[COL["arrived"]]),
         ]
         self.maxima = [held, counters[COL["inflight"]], self.start_us + duration_us]
+
+    def _placed(self, items: Sequence[IngestedCut], arrived: Int64s) -> tuple[Int64s, Int64s]:
+        """Sequential I/Os of each row, and those of which it is known whether they are; shapes (n,)."""
+        said = [item.cut.sequential for item in items]
+        if not any(said):  # of agents of before, and of sources that do not count it
+            return np.zeros_like(arrived), np.zeros_like(arrived)
+        none = NOT_PLACED.to_bytes(4, "little")
+        parts = [each or none * item.cut.rows for each, item in zip(said, items, strict=True)]
+        counts = sequential_counts(b"".join(parts))
+        placed = np.where(counts < 0, 0, arrived)
+        return np.minimum(np.maximum(counts, 0), placed), placed
 
     def span_of(self, item: int) -> tuple[int, int]:
         """Start and end of a cut, corrected, us UTC."""

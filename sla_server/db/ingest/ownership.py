@@ -34,7 +34,7 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection, case, exists, func, select, update
 
-from pmdaemon.wire.cut import COL, Cut
+from pmdaemon.wire.cut import COL, SEQUENTIAL, Cut
 from pmdaemon.wire.messages.stored import StoredExport, StoredGateway, StoredStream, StoredStreams
 from pmdaemon.wire.plane_marks import rows_by_plane
 from sla_server.db import schema
@@ -474,6 +474,9 @@ def without_rows(cut: Cut, mask: Bools) -> Cut:
     if isinstance(said := extra.get("of"), dict):
         planes = {name: _bitmap(mask, rows) for name, rows in rows_by_plane(said, len(mask)).items()}
         extra = {**extra, "of": planes}
+    if cut.sequential:
+        counts = np.frombuffer(cut.sequential, "<u4")
+        extra = {**extra, SEQUENTIAL: counts[mask].tobytes()}
     counters = np.ascontiguousarray(cut.counters[:, mask])
     return replace(cut, counters=counters, hist=kept[0], missed=kept[1], extra=extra)
 

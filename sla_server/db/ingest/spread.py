@@ -22,7 +22,15 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from pmdaemon.wire.cut import COL, OUTSTANDING, SUMMED
+from pmdaemon.wire.cut import (
+    COL,
+    OUTSTANDING,
+    SEQUENTIAL,
+    SUMMED,
+    Cut,
+    sequential_bytes,
+    sequential_counts,
+)
 from sla_server.db.ingest.batch import IngestedCut
 
 LEAST_RATIO: Final = 0.1
@@ -101,10 +109,19 @@ def _parts(item: IngestedCut, slot_us: int, idle: tuple[int, int]) -> Iterator[I
                 hist=hist[hist["count"] > 0],
                 missed=_missed(cut.missed, before, now, total_us),
                 gap=0 if number else cut.gap,
+                extra=_extra(cut, before, now, total_us),
             ),
             part=number + 1,
         )
         passed_us += us
+
+
+def _extra(cut: Cut, before: int, now: int, total: int) -> dict[str, Any]:
+    if not cut.sequential:
+        return cut.extra
+    counts = sequential_counts(cut.sequential)
+    part = np.where(counts < 0, -1, _part(counts, before, now, total))
+    return {**cut.extra, SEQUENTIAL: sequential_bytes(part)}
 
 
 def _missed(missed: npt.NDArray[Any], before: int, now: int, total: int) -> npt.NDArray[Any]:

@@ -1,8 +1,9 @@
 """One job, one policy: on threads, processes, a cluster, over Spark Connect; from SQLite and PostgreSQL.
 
-Each run is the command as a timer starts it, on a small fleet whose statistics are partly in SQL and partly
-in files. Master, workers and Connect server are those of the installed pyspark package. The run that the
-others are compared with has the settings of the product; the others are spared what only many rows need.
+Each run is the command as a timer starts it, one by ``spark-submit``, on a small fleet whose statistics are
+partly in SQL and partly in files. Master, workers and Connect server are those of the installed pyspark
+package. The run that the others are compared with has the settings of the product; the others are spared what
+only many rows need.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -49,21 +50,29 @@ class Fleet:
 
 
 def run_job(
-    database: Database, master: str, now_us: int, spark: Mapping[str, str] = MappingProxyType(FEW_ROWS)
+    database: Database,
+    master: str,
+    now_us: int,
+    spark: Mapping[str, str] = MappingProxyType(FEW_ROWS),
+    program: Sequence[str] = (sys.executable, "-m", "sla_server.policy_jobs.job"),
 ) -> dict[str, Any]:
-    """Run the command; returns what it published that does not depend on when and where it ran."""
+    """Run the command; returns what it published that does not depend on when and where it ran.
+
+    ``program``: that starts it; ``spark-submit`` has a master of its own, the file then names another one.
+    """
+    in_file = "local[7]" if "--master" in program else master
     config = database.data_dir / "server.toml"
     further = "".join(f'"{name}" = "{value}"\n' for name, value in spark.items())
     config.write_text(
         f'data_dir = "{database.data_dir}"\nruntime_dir = "{database.data_dir}/run"\n'
-        f'[database]\nurl = "{database.config.url}"\n[policy]\nmaster = "{master}"\ndriver_memory = "1g"\n'
+        f'[database]\nurl = "{database.config.url}"\n[policy]\nmaster = "{in_file}"\ndriver_memory = "1g"\n'
         'publish = "always"\nback_test_ios = 1000\n'
         f"[policy.spark]\n{further}"
     )
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "sla_server.policy_jobs.job", "--config", str(config), "-o", "json"),
-            *("--as-of", str(now_us)),
+            *program,
+            *("--config", str(config), "-o", "json", "--as-of", str(now_us)),
         ],
         env=spark_environment(),
         capture_output=True,
@@ -71,8 +80,9 @@ def run_job(
         check=False,
     )
     log = database.data_dir / "policy-job" / "spark.log"
-    assert done.returncode == 0, done.stderr + (log.read_text()[-4000:] if log.exists() else "")
-    result = json.loads(done.stdout)
+    said = done.stdout[-4000:] + done.stderr
+    assert done.returncode == 0, said + (log.read_text()[-4000:] if log.exists() else "")
+    result = json.loads(done.stdout.splitlines()[-1])  # spark-submit has stderr in it, too
     assert result["job"]["master"] == master
     assert 0 < result["job"]["peak_mib"]["the driver"] < 1024
     with closing(open_policies(database.config, database.data_dir)) as store:
@@ -155,9 +165,22 @@ def test_the_fleet_has_something_to_find(fleet: Fleet) -> None:
     }
 
 
-def test_executors_in_processes_of_their_own(fleet: Fleet) -> None:
-    """What cannot be sent to another process, or is not installed there, fails here. Rows of PostgreSQL."""
-    assert run_job(fleet.postgresql, "local-cluster[2,1,1024]", fleet.now_us) == fleet.expected
+def test_spark_submit_with_executors_in_processes_of_their_own(fleet: Fleet, tmp_path: Path) -> None:
+    """What cannot be sent to another process, or is not installed there, fails here. Rows of PostgreSQL.
+
+    The job takes the Spark of ``spark-submit``: its master, and not the one of the file.
+    """
+    master, script = "local-cluster[2,1,1024]", find_spec("sla_server.policy_jobs.job").origin  # type: ignore[union-attr]
+    of_java = {"JAVA_HOME": str(java_home(tmp_path)), "SPARK_LOCAL_DIRS": str(tmp_path)}
+    submit = (
+        *(
+            "env",
+            *(f"{name}={value}" for name, value in of_java.items()),
+            str(PYSPARK / "bin" / "spark-submit"),
+        ),
+        *("--master", master, "--driver-memory", "1g", "--conf", "spark.ui.enabled=false", str(script)),
+    )
+    assert run_job(fleet.postgresql, master, fleet.now_us, program=submit) == fleet.expected
 
 
 def test_a_standalone_cluster_with_two_workers(fleet: Fleet, processes: Callable[..., Path]) -> None:

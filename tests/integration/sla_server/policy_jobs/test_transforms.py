@@ -157,7 +157,7 @@ def test_percentiles_are_those_of_the_weighted_values_and_hours_are_local(spark:
 
 LOADS_DDL = (
     "backend string, volume string, at_us bigint, reads bigint, writes bigint, bytes bigint, svc_us bigint, "
-    "covered_us bigint, used double"
+    "arrived bigint, sequential bigint, placed bigint, covered_us bigint, used double"
 )
 
 
@@ -165,7 +165,10 @@ def test_points_join_the_misses_of_a_promise_to_the_load_of_its_backend(
     spark: SparkSession, streams: DataFrame
 ) -> None:
     slots = spark.createDataFrame(
-        [("disk", "erp", 0, 80, 0, 0, 0, SLOT, 8.0), ("disk", "batch", 0, 300, 0, 0, 0, SLOT, 32.1)],
+        [
+            ("disk", "erp", 0, 80, 0, 0, 0, 80, 0, 0, SLOT, 8.0),
+            ("disk", "batch", 0, 300, 0, 0, 0, 300, 0, 0, SLOT, 32.1),
+        ],
         LOADS_DDL,
     )
     missed = spark.createDataFrame(
@@ -230,15 +233,15 @@ def test_intervals_to_attribute_are_those_of_broken_promises_and_some_of_the_oth
 
 def test_costs_are_learnt_where_little_is_under_way(spark: SparkSession) -> None:
     rows = [
-        ("disk", "erp", 0, 30, 0, 4096, 3000, SLOT, 1.0),
-        ("disk", "batch", 0, 10, 5, 4096, 2000, SLOT, 1.0),
-        ("disk", "erp", SLOT, 10, 5, 0, 3000, SLOT, 1.0),  # too few
-        ("disk", "erp", 2 * SLOT, 30, 0, 0, SLOT, SLOT, 1.0),  # one under way, all the time
-        ("disk", "erp", 3 * SLOT, 30, 0, 0, 0, SLOT, 1.0),  # not measured
+        ("disk", "erp", 0, 30, 0, 4096, 3000, 31, 20, 31, SLOT, 1.0),
+        ("disk", "batch", 0, 10, 5, 4096, 2000, 15, 0, 0, SLOT, 1.0),
+        ("disk", "erp", SLOT, 10, 5, 0, 3000, 15, 0, 0, SLOT, 1.0),  # too few
+        ("disk", "erp", 2 * SLOT, 30, 0, 0, SLOT, 30, 0, 0, SLOT, 1.0),  # one under way, all the time
+        ("disk", "erp", 3 * SLOT, 30, 0, 0, 0, 30, 0, 0, SLOT, 1.0),  # not measured
     ]
     slots = spark.createDataFrame(rows, LOADS_DDL)
     found = transforms.cost_slots(transforms.backend_slots(slots)).collect()
-    assert [tuple(row) for row in found] == [("disk", 0, 40, 5, 8192, 5000)]
+    assert [tuple(row) for row in found] == [("disk", 0, 40, 5, 8192, 5000, 46, 20, 31)]
 
 
 def test_demand_comes_with_what_decides_on_caps(spark: SparkSession) -> None:

@@ -306,3 +306,24 @@ def test_a_cut_says_how_long_its_host_waited_for_io():
     identity = CutIdentity(GATEWAY, 9, 4, {}, 15)
     assert make_cut([sample()], StreamNames(GATEWAY, None), identity).extra["psi"] == 15
     assert "psi" not in merged(sample()).extra
+
+
+def test_what_is_sequential_is_added_up_and_not_known_where_a_source_does_not_count_it():
+    key = StreamKey("vol", "c", "b")
+    own, other = StreamKey("own", "c", "b"), StreamKey("host", "c", "b")
+    one = sample(rows=[counters(4), counters(3)], streams=(key, own), sequential=np.array([3, 1]))
+    two = sample("nbd-1", rows=[counters(5)], streams=(key,), sequential=np.array([2]))
+    host = sample("host", rows=[counters(9)], streams=(other,))
+
+    def known(*group):
+        made = cut.decode(cut.encode(merged(*group)))
+        counts = cut.sequential_counts(made.sequential).tolist()
+        return dict(zip(made.column("stream_id").tolist(), counts, strict=True))
+
+    ids = {name: stream_id(GATEWAY, name, "c") for name in ("vol", "own", "host")}
+    assert known(one, two, host) == {ids["vol"]: 5, ids["own"]: 1, ids["host"]: -1}
+    silent = sample("nbd-1", rows=[counters(5)], streams=(key,))
+    assert known(one, silent) == {ids["vol"]: -1, ids["own"]: 1}
+    idle = sample(rows=[counters(), counters(3)], streams=(key, own), sequential=np.array([0, 1]))
+    assert known(idle) == {ids["own"]: 1}
+    assert merged(host).sequential == b""

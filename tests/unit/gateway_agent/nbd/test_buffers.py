@@ -384,3 +384,21 @@ def test_a_reader_that_takes_its_reply_by_drips_makes_room(path):
     client.say()
     assert client.session.is_closed
     assert len(sock.sent) == LARGEST + 16
+
+
+def test_requests_that_begin_where_the_last_one_of_their_kind_ended_are_sequential():
+    """Reads and writes each have their own place, whatever comes between; also over several receives."""
+    buffer, K = RequestBuffer("client"), 1024
+
+    def received(*requests):
+        put(buffer, b"".join(p.request(p.Cmd.READ, 1, at, size) for at, size in requests))
+        return buffer.sequential
+
+    assert received((0, 4 * K), (4 * K, 4 * K), (8 * K, K)) == 2, "the first one follows none"
+    assert put(buffer, p.request(p.Cmd.WRITE, 2, 9 * K, 16) + bytes(16))[1] == 1
+    assert buffer.sequential == 0, "what a read has ended at is no place of writes"
+    assert received((9 * K, K), (99 * K, K), (9 * K, K), (10 * K, K)) == 2
+    assert put(buffer, p.request(p.Cmd.WRITE, 3, 9 * K + 16, 16) + bytes(16))[1] == 1
+    assert buffer.sequential == 1
+    assert put(buffer, p.request(p.Cmd.FLUSH, 4, 0, 0))[1] == 0
+    assert buffer.sequential == 0

@@ -474,3 +474,18 @@ def test_the_first_cut_of_a_next_process_begins_with_the_cut_of_the_former_one()
     assert (header["start_ns"], header["start_us"]) == (2 * 10**9, START_US + 2 * 10**6)
     assert (header["tg"], header["ts"]) == (9, 4)
     assert as_cut(raw).entries(cut.IO_ANY)["missed"].tolist() == [2]
+
+
+def test_a_cut_says_how_many_of_each_row_were_sequential():
+    maker = Maker()
+    maker.io(count=5)
+    maker.io("host-b", count=3)
+    one, two = maker.made.table.streams
+    one.sequential += 4
+    first, second = (as_cut(maker.raw(got)) for got in (0, 0))
+    assert cut.sequential_counts(first.sequential).tolist() == [4, 0]
+    assert second.sequential == first.sequential, "the same cut again"
+    two.sequential += 2
+    maker.io("host-b", count=2)
+    later = as_cut(maker.raw(frame.decode(maker.raw()).header["id"]))
+    assert cut.sequential_counts(later.sequential).tolist() == [2]

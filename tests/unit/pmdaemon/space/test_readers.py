@@ -146,6 +146,43 @@ def test_zfs_counts_what_can_still_be_written() -> None:
     assert found.volumes == (volume("tank/v", 2000, 300, None, "vol-3"),)
 
 
+SNMP = """\
+.1.3.6.1.2.1.25.2.3.1.1.36 36
+.1.3.6.1.2.1.25.2.3.1.2.36 .1.3.6.1.2.1.25.2.1.4
+.1.3.6.1.2.1.25.2.3.1.3.1 "Physical memory"
+.1.3.6.1.2.1.25.2.3.1.3.36 "/"
+.1.3.6.1.2.1.25.2.3.1.3.37 "/vol/big data"
+.1.3.6.1.2.1.25.2.3.1.4.1 1024
+.1.3.6.1.2.1.25.2.3.1.4.36 4096
+.1.3.6.1.2.1.25.2.3.1.4.37 4096
+.1.3.6.1.2.1.25.2.3.1.5.1 24684084
+.1.3.6.1.2.1.25.2.3.1.5.36 66053021
+.1.3.6.1.2.1.25.2.3.1.5.37 -1294967296
+.1.3.6.1.2.1.25.2.3.1.6.1 12141916
+.1.3.6.1.2.1.25.2.3.1.6.36 7659828
+.1.3.6.1.2.1.25.2.3.1.6.37 2000000000
+"""
+"""As snmpbulkwalk of net-snmp 5.9.3 wrote what its snmpd answered; the row 37 is made up."""
+
+
+def test_a_storage_of_another_host_is_a_row_of_its_table() -> None:
+    asked: list[Sequence[str]] = []
+
+    def run(argv: Sequence[str]) -> str:
+        asked.append(argv)
+        return SNMP
+
+    found = taken(run, kind="snmp", host="filer", storage="/", backend="disk-1")
+    assert found == Space("data", "snmp", "disk-1", 66053021 * 4096, 7659828 * 4096, None, 0, 0, (), NOW_US)
+    big = taken(run, kind="snmp", host="filer", storage="/vol/big data", settings="/etc/sla/snmp")
+    assert (big.size_bytes, big.used_bytes) == (3_000_000_000 * 4096, 2_000_000_000 * 4096)
+    assert [argv[:3] for argv in asked] == [
+        ["snmpbulkwalk", "-m", ""],
+        ["env", "SNMPCONFPATH=/etc/sla/snmp", "snmpbulkwalk"],
+    ]
+    assert all(list(argv[-2:]) == ["filer", ".1.3.6.1.2.1.25.2.3.1"] for argv in asked)
+
+
 def test_the_largest_volumes_are_named_and_all_are_counted() -> None:
     listing = "".join(f"{number} 0 f{number:03}\0" for number in range(MAX_SPACE_VOLUMES + 10))
     found = taken(answers(stat=STAT, find=listing), kind="loop", path="/srv")
@@ -166,6 +203,21 @@ def test_the_largest_volumes_are_named_and_all_are_counted() -> None:
         ({"lvs": "{}"}, {"kind": "lvm", "group": "vg"}, "is not understood: KeyError"),
         ({"lvs": "no"}, {"kind": "lvm", "group": "vg"}, "is not understood: JSONDecodeError"),
         ({}, {"kind": "zfs", "dataset": "tank"}, "there is no such program"),
+        (
+            {"snmpbulkwalk": SNMP},
+            {"kind": "snmp", "host": "filer", "storage": "/vol"},
+            "filer has no storage /vol, but /, /vol/big data, Physical memory",
+        ),
+        (
+            {"snmpbulkwalk": ".1.3.6.1.2.1.25.2.3.1 No Such Object available on this agent at this OID"},
+            {"kind": "snmp", "host": "filer", "storage": "/"},
+            "none: it does not answer this table",
+        ),
+        (
+            {"snmpbulkwalk": SNMP.replace("1.4.36 4096", "1.4.36 many")},
+            {"kind": "snmp", "host": "filer", "storage": "/"},
+            "is not understood: ValueError",
+        ),
     ],
 )
 def test_what_cannot_be_read_says_why(said: Any, source: Any, problem: str) -> None:
@@ -183,6 +235,10 @@ def test_what_cannot_be_read_says_why(said: Any, source: Any, problem: str) -> N
         ({"kind": "zfs", "dataset": "tank", "path": "/x"}, "path has no use"),
         ({"kind": "path", "path": "srv"}, "a path from / on"),
         ({"kind": "lvm", "group": "-a"}, "not begin with -"),
+        ({"kind": "snmp", "host": "filer"}, "set storage"),
+        ({"kind": "snmp", "host": "-v3", "storage": "/"}, "not begin with -"),
+        ({"kind": "snmp", "host": "a", "storage": "/", "settings": "x"}, "a path from / on"),
+        ({"kind": "zfs", "dataset": "tank", "settings": "/x"}, "settings has no use"),
         ({"kind": "tape", "path": "/x"}, "kind"),
         ({"kind": "path", "path": "/x", "backend": "a b"}, "letters, digits"),
     ],

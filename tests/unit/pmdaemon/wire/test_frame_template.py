@@ -112,6 +112,21 @@ def test_a_damaged_answer_is_no_match_or_says_what_decoding_says() -> None:
     assert 0 < matches < len(heads) * 8
 
 
+@pytest.mark.parametrize("rows", [1, 3, 100])
+def test_the_keys_of_an_agent_with_planes_are_no_hindrance(rows: int) -> None:
+    """Marks of planes, pressure of its host, and what is sequential: nearly all of its cuts have them."""
+    more = {"dp": {"nbd-0": 1_800_000_000_000_001, "nbd-1": 1_800_000_000_000_002}, "psi": 70_000}
+    one, other = (CUT | more | {"sq": bytes([fill]) * 4 * rows} for fill in (0, 255))
+    shapes = learned(answer(one, REPLY))
+    later = other | {"seq": 301, "psi": 71_000, "dp": {"nbd-0": 1 << 60, "nbd-1": 1 << 61}}
+    data = answer(later, REPLY)
+    found = match(shapes, data)
+    assert found is not None
+    assert found[2] == said(data)
+    assert match(shapes, answer(one | {"sq": bytes(4 * rows + 4)}, REPLY)) is None
+    assert match(shapes, answer(one | {"dp": {"nbd-0": 1 << 60, "nbd-2": 1 << 61}}, REPLY)) is None
+
+
 @pytest.mark.parametrize("wall_us", [1 << 63, (1 << 64) - 1])
 def test_what_the_long_way_refuses_is_no_match(wall_us: int) -> None:
     shapes = learned(answer(CUT, REPLY))

@@ -29,10 +29,28 @@ def test_show_has_report_and_caps(sla: Terminal) -> None:
     lines = sla("policy", "show", "3").output.splitlines()
     assert lines[0].startswith("policy version 3: in-force")
     assert "capacity of disk-0 for erp-gold/latency: 900 cost/s" in lines
-    [row] = [line.split() for line in lines if line.startswith("batch")]
+    [row] = [line.split() for line in lines if line.startswith("batch ") and " Mon " in line]
     assert row == ["batch", "300", "cost/s", "Mon", "00", "UTC", "450", "1"]
     assert sla("policy", "show").output.splitlines() == lines, "the newest"
     assert json.loads(sla("policy", "show", "-o", "json").output)["version"] == 3
+
+
+def test_show_says_who_hurt_whom_what_an_io_costs_and_how_volumes_burst(
+    sla: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harm = {"backend": "disk-0", "sla": "gold", "objective": "latency", "volume": "batch", "share": 0.7}
+    harm |= {"avoided_bad": 5, "bad": 8, "likely_cause": True, "reason": ""}
+    cost = {"backend": "disk-0", "cost_write": 1.5, "cost_bytes": 65536, "reason": "explains 90%"}
+    burst = {"backend": "disk-0", "volume": "batch", "cost_per_s": 40.0, "burst_cost": 900.0, "days": 7}
+    report = {"harms": [harm] * 21, "cost_model": [cost], "bursts": [burst]}
+    row = {"version": 4, "created_us": 1, "state": "in-force", "job": {}, "report": report}
+    monkeypatch.setattr(sla.source, "policies", lambda *_: [row])
+    lines = sla("policy", "show", "4").output.splitlines()
+    assert "cost of an I/O on disk-0: cost_read = 1, cost_write = 1.5, cost_bytes = 65536" in lines
+    hurt = "batch hurt gold/latency on disk-0 (likely cause): 70% of the harm; without it 5 of 8"
+    assert sum(line.startswith(hurt) for line in lines) == 20
+    assert "and 1 more that hurt others: -o json" in lines
+    assert "usual bursts of batch on disk-0: 40 cost/s and 900 at once (learnt of 7 days)" in lines
 
 
 def test_show_says_why_a_policy_was_rejected(sla: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sla_server.policy_jobs.caps import Demand, HourShare, LoadLimit, limit_change, shares_of_hour, water_fill
+from sla_server.policy_jobs.caps import (
+    LEAST_LEFT,
+    Demand,
+    HourShare,
+    LoadLimit,
+    limit_change,
+    shares_of_hour,
+    water_fill,
+)
 
 GOLD, SILVER, BRONZE, REST = 8.0, 4.0, 2.0, 1.0
 Floats = npt.NDArray[np.float64]
@@ -121,10 +129,14 @@ def test_what_is_planned_fits_every_capacity_but_for_floors(
         cap = found.get(item.volume)
         planned[item.volume] = item.p95 if cap is None else min(cap, item.p95)
         assert cap is None or cap >= item.floor
+        assert cap is None or cap > 0
     for cost, weight in limits:
         protected = sum(item.p95 for item in items if item.weight >= weight)
         others = [item for item in items if item.weight < weight]
-        most = max(cost - protected, sum(min(item.floor, item.p95) for item in others))
+        weights = sum(item.weight for item in others)
+        floors = [max(item.floor, LEAST_LEFT * cost * item.weight / weights) for item in others]
+        used = sum(min(floor, item.p95) for floor, item in zip(floors, others, strict=True))
+        most = max(cost - protected, used)
         assert sum(planned[item.volume] for item in others) <= most * (1 + 1e-6)
 
 
@@ -164,6 +176,32 @@ def test_the_week_is_the_largest_that_changes_so_slowly(few: dict[int, float], u
     values = dict.fromkeys(range(168), usual) | few
     limited = limit_change(shares(dict(values)))
     assert limited == {hour: pytest.approx(value) for hour, value in slow_envelope(values).items()}
+
+
+def test_an_hour_in_which_nothing_is_left_stops_no_volume_for_the_week() -> None:
+    """Caps change by parts of themselves: from 0 no later hour would come up again."""
+    usual = {
+        hour: shares_of_hour([LoadLimit(1000, GOLD)], [demand("gold", 300, GOLD), demand("batch", 900)])
+        for hour in range(168)
+    }
+    usual[57] = shares_of_hour([LoadLimit(1000, GOLD)], [demand("gold", 1100, GOLD), demand("batch", 900)])
+    found = limit_change({hour: shares["batch"] for hour, shares in usual.items()})
+    assert found[57] == pytest.approx(50)
+    assert found[57 + 24] == found[57 - 24] == pytest.approx(700)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        (demand("web", 500, floor=100), demand("batch", 300)),
+        (demand("web", 500, SILVER, promised=500), demand("batch", 300)),
+    ],
+)
+def test_who_has_neither_floor_nor_promise_is_left_a_little(others: tuple[Demand, ...]) -> None:
+    """Else its cap is 0, and of a policy with such a one none could be published."""
+    found = caps([LoadLimit(1000, GOLD)], demand("gold", 950, GOLD), *others)
+    weights = sum(each.weight for each in others)
+    assert found["batch"] == pytest.approx(LEAST_LEFT * 1000 / weights)
 
 
 def test_hours_without_a_cap_stay_without_and_lower_none() -> None:

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pytest
 
+from sla_server.policy_jobs import cost_model
 from sla_server.policy_jobs.cost_model import cost_rows, describe, fit
 
 KIB = 1024
 
 
-def moments(slots: Iterable[tuple[int, int, float, float]]) -> dict[str, float]:
-    """The sums that Spark makes, of slots of (reads, writes, bytes an I/O, us an I/O)."""
-    rows = list(slots)
-    w = np.array([reads + writes for reads, writes, _, _ in rows], dtype=float)
-    x = np.array([(r / (r + n), n / (r + n), size / 65_536) for r, n, size, _ in rows]).reshape(-1, 3)
-    y = np.array([us for *_, us in rows], dtype=float)
-    found = {"n": len(rows), "w": w.sum(), "y": (w * y).sum(), "yy": (w * y * y).sum()}
-    found["x2"] = (w * x[:, 2]).sum()
-    for i in range(3):
-        found[f"x{i}y"] = (w * x[:, i] * y).sum()
-        found |= {f"x{i}x{j}": (w * x[:, i] * x[:, j]).sum() for j in range(i, 3)}
-    return {"backend": "disk", **found}
+def moments(
+    slots: Iterable[tuple[int, int, float, float]], random: Iterable[float] | None = None
+) -> dict[str, Any]:
+    """The sums of slots of (reads, writes, bytes an I/O, us an I/O), and of their share of random I/Os."""
+    reads, writes, size, us = np.array(list(slots), dtype=float).reshape(-1, 4).T
+    ios = reads + writes
+    share = np.zeros(len(ios)) if random is None else np.array(list(random))
+    x = (reads / ios, writes / ios, size / 65_536, share)
+    return {"backend": "disk", **cost_model.moments(x, us, ios, is_placed=random is not None)}
 
 
 def slots(count=200, read_us=100.0, write_us=180.0, unit_us=50.0, noise=0.05, seed=1, writes=True):
@@ -73,6 +72,45 @@ def test_where_the_data_do_not_tell_the_reason_is_said(data, why):
     assert why in found.reason
 
 
+def jumping(count=300, jump_us=4000.0, seed=3):
+    """A disk: large blocks are read in sequence, small ones anywhere; (slot, share of random I/Os)."""
+    rng = np.random.default_rng(seed)
+    for reads, writes, size, us in slots(count, noise=0.0, seed=seed):
+        share = float(rng.beta(1, 4) if size > 32 * KIB else rng.beta(4, 1))
+        yield (reads, writes, size, us + share * jump_us), share
+
+
+def test_what_a_jump_costs_is_told_from_what_bytes_cost():
+    data, random = zip(*jumping(), strict=True)
+    found, blind = fit(moments(data, random)), fit(moments(data))
+    usual = float(np.average(random, weights=[row[0] + row[1] for row in data]))
+    assert found.random_us == pytest.approx(4000)
+    assert found.sequential == pytest.approx(1 - usual)
+    assert found.read_us == pytest.approx(100 + 4000 * usual)
+    assert found.cost_write == pytest.approx((180 + 4000 * usual) / found.read_us)
+    assert found.cost_bytes == pytest.approx(65_536 * found.read_us / 50)
+    assert found.r2 == pytest.approx(1)
+    assert blind.cost_bytes is None, "larger I/Os seem to be the faster ones"
+    assert (blind.random_us, blind.sequential) == (None, None)
+
+
+@pytest.mark.parametrize(("share", "sequential"), [(1.0, 0.0), (0.0, 1.0), (0.4, 0.6)])
+def test_a_share_of_random_io_that_does_not_vary_is_part_of_the_other_costs(share, sequential):
+    data = list(slots())
+    found, without = fit(moments(data, [share] * len(data))), fit(moments(data))
+    assert (found.random_us, found.sequential) == (None, pytest.approx(sequential))
+    assert (found.cost_write, found.cost_bytes, found.read_us) == pytest.approx(
+        (without.cost_write, without.cost_bytes, without.read_us)
+    )
+
+
+def test_jumps_that_take_no_time_have_no_cost_below_0():
+    data = list(slots())
+    random = np.random.default_rng(5).uniform(0, 1, len(data))
+    faster = [(r, w, size, us - 30 * jump) for (r, w, size, us), jump in zip(data, random, strict=True)]
+    assert fit(moments(faster, random)).random_us == 0
+
+
 def test_rows_are_for_the_report_and_for_people():
     found = {"b": moments(slots()), "a": moments(slots(count=3))}
     none, good = cost_rows([{**each, "backend": name} for name, each in found.items()])
@@ -82,3 +120,5 @@ def test_rows_are_for_the_report_and_for_people():
     assert first.startswith("  cost of an I/O on b: cost_read = 1, cost_write = 1.")
     assert 'exports with cost = "fitted" have them' in second
     assert "not known, the constants stay" in describe(none)[0]
+    (jumps,) = cost_rows([moments(*zip(*jumping(), strict=True))])
+    assert describe(jumps)[2].startswith("    a random I/O takes 4000 us more than a sequential one; ")

@@ -51,6 +51,9 @@ def slots() -> list[dict[str, Any]]:
                 "writes": writes,
                 "bytes": size,
                 "svc_us": svc_us,
+                "arrived": reads + writes,
+                "sequential": 0,
+                "placed": 0,
             }
         )
     return rows
@@ -97,6 +100,30 @@ def test_costs_are_those_the_slots_were_made_with() -> None:
     (row,) = grouped.cost_of(shuffled(slots(), 1)).to_pylist()
     assert (row["backend"], row["cost_write"], row["slots"]) == ("disk", 1.5, 60)
     assert row["cost_bytes"] == pytest.approx(50_000, rel=0.01)
+    assert (row["random_us"], row["sequential"]) == (None, None)
+
+
+def test_a_backend_that_its_promises_fill_has_caps_that_can_be_published() -> None:
+    """``PolicyStore.publish`` refuses a cap of 0, and with it the whole policy."""
+    rows = [{**row, "floor_iops": 0.0, "p95": max(row["p95"], 400.0)} for row in demand()]
+    found = grouped.caps_of(shuffled(rows, 1)).to_pylist()
+    caps = [row["cost_per_s"] for row in found if row["volume"] != "erp"]
+    assert caps == pytest.approx([7.5] * 8), "a twentieth of 300, for two"
+
+
+def test_where_most_slots_say_what_is_sequential_those_are_fitted() -> None:
+    rows = slots()
+    for n, row in enumerate(rows):
+        if n % 6:  # the others are of gateways that do not count it
+            row |= {"placed": row["arrived"], "sequential": row["arrived"] * (n % 4) // 4}
+            row["svc_us"] += 300 * (row["arrived"] - row["sequential"])
+    (row,) = grouped.cost_of(shuffled(rows, 1)).to_pylist()
+    assert (row["slots"], row["random_us"]) == (50, pytest.approx(300, rel=0.01))
+    assert row["sequential"] == pytest.approx(0.38, abs=0.05)
+    for few in rows[:40]:
+        few |= {"placed": 0, "sequential": 0}
+    (row,) = grouped.cost_of(shuffled(rows, 1)).to_pylist()
+    assert (row["slots"], row["random_us"], row["sequential"]) == (60, None, None)
 
 
 def test_the_greedy_volume_gets_what_the_protected_one_leaves() -> None:

@@ -7,9 +7,11 @@ import dataclasses
 import pyarrow as pa
 import pytest
 
+from sla_server.db import schema
 from sla_server.db.archive import files as parquet
 from sla_server.db.archive.store import LocalFiles
 from sla_server.db.archive.upkeep import merge_files
+from sla_server.db.arrow import arrow_schema
 from sla_server.db.errors import ArchiveFailed, FileDamaged
 from sla_server.db.ingest.batch import IngestedCut
 from tests.support.samples import T0, make_cut
@@ -26,10 +28,10 @@ def table(*seqs):
     return parquet.cut_table([IngestedCut(make_cut(seq), 0, T0) for seq in seqs])
 
 
-def put(files, name, rows, schema=parquet.CUT_SCHEMA):
+def put(files, name, rows, schema=parquet.CUT_SCHEMA, kind="cuts"):
     with parquet.FileWriter(files, name, schema) as writer:
         writer.write(rows)
-        return writer.finish("cuts", T0, T0, T0 + 1, cuts=1)
+        return writer.finish(kind, T0, T0, T0 + 1, cuts=1)
 
 
 def test_what_was_written_is_read_back(files):
@@ -191,3 +193,21 @@ def test_rows_of_an_older_release_are_merged_with_nulls(files):
     assert read["hist_bucket"].to_pylist()[:2] == [None, None]
     assert read["seq"].to_pylist() == [1, 1, 2, 2]
     assert read.slice(2).equals(table(2))
+
+
+@pytest.mark.parametrize("old_first", [True, False])
+def test_rollups_of_an_older_release_are_merged_with_those_of_today(files, old_first):
+    """In the hour of an upgrade there are both; which comes first decides nothing."""
+    today = arrow_schema(schema.rollups)
+    former = pa.schema([field for field in today if field.name not in schema.PLACED])
+    names = [f"rollups/2027-01-15/abcd-{number}-{number}.parquet" for number in (1, 2)]
+    made = []
+    for number, (name, kind) in enumerate(zip(names, (former, today), strict=True), 1):
+        row = {field.name: b"" if pa.types.is_binary(field.type) else number for field in kind}
+        made.append(put(files, name, pa.Table.from_pylist([row], schema=kind), kind, "rollups"))
+    row = merge_files(files, made if old_first else made[::-1])
+    with parquet.opened(files, row) as file:
+        read = file.read().sort_by("slot_us")
+    assert read.schema.equals(today)
+    assert read["sequential"].to_pylist() == [None, 2]
+    assert read["arrived"].to_pylist() == [1, 2]

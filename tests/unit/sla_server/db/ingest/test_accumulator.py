@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pmdaemon.wire import cut as cuts
 from pmdaemon.wire import histogram
-from pmdaemon.wire.cut import COL, MAX_COUNTER, MISSED_DTYPE
+from pmdaemon.wire.cut import COL, MAX_COUNTER, MISSED_DTYPE, sequential_bytes
 from sla_server.db import schema
 from sla_server.db.ingest import accumulator
 from sla_server.db.ingest.accumulator import FULL_CUTS, IngestWindow
@@ -210,3 +210,25 @@ def test_no_rows_at_all():
     rows, streams = window.stream_columns()
     assert len(rows) == 0
     assert set(streams) >= set(schema.STREAM_SUMS)
+
+
+def test_what_is_sequential_is_summed_of_the_rows_that_say_it():
+    """An agent of before says nothing, a source beside the I/O path not of its rows: what is placed tells."""
+    items = [make_cut(seq, streams=(1, 2)) for seq in (1, 2, 3)]
+    said = (np.array([3, -1]), np.array([1, 0]), None)
+    items = [
+        dataclasses.replace(item, extra={} if counts is None else {"sq": sequential_bytes(counts)})
+        for item, counts in zip(items, said, strict=True)
+    ]
+    counters = np.ones_like(items[0].counters)
+    counters[COL["arrived"]] = 10
+    counters[COL["stream_id"]] = items[0].column("stream_id")
+    window = window_of([dataclasses.replace(item, counters=counters) for item in items])
+    _, columns = window.slot_columns(T0)
+    found = zip(*(columns[name].tolist() for name in ("stream_id", "sequential", "placed")), strict=True)
+    assert {number: rest for number, *rest in found} == {
+        stream(1): [4, 20],
+        stream(2): [0, 10],
+    }
+    broken = dataclasses.replace(items[0], extra={"sq": b"123"})
+    assert window_of([broken]).slot_columns(T0)[1]["placed"].tolist() == [0, 0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pmdaemon.wire.cut import COL, Cut, decode, encode
+from pmdaemon.wire.cut import COL, Cut, decode, encode, sequential_bytes, sequential_counts
 from pmdaemon.wire.plane_marks import rows_by_plane
 from sla_server.db.ingest.ownership import StreamHolders, without_rows
 from tests.support.samples import make_cut
@@ -39,10 +39,12 @@ def test_whose_rows_they_are_is_kept() -> None:
     whole = make_cut(1, streams=range(1, 11))
     said = {"nbd-0": np.packbits([1, 0, 1, 0, 1, 0, 1, 0, 1, 0], bitorder="little").tobytes()}
     whole.extra["of"] = said
+    whole.extra["sq"] = sequential_bytes(np.arange(10) - 1)
     left = without_rows(whole, np.array([True, True, False, True, True, False, False, False, True, True]))
     assert {name: rows.tolist() for name, rows in rows_by_plane(left.extra["of"], left.rows).items()} == {
         "nbd-0": [0, 3, 4]
     }
+    assert sequential_counts(left.sequential).tolist() == [-1, 0, 2, 3, 7, 8]
     assert whole.extra["of"] == said, "the cut of the queue is as it was"
 
 

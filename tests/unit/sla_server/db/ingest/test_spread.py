@@ -46,6 +46,8 @@ def test_a_usual_cut_stays_in_the_slot_of_its_start():
 @given(st.integers(0, 59), st.integers(67, 600), st.integers(0, 9))
 def test_the_parts_of_a_long_cut_add_up_to_it(start_s, seconds, seed):
     item = ingested(start_s, seconds, seed=seed, streams=(1, 2))
+    said = cuts.sequential_bytes(np.array([seed + 7, -1]))
+    item = dataclasses.replace(item, cut=dataclasses.replace(item.cut, extra={"sq": said}))
     parts = spread([item], MINUTE_US)
     if len(parts) == 1:
         return
@@ -57,6 +59,8 @@ def test_the_parts_of_a_long_cut_add_up_to_it(start_s, seconds, seed):
     for name in ("inflight", "held"):
         assert all((part.cut.counters[COL[name]] == whole.counters[COL[name]]).all() for part in parts)
     assert sum(int(part.cut.hist["count"].sum()) for part in parts) == int(whole.hist["count"].sum())
+    counts = [cuts.sequential_counts(part.cut.sequential) for part in parts]
+    assert (sum(one[0] for one in counts), {int(one[1]) for one in counts}) == (seed + 7, {-1})
     is_count = whole.missed["io"] < cuts.OUTSTANDING
     for name in ("counted", "missed"):
         sums = sum(part.cut.missed[name].astype(np.int64) for part in parts)
