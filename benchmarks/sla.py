@@ -1,13 +1,16 @@
 """``make bench-sla``: agreements kept by a real server and gateways, in the scenarios of ``sla_scenarios``.
 
 Each scenario, in one run on one backend: no control; the best static cap, found by bisection over manual
-throttles; observe; enforce. Figures rest on the load generators' own records. Real: server, gateways, I/O,
-database. Modelled and labelled so: the disk, except where nbdkit serves, or a file with O_DIRECT.
+throttles; observe; enforce. Figures rest on the load generators' own records: greedy closed loops are fio
+(``fio_load``), victims and traces our own open loop, which counts from when an I/O was due. Real: server,
+gateways, I/O, database. Modelled and labelled so: the disk, except where nbdkit serves, or a file with
+O_DIRECT. The same scenarios run on the simulator (``sla_simulated``), whose figures have no goals.
 
 A second is bad when the p95 of any victim's I/Os due in it is over the promise. Back under the promise is
 the first second that is followed by another good one.
 
-Options: ``--only NAME``, ``--seconds 40`` (of enforcing). Some three and a half minutes a scenario.
+Options: ``--only NAME``, ``--seconds 40`` (of enforcing), ``--simulated`` (the simulator alone). Some three
+and a half minutes a scenario.
 """
 
 from __future__ import annotations
@@ -22,12 +25,13 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import harness
+from benchmarks import harness, sla_simulated
+from benchmarks.fio_load import FioLoad
 from benchmarks.sla_scenarios import DISK_IOPS, SCENARIOS, Client, Scenario
 from benchmarks.verdict import rate
 from tests.support.direct_file import DirectFile
@@ -45,7 +49,12 @@ DRAIN_S: Final = 3.0
 RELEASE_LIMIT_S: Final = 60.0
 SAMPLE_S: Final = 0.5
 STEP_S: Final = 0.25
-HANG_LIMIT_S: Final = 30.0
+FAULT_S: Final = 30.0
+FAULTS: Final[dict[str, tuple[signal.Signals, signal.Signals]]] = {
+    "hangs": (signal.SIGSTOP, signal.SIGCONT),
+    "fails": (signal.SIGUSR2, signal.SIGUSR2),
+}
+"""How the modelled disk is brought to it, and back."""
 MOST_BAD: Final = {False: 0.03, True: 0.08}  # of seconds, by whether the scenario is bursty: for a static cap
 
 
@@ -63,7 +72,7 @@ class Result:
         kept_iops: of all greedy neighbours in those seconds.
         changes_per_min: direction changes of the cap that changed most.
         idle_ratio: the neighbours' rate once no agreement is at risk, of ``free_iops``.
-        hang: what a hang led to.
+        fault: what a hang, or I/Os that fail, led to.
     """
 
     violation_ratio: float = 0.0
@@ -75,14 +84,14 @@ class Result:
     kept_iops: float = 0.0
     changes_per_min: float = 0.0
     idle_ratio: float | None = None
-    hang: dict[str, Any] = field(default_factory=dict)
+    fault: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
 class Victims:
     """Loads with a promise."""
 
-    loads: list[Load]
+    loads: Sequence[Load | FioLoad]
     promise_ms: float
 
     def are_bad(self, start_s: float) -> bool:
@@ -202,16 +211,17 @@ class Run:
         stage.wait(stage.gateways_up, "the gateways in the server's view")
 
     @contextlib.asynccontextmanager
-    async def _loads(self, clients: Iterable[Client]) -> AsyncIterator[list[Load]]:
-        """Loads of these clients, until the end of the block."""
+    async def _loads(self, clients: Iterable[Client]) -> AsyncIterator[list[Load | FioLoad]]:
+        """Loads of these clients, until the end of the block; fio's records are complete behind it."""
         stop = asyncio.Event()
-        loads = []
+        loads: list[Load | FioLoad] = []
         for client in clients:
             self._seed += 1
             path = self.stage.sockets / f"{client.gateway}.nbd"
-            loads.append(
-                Load(path, client.volume, self._seed, client.rate_iops, client.depth, gaps_s=client.gaps_s())
-            )
+            if client.depth:
+                loads.append(FioLoad(path, client.volume, self._seed, client.depth))
+                continue
+            loads.append(Load(path, client.volume, self._seed, client.rate_iops, gaps_s=client.gaps_s()))
         async with asyncio.TaskGroup() as tasks:
             for load in loads:
                 tasks.create_task(load.run(stop))
@@ -274,14 +284,14 @@ class Run:
             half_s = self._enforce_s / 2 if self.scenario.event else self._enforce_s
             await self._watch(half_s)
             end_s = time.monotonic() - 1
-            if self.scenario.event == "hangs":
-                await self._hang()
+            if self.scenario.has_fault:
+                await self._fault()
             elif self.scenario.event == "slower":
                 os.kill(self._disk_pid, signal.SIGUSR1)
                 moments_s.append(time.monotonic())
                 await self._watch(half_s)
                 end_s = time.monotonic() - 1
-            self._judge(greedy, moments_s, end_s)
+        self._judge(greedy, moments_s, end_s)
 
     async def _idle(self) -> None:
         """The neighbours' rate when all victims have stopped and the server has released its caps."""
@@ -293,7 +303,7 @@ class Run:
                     break
             start_s = time.monotonic() + SETTLED_S
             await asyncio.sleep(SETTLED_S + IDLE_S)
-            kept = sum(rate(load, start_s, start_s + IDLE_S) for load in greedy)
+        kept = sum(rate(load, start_s, start_s + IDLE_S) for load in greedy)
         self.result.idle_ratio = kept / self.result.free_iops
 
     async def _watch(self, seconds: float) -> None:
@@ -313,7 +323,7 @@ class Run:
         }
         return {client.volume: caps.get(client.volume) for client in self.scenario.greedy}
 
-    def _judge(self, greedy: list[Load], moments_s: list[float], end_s: float) -> None:
+    def _judge(self, greedy: list[Load | FioLoad], moments_s: list[float], end_s: float) -> None:
         found, spans = self.result, []
         for moment_s, until_s in zip(moments_s, [*moments_s[1:], end_s], strict=True):
             span = self._victims.restored(moment_s, until_s)
@@ -331,27 +341,28 @@ class Run:
         minutes = (end_s - moments_s[0]) / 60
         found.changes_per_min = max(direction_changes(caps) for caps in self._caps.values()) / minutes
 
-    async def _hang(self) -> None:
-        """Stop the disk: when is the promise shown as broken, does a cap fall for it, what do slices say."""
+    async def _fault(self) -> None:
+        """Let the disk hang or fail: when does an episode open, does a cap fall, what do slices say."""
         before = await self._sample()
-        os.kill(self._disk_pid, signal.SIGSTOP)
+        begin, end = FAULTS[self.scenario.event]
+        os.kill(self._disk_pid, begin)
         stopped_s, shown_s = time.monotonic(), None
         throttled = False
         names = {f"gold-{client.volume}" for client in self.scenario.victims}
         try:
-            while time.monotonic() < stopped_s + HANG_LIMIT_S:
+            while time.monotonic() < stopped_s + FAULT_S:
                 await asyncio.sleep(SAMPLE_S)
                 live = await asyncio.to_thread(self.stage.live)
                 states = {row["state"] for row in live.get("slas", []) if row["name"] in names}
-                if shown_s is None and states == {"violating"}:
+                if shown_s is None and states == {"violating"}:  # an episode opens with this state
                     shown_s = time.monotonic()
                 for volume, cap in (await self._sample()).items():
                     known = before[volume]
                     throttled |= cap is not None and (known is None or cap < 0.9 * known)
         finally:
-            os.kill(self._disk_pid, signal.SIGCONT)
+            os.kill(self._disk_pid, end)
         windows = None if shown_s is None else (shown_s - stopped_s) / self.stage.interval_s
-        self.result.hang = {"shown_after_windows": windows, "throttled": throttled}
+        self.result.fault = {"shown_after_windows": windows, "throttled": throttled}
         await asyncio.sleep(2 * self.stage.slice_s)
         rows = [
             row
@@ -363,9 +374,9 @@ class Run:
             row
             for row in rows
             if row["start_us"] / 1e6 > time.time() - elapsed_s
-            and row["start_us"] / 1e6 + self.stage.slice_s < time.time() - elapsed_s + HANG_LIMIT_S
+            and row["start_us"] / 1e6 + self.stage.slice_s < time.time() - elapsed_s + FAULT_S
         ]
-        self.result.hang["slices"] = [row["state"] for row in inside]
+        self.result.fault["slices"] = [row["state"] for row in inside]
 
     async def _sla(self, *arguments: str) -> None:
         if arguments[0] == "throttle":
@@ -402,7 +413,7 @@ def run(scenario: Scenario, enforce_s: float) -> Result:
     folder = Path(tempfile.mkdtemp(prefix="sla-bench-"))
     try:
         with contextlib.ExitStack() as stack:
-            stage = stack.enter_context(Stage(folder / "stage"))
+            stage = stack.enter_context(Stage(folder / "stage", interval_s=scenario.interval_s))
             if scenario.backend == "nbdkit":
                 stack.enter_context(_nbdkit(stage))
             return asyncio.run(Run(scenario, stage, enforce_s).measure())
@@ -421,7 +432,7 @@ def line(scenario: Scenario, found: Result) -> str:
         f"  enforced: back after {restores} s, {found.bad_ratio:.1%} bad, neighbours "
         f"{found.kept_iops:.0f}/s ({kept:.0%} of static), {found.changes_per_min:.1f} turns/min"
     )
-    return text + (f"\n  hang: {found.hang}" if found.hang else "")
+    return text + (f"\n  {scenario.event}: {found.fault}" if found.fault else "")
 
 
 def values(found: dict[str, tuple[Scenario, Result]]) -> dict[str, float]:
@@ -431,9 +442,13 @@ def values(found: dict[str, tuple[Scenario, Result]]) -> dict[str, float]:
     if not results:
         return made
     made["violation_ratio"] = min(result.violation_ratio for _, result in results)
-    restores = [each for _, result in results for each in result.restores_s if each is not None]
-    if restores:
-        made["restore_median_s"], made["restore_worst_s"] = statistics.median(restores), max(restores)
+    for is_quick in (False, True):
+        mine = [result for scenario, result in results if (scenario.interval_s < 1) is is_quick]
+        restores = [each for result in mine for each in result.restores_s if each is not None]
+        if restores and is_quick:
+            made["restore_quick_s"] = max(restores)
+        elif restores:
+            made["restore_median_s"], made["restore_worst_s"] = statistics.median(restores), max(restores)
     made["observe_throttles"] = sum(result.observe_throttles for _, result in results)
     made["changes_per_min"] = max(result.changes_per_min for _, result in results)
     for is_bursty, name in ((False, "steady"), (True, "bursty")):
@@ -446,13 +461,16 @@ def values(found: dict[str, tuple[Scenario, Result]]) -> dict[str, float]:
     idle = [result.idle_ratio for _, result in results if result.idle_ratio is not None]
     if idle:
         made["idle_ratio"] = min(idle)
-    for _, result in results:
-        if result.hang:
-            windows = result.hang["shown_after_windows"]
-            made["hang_windows"] = HANG_LIMIT_S if windows is None else windows
-            made["hang_throttled"] = float(result.hang["throttled"])
-            slices = result.hang["slices"]
-            made["hang_bad_slices_ratio"] = slices.count("bad") / len(slices) if slices else 0.0
+    for scenario, result in results:
+        if result.fault:
+            name, windows = (
+                {"hangs": "hang", "fails": "fail"}[scenario.event],
+                result.fault["shown_after_windows"],
+            )
+            made[f"{name}_windows"] = FAULT_S if windows is None else windows
+            made[f"{name}_throttled"] = float(result.fault["throttled"])
+            slices = result.fault["slices"]
+            made[f"{name}_bad_slices_ratio"] = slices.count("bad") / len(slices) if slices else 0.0
     return made
 
 
@@ -461,12 +479,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", choices=[each.name for each in SCENARIOS])
     parser.add_argument("--seconds", type=float, default=ENFORCE_S)
+    parser.add_argument("--simulated", action="store_true", help="on the simulator alone")
     chosen = parser.parse_args()
 
     def measure() -> harness.Sample:
         found: dict[str, tuple[Scenario, Result]] = {}
+        simulated: dict[str, sla_simulated.Simulated] = {}
         for scenario in SCENARIOS:
             if chosen.only and scenario.name not in chosen.only:
+                continue
+            simulated[scenario.name] = sla_simulated.run(scenario, chosen.seconds, agreements(scenario))
+            print(simulated[scenario.name].text(scenario), flush=True)
+            if chosen.simulated:
                 continue
             if scenario.backend == "direct" and (reason := why_not_direct()):
                 print(f"{scenario.name}: left out: {reason}", flush=True)
@@ -477,7 +501,9 @@ def main() -> None:
                 raise SystemExit(f"{scenario.name}: {exc}") from exc
             print(line(*found[scenario.name]), flush=True)
         raw = {name: vars(result) for name, (_, result) in found.items()}
-        return harness.Sample(values(found), raw, {"nbdkit": harness.version_of("nbdkit")})
+        raw["simulated"] = {name: vars(result) for name, result in simulated.items()}
+        versions = {name: harness.version_of(name) for name in ("nbdkit", "fio")}
+        return harness.Sample(values(found), raw, versions)
 
     harness.main("sla", measure, most_runs=1, options=harness.Options.of(parser, chosen))
 

@@ -22,7 +22,7 @@ DISK_IOPS: Final = 400
 BURST_S: Final = 1.5  # of a bursty neighbour: 1,000 I/Os, more than the disk does in that time
 PAUSE_S: Final = 2.5
 
-Event = Literal["", "slower", "hangs"]
+Event = Literal["", "slower", "hangs", "fails"]
 Backend = Literal["modelled", "nbdkit", "direct"]
 
 
@@ -64,6 +64,7 @@ class Scenario:
         greedy: best-effort neighbours.
         is_bursty: which goals hold.
         event: what happens to the storage half way through enforcing.
+        interval_s: between polls of a gateway.
     """
 
     name: str
@@ -74,6 +75,12 @@ class Scenario:
     event: Event = ""
     backend: Backend = "modelled"
     promise_ms: float = PROMISE_MS
+    interval_s: float = 1.0
+
+    @property
+    def has_fault(self) -> bool:
+        """Whether the storage hangs or fails, which no cap can mend."""
+        return self.event in ("hangs", "fails")
 
     @property
     def gateways(self) -> dict[str, list[str]]:
@@ -173,4 +180,8 @@ SCENARIOS: Final = (
     ),
     Scenario("slower", "the backend becomes 1.5 times slower", (_GOLD,), (_BATCH,), event="slower"),
     Scenario("hangs", "the backend hangs", (_GOLD,), (_BATCH,), event="hangs"),
+    Scenario("fails", "every I/O of the backend fails", (_GOLD,), (_BATCH,), event="fails"),
+    Scenario(
+        "quick-polls", "one victim, one greedy, polled every 250 ms", (_GOLD,), (_BATCH,), interval_s=0.25
+    ),
 )

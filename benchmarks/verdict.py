@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple
 
 from benchmarks import harness
+from benchmarks.fio_load import FioLoad
 from tests.support.load import Load, Timed, between, percentile_ms
 from tests.support.stage import PROMISE_MS
 
@@ -166,7 +167,7 @@ def told(f: Figures, logs: str) -> str:
 # The figures.
 
 
-def rate(load: Load, start_s: float, end_s: float) -> float:
+def rate(load: Load | FioLoad, start_s: float, end_s: float) -> float:
     """Completed I/Os a second in [start_s, end_s)."""
     span_s = end_s - start_s
     return sum(start_s <= io.end_s < end_s for io in load.done) / span_s if span_s > 0 else 0.0

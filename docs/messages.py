@@ -138,7 +138,8 @@ SNAPSHOT = """\
   `percentile` is nil, and there are `promised` (rates) and `measured`: a mean or a stall by the windows, a
   rate by the newest slice. Objectives left out of the live ones follow, at most 200, by their newest slice
 - `throttles`: `[{throttle_id, volume, client, group_name: str, members: {volume: weight}, backend, source:
-  "manual" | "control" | "policy", who: str, cost_per_s, ops_per_s, bytes_per_s, burst_s, reason: str (enum),
+  "manual" | "control" | "policy", who: str, cost_per_s, ops_per_s, bytes_per_s, burst_s,
+  peak_ops_per_s, reason: str (enum),
   text: str, victim: str, state, since_us, expires_us, late_ios: int, longest_hold_us, mean_hold_us,
   worst_hold_us: int, lifted_to: {cost_per_s, ops_per_s, bytes_per_s} | nil, floor: str}]`; `lifted_to`: the
   rates that hold in place of those asked for, as a floor (in words) lies above them; `client` is "" where

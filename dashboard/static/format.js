@@ -202,7 +202,8 @@ export function capWords(row) {
   if (row.cost_per_s) parts.push(`${count(row.cost_per_s)} weighted IOPS`);
   if (row.ops_per_s) parts.push(`${count(row.ops_per_s)} IOPS`);
   if (row.bytes_per_s) parts.push(bytesRate(row.bytes_per_s));
-  if (row.burst_s) parts.push(`burst ${row.burst_s} s`);
+  if (row.peak_ops_per_s) parts.push(`bursts of ${count(row.peak_ops_per_s)} IOPS`);
+  else if (row.burst_s) parts.push(`burst ${row.burst_s} s`);
   return parts.join(", ") || DASH;
 }
 

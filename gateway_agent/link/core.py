@@ -39,6 +39,7 @@ from pmdaemon.errors import WireError
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.wire.cut import joined_late
 from pmdaemon.wire.messages.agent import (
+    PLANE_FEATURES,
     CapSet,
     Hello,
     Poll,
@@ -75,8 +76,9 @@ class LinkCore:
     State: the interval, the polls that wait for the running collection, whether another must follow it, the
     planes known as stalled, those that leave for good and those of them that have handed over to another
     process (``_former``, and what the spool has of them), what the spool has of planes that were forgotten
-    (they may come back with the cut that they repeat), the newest reload reported, and the times of the
-    last collection, of the last poll and of the server's last bytes.
+    (they may come back with the cut that they repeat), the newest reload reported, what HELLO said that the
+    planes can do (the session ends when that changes), and the times of the last collection, of the last poll
+    and of the server's last bytes.
     """
 
     def __init__(
@@ -131,6 +133,7 @@ class LinkCore:
         self._former_marks: dict[str, int] = {}
         self._forgotten_marks: dict[str, int] = {}
         self._reload_number: int | None = None
+        self._said: tuple[str, ...] = PLANE_FEATURES
         self.polled_unix_us: int | None = None
         self._collected_ns = self._received_ns = clock.monotonic_ns()
         self._cut_due_ns = self._collected_ns + self._unpolled_cut_ns
@@ -249,9 +252,14 @@ class LinkCore:
 
     def server_connected(self) -> None:
         """The connection to the PMDaemon is open."""
-        facts = self._facts
+        facts, self._said = self._facts, self._features()
         self._received_ns = self._clock.monotonic_ns()
-        self.session.opened(Hello.of(facts.gateway_id, facts.name, facts.epoch, facts.software))
+        self.session.opened(Hello.of(facts.gateway_id, facts.name, facts.epoch, facts.software, self._said))
+
+    def _features(self) -> tuple[str, ...]:
+        """What all data planes can do; a cap that one of them does not know would be no cap."""
+        planes = self.planes.values()
+        return tuple(each for each in PLANE_FEATURES if all(each in plane.features for plane in planes))
 
     def server_data(self, data: bytes) -> None:
         """Bytes from the PMDaemon.
@@ -582,6 +590,8 @@ class LinkCore:
         self._cut_due_ns = self._collected_ns + self._unpolled_cut_ns  # by the interval that it sleeps by
         self._renew_if_due()
         self.space.flush()
+        if self.session.state is not SessionState.CLOSED and self._said != self._features():
+            raise ServerLost("what its data planes can do has changed")
         silent_ns = now_ns - self._received_ns
         if self.session.state is not SessionState.CLOSED and silent_ns >= self._silence_ns:
             raise ServerLost(f"silent for {silent_ns / 1e9:.0f} s")

@@ -17,6 +17,7 @@ from gateway_agent.sources.nbd import NbdSource
 from pmdaemon.errors import WireError
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.agent import PLANE_FEATURES
 from pmdaemon.wire.messages.base import WireMessage
 from pmdaemon.wire.messages.planes import DpHello
 
@@ -46,6 +47,7 @@ class PlaneClient:
         self.is_stopping = False
         self.config: str | None = None  # digest of the part that it runs with
         self.problems: tuple[str, ...] = ()
+        self.features: tuple[str, ...] = PLANE_FEATURES  # until it has said what it can do
         self._reader = frame.FrameReader()
 
     def _send(self, data: bytes) -> None:
@@ -100,5 +102,5 @@ class PlaneClient:
             self.leaving = hello.leaving
             return False
         self.is_stopping, self.pid, self.listening = hello.is_stopping, hello.pid, hello.listening
-        self.config, self.problems = hello.config, hello.problems
+        self.config, self.problems, self.features = hello.config, hello.problems, hello.features
         return self.source.introduced(hello.exports)

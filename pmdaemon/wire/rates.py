@@ -52,12 +52,14 @@ class Rates:
     """Up to three rates a second; None is no limit.
 
     ``burst_s``: of each so many seconds' worth may pass at once; None is ``DEFAULT_BURST_S``.
+    ``peak_ops_per_s``: how fast a burst of operations may be; None is as fast as it can.
     """
 
     ops_per_s: float | None = None
     bytes_per_s: float | None = None
     cost_per_s: float | None = None
     burst_s: float | None = None
+    peak_ops_per_s: float | None = None
 
     def tighter(self, other: Rates) -> Rates:
         """The smaller of both in each rate; of two that limit something, the smaller burst."""
@@ -66,6 +68,7 @@ class Rates:
             _smaller(self.bytes_per_s, other.bytes_per_s),
             _smaller(self.cost_per_s, other.cost_per_s),
             self._common_burst_s(other),
+            _smaller(self.peak_ops_per_s, other.peak_ops_per_s),
         )
 
     def _common_burst_s(self, other: Rates) -> float | None:
@@ -82,13 +85,18 @@ class Rates:
             _raised(self.bytes_per_s, least.bytes_per_s),
             _raised(self.cost_per_s, least.cost_per_s),
             self.burst_s,
+            _raised(self.peak_ops_per_s, least.ops_per_s),
         )
 
     def scaled(self, ratio: float) -> Rates:
         """Each rate times ``ratio``."""
-        parts = (self.ops_per_s, self.bytes_per_s, self.cost_per_s)
-        ops, size, cost = (None if rate is None else rate * ratio for rate in parts)
-        return Rates(ops, size, cost, self.burst_s)
+        parts = (self.ops_per_s, self.bytes_per_s, self.cost_per_s, self.peak_ops_per_s)
+        ops, size, cost, peak = (None if rate is None else rate * ratio for rate in parts)
+        return Rates(ops, size, cost, self.burst_s, peak)
+
+    def without_burst(self) -> Rates:
+        """The same for those who cannot hold a burst to its peak."""
+        return Rates(self.ops_per_s, self.bytes_per_s, self.cost_per_s)
 
     def differs(self, other: Rates, ratio: float) -> bool:
         """Whether a rate appears, goes, or differs by more than ``ratio`` of itself; or the burst differs."""
@@ -96,6 +104,7 @@ class Rates:
             (self.ops_per_s, other.ops_per_s),
             (self.bytes_per_s, other.bytes_per_s),
             (self.cost_per_s, other.cost_per_s),
+            (self.peak_ops_per_s, other.peak_ops_per_s),
         )
         return self.burst_s != other.burst_s or any(
             (a is None) != (b is None) or (a is not None and b is not None and abs(a - b) > ratio * b)
@@ -114,6 +123,7 @@ class Rates:
             "bytes_per_s": self.bytes_per_s,
             "cost_per_s": self.cost_per_s,
             **({"burst_s": self.burst_s} if self.burst_s is not None else {}),
+            **({"peak_ops_per_s": self.peak_ops_per_s} if self.peak_ops_per_s is not None else {}),
         }
 
     def entry(self, volume: str, client: str = "") -> dict[str, Any]:
@@ -180,6 +190,8 @@ class RateSet:
     Args:
         tau_ns: burst depth of each, unless the caps say another.
 
+    The peak of a burst is a rate of its own, whose burst is ``tau_ns``.
+
     Invariant: a rate is present exactly when ``caps`` names it; ``is_open`` is then False.
     """
 
@@ -190,6 +202,7 @@ class RateSet:
         self._ops: Gcra | None = None
         self._bytes: Gcra | None = None
         self._cost: Gcra | None = None
+        self._peak: Gcra | None = None
         self._present: tuple[Gcra, ...] = ()
 
     def set_caps(self, caps: Rates, now_ns: int) -> bool:
@@ -200,12 +213,15 @@ class RateSet:
         self._ops = _changed(self._ops, caps.ops_per_s, tau_ns, now_ns)
         self._bytes = _changed(self._bytes, caps.bytes_per_s, tau_ns, now_ns)
         self._cost = _changed(self._cost, caps.cost_per_s, tau_ns, now_ns)
-        self._present = tuple(rate for rate in (self._ops, self._bytes, self._cost) if rate is not None)
+        peak = caps.peak_ops_per_s if caps.ops_per_s is not None else None
+        self._peak = _changed(self._peak, peak, self.tau_ns, now_ns)
+        found = (self._ops, self._bytes, self._cost, self._peak)
+        self._present = tuple(rate for rate in found if rate is not None)
         self.caps, self.is_open = caps, caps.is_open
         return True
 
     def ready_ns(self) -> int:
-        """From this moment the next I/O passes all three."""
+        """From this moment the next I/O passes all of them."""
         found: int | None = None
         for rate in self._present:
             ready_ns = rate.tat_ns - rate.tau_ns
@@ -221,6 +237,8 @@ class RateSet:
             self._bytes.charge(now_ns, transfer_bytes * part)
         if self._cost is not None:
             self._cost.charge(now_ns, cost * part)
+        if self._peak is not None:
+            self._peak.charge(now_ns, part)
 
     def duration_ns(self, transfer_bytes: int, cost: float) -> float:
         """How long the rates are used in full by one I/O; 0 without a rate."""

@@ -43,6 +43,7 @@ _NOT_EXPORTED: Final = (
 CONTROL: Final = "storage-sla/control"
 """Annotation of the metadata; OpenSLO has no word for who is slowed down for a promise."""
 _NOT_IMPORTED: Final = ("description", "service", "alertPolicies")
+_OF_COMPOSITES: Final = ("indicator", "indicatorRef", "compositeWeight")
 Json = dict[str, Any]
 
 
@@ -183,6 +184,8 @@ class _Reading:
         metadata: Json = {"name": self._name}
         if labels := self._labels():
             metadata["labels"] = labels
+        if _at(self._slo, "metadata", "displayName"):
+            self._add_note("metadata.displayName")
         for key in _NOT_IMPORTED:
             if self._spec.get(key):
                 self._add_note(f"spec.{key}")
@@ -251,6 +254,9 @@ class _Reading:
             name = _name_of(item.get("displayName"), "latency" if place == 0 else f"latency-{place + 1}")
             name = name if name not in taken else f"{name}-{place + 1}"
             taken.add(name)
+            for key in _OF_COMPOSITES:
+                if item.get(key):
+                    self._add_note(f"{name}: {key}; an objective has the indicator of the whole SLO")
             yield {
                 "name": name,
                 "indicator": {"metric": "latency", "percentile": self._percentile(name, item, method)},

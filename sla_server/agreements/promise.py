@@ -137,6 +137,7 @@ class VolumeClass:
 
     Attributes:
         clients: names or glob patterns, ``("*",)`` for any client.
+        burst_iops, burst_s: how fast, and for how long, it may be faster than ``cap_iops``; None: never.
     """
 
     sla: str
@@ -146,6 +147,8 @@ class VolumeClass:
     floor_bytes_per_s: float = 0.0
     cap_iops: float | None = None
     clients: tuple[str, ...] = ("*",)
+    burst_iops: float | None = None
+    burst_s: float | None = None
 
     def has_volume(self, volume: str) -> bool:
         """Whether the volume is in scope for some client."""
@@ -278,6 +281,8 @@ def classes(items: Iterable[InForce]) -> list[VolumeClass]:
                 floor_bytes_per_s=spec.guarantee.floor_mbps * MEGABYTE,
                 cap_iops=spec.cap.max_iops if spec.cap else None,
                 clients=tuple(spec.scope.clients),
+                burst_iops=spec.cap.burst_iops if spec.cap else None,
+                burst_s=spec.cap.burst_s if spec.cap else None,
             )
         )
     return result

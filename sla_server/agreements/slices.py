@@ -152,6 +152,8 @@ class SliceVerdict:
         reason: key of REASONS, empty for good and excluded
         measured: mean latency (us), delivered I/Os or bytes a second, longest stall (us); None for a
             percentile, and where there was nothing to measure
+        failed: I/Os of the promised kind that failed, whatever the agreement makes of them; where none
+            completed, of any kind
     """
 
     state: State
@@ -163,6 +165,7 @@ class SliceVerdict:
     inexact: bool
     reason: str = ""
     measured: float | None = None
+    failed: int = 0
 
 
 def judge_slice(
@@ -216,7 +219,7 @@ def verdicts_of(found: Verdicts) -> list[SliceVerdict]:
     limits_us = [us if us >= 0 else None for us in found.threshold_us.tolist()]
     measured = [None if each != each else each for each in found.measured.tolist()]  # NaN is not itself
     lists = [column.tolist() for column in columns]
-    rows = zip(*lists[:4], limits_us, *lists[4:], measured, strict=True)
+    rows = zip(*lists[:4], limits_us, *lists[4:], measured, found.failed.tolist(), strict=True)
     return [SliceVerdict(*values) for values in rows]
 
 

@@ -164,6 +164,7 @@ class Verdicts:
     inexact: Bools
     reason: npt.NDArray[np.str_]
     measured: Floats
+    failed: Ints
 
 
 def judge_slices(table: SlotTable, due: DueSlices) -> Verdicts:
@@ -564,9 +565,9 @@ class _Judging:
             nothing,
         )
         threshold_us = np.where(params.has_curve, self.threshold_us, -1)
-        return Verdicts(
-            state, self.n, self.missed, self.offered, threshold_us, coverage, inexact, reason, self.measured
-        )
+        failed = self._sum(self._failures)
+        figures = (state, self.n, self.missed, self.offered, threshold_us, coverage, inexact, reason)
+        return Verdicts(*figures, self.measured, failed)
 
     def _lost(self) -> npt.NDArray[np.str_]:
         """Whether I/O hung, or failed too often: no clause excuses that. A reason, or nothing."""

@@ -43,7 +43,8 @@ SHOWN: Final = {
     "throttles": frozenset(
         (
             *("throttle_id", "volume", "client", "backend", "source", "state", "cursor", "live"),
-            *("cost_per_s", "ops_per_s", "bytes_per_s", "burst_s", "lifted_to", "floor"),
+            *("cost_per_s", "ops_per_s", "bytes_per_s", "burst_s", "peak_ops_per_s"),
+            *("lifted_to", "floor"),
             *("requested_us", "confirmed_us", "seen_us", "released_us", "expires_us", "since_us"),
             *("mean_hold_us", "worst_hold_us", "longest_hold_us", "late_ios"),
         )

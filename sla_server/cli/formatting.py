@@ -218,7 +218,9 @@ def cap(row: dict[str, Any]) -> str:
         parts.append(f"{count(row['ops_per_s'])} IOPS")
     if row.get("bytes_per_s") is not None:
         parts.append(rate(row["bytes_per_s"]))
-    if row.get("burst_s") is not None:
+    if row.get("peak_ops_per_s") is not None:
+        parts.append(f"bursts of {count(row['peak_ops_per_s'])} IOPS")
+    elif row.get("burst_s") is not None:
         parts.append(f"burst {row['burst_s']:g}s")
     return ", ".join(parts) or DASH
 

@@ -113,6 +113,7 @@ def _bad(p: PromiseFigures) -> str | Text:
 @click.option("--stored", metavar="TIME", help="Replay what the server stored of the last 24h, 7d, ...")
 @click.option("--until", metavar="TIME", help="End of --stored, as 2026-11-20T08:00 UTC [now].")
 @click.option("--every", is_flag=True, help="Simulate the quiet minutes of --stored, too.")
+@click.option("--sample", is_flag=True, help="Of --stored with too many I/Os, simulate a part.")
 @click.option("--policy", "policy_file", type=EXISTING, help="Caps by hour of the week, as JSON.")
 @click.option("--hour", type=click.IntRange(0, 167), default=0, help="Hour of the week at the start [0].")
 @click.option("--mode", "modes", multiple=True, type=click.Choice(MODES), help="One of them [all].")
@@ -150,9 +151,10 @@ def simulate(client: Client, /, file: Path | None, output: str, config: Path | N
     sla simulate --slas DIR --load volume=gold,iops=80 --load volume=big,depth=32
     sla simulate --slas DIR --trace io.csv --servers 4 -o html result.html
     sla simulate --stored 24h          what enforce would have done yesterday
+    sla simulate --stored 7d --sample  and last week, on a part of a busy one
     """  # noqa: D301 - \b is for click: it keeps these lines as they are
     if not given["stored"]:
-        for name, option in (("until", "--until"), ("every", "--every")):
+        for name, option in (("until", "--until"), ("every", "--every"), ("sample", "--sample")):
             if given[name]:
                 raise BadUsage(f"{option} goes with --stored, which is not given")
     modes = [mode for mode in MODES if not given["modes"] or mode in given["modes"]]
@@ -332,6 +334,7 @@ def _stored_plan(client: Client, config: Path | None, given: dict[str, Any]) -> 
         servers=given["servers"],
         device=device,
         every=given["every"],
+        sample=given["sample"],
     )
     if given["every"] and plan.seconds > MOST_SPAN_S:
         problem = f"--stored {given['stored']} with --every is {formatting.span(plan.seconds)}, the limit 7d"

@@ -379,6 +379,9 @@ KINDS: Final = {
             Column("LIMIT", lambda row, _now_us: formatting.latency(row.get("threshold_us")), number=True),
             Column("COVER", lambda row, _now_us: formatting.percent(row.get("coverage_ratio")), number=True),
             Column("WHY", lambda row, _now_us: why_of(row)),
+            Column(
+                "FAILED", lambda row, _now_us: formatting.count(row.get("failed")), number=True, wide=True
+            ),
             Column("VERSION", plain("version"), number=True, wide=True),
         ),
         "No slice of it was judged in this time: sla get slas says how it is.",

@@ -272,6 +272,7 @@ slices = Table(
     _count("judged_us"),
     _text("reason"),
     _float("measured"),
+    _count("failed"),
     Index("slices_start", "start_us"),
 )
 
@@ -299,7 +300,7 @@ throttles = Table(
     *(_float(name) for name in ("loop_start", "loop_ceiling")),
     _text("client"),  # none: the whole volume
     *(_text(name) for name in ("group_name", "members")),  # none: no group
-    _float("burst_s"),
+    *(_float(name) for name in ("burst_s", "peak_ops_per_s")),
     Index("throttles_requested", "requested_us"),
     Index("throttles_volume", "volume", "requested_us"),
     Index("throttles_victim", "victim", "requested_us"),

@@ -81,10 +81,15 @@ def slice_line(promise: Row, found: Row, times: Times) -> str:
 def _slice_figures(promise: Row, found: Row) -> str:
     metric, measured, limit_us = promise.get("metric"), found.get("measured"), found.get("threshold_us")
     count, missed = found.get("n") or 0, found.get("missed") or 0
+    failures = found.get("failed") or 0
     if metric == "latency":
+        if failures:  # which of them were too slow as well is not known
+            limit = f" {words.latency(limit_us)}" if limit_us else " the limit"
+            return f"{missed:,} of {words.plural(count, 'I/O')} missed{limit}, and {failures:,} failed"
         limit = f" for {words.latency(limit_us)}" if limit_us else ""
         return f"{missed:,} of {words.plural(count, 'I/O')} were too slow{limit}"
-    failed = f"{missed:,} of {words.plural(count, 'I/O')} failed" if missed else ""
+    failures = failures or missed  # rows of a release before have the latter alone
+    failed = f"{failures:,} of {words.plural(max(count, failures), 'I/O')} failed" if failures else ""
     if measured is None:
         return failed
     if metric == "mean_latency":

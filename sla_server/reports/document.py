@@ -190,6 +190,7 @@ class ReportedEpisode(_Part):
     worst_ratio: float | None
     """The most misses against those allowed."""
     slices_bad: int
+    """Bad slices of the period that it reaches into."""
     cause: Literal["neighbours", "storage", "overcommitted", "elsewhere", "unknown"]
     cause_text: str
     volumes: list[str]

@@ -37,7 +37,9 @@ def episodes_of(inputs: ReportInputs, slices: Mapping[str, ObjectiveSlices]) -> 
     for row in inputs.episodes:
         end_us = row["closed_us"] or inputs.end_us
         inside_us = min(end_us, inputs.end_us) - max(row["opened_us"], inputs.period.from_us)
-        cause, text, volumes = _cause(row, end_us, inputs, bad.get(row["objective"]))
+        judged = bad.get(row["objective"])
+        mine = judged.within(row["opened_us"], end_us) if judged is not None else []
+        cause, text, volumes = _cause(row, end_us, inputs, mine)
         found.append(
             ReportedEpisode(
                 episode_id=row["episode_id"],
@@ -46,7 +48,7 @@ def episodes_of(inputs: ReportInputs, slices: Mapping[str, ObjectiveSlices]) -> 
                 closed_us=row["closed_us"],
                 in_period_s=max(inside_us, 0) // SECOND_US,
                 worst_ratio=row["worst_u"],
-                slices_bad=row["slices_bad"],
+                slices_bad=len(mine),
                 cause=cause,
                 cause_text=text,
                 volumes=volumes,
@@ -71,9 +73,7 @@ class _BadSlices:
         return [row for row in self._rows[first:end] if row["start_us"] + row["length_us"] > from_us]
 
 
-def _cause(
-    row: Row, end_us: int, inputs: ReportInputs, bad: _BadSlices | None
-) -> tuple[Cause, str, list[str]]:
+def _cause(row: Row, end_us: int, inputs: ReportInputs, bad: Sequence[Row]) -> tuple[Cause, str, list[str]]:
     """Why a promise was broken, as far as what is stored says so.
 
     What the controller found comes first: it saw the backend. Then whom it slowed down for this promise, then
@@ -87,7 +87,7 @@ def _cause(
     kinds = {each["kind"] for each in decided}
     reasons = {each["reason"] for each in decided}
     slowed = _slowed(victim, row["opened_us"], end_us, inputs.throttles)
-    if "storage-fault" in reasons or _hung(row, end_us, bad):
+    if "storage-fault" in reasons or _hung(bad):
         return "storage", "the storage hung or failed: I/Os did not complete", slowed
     if "infeasible" in kinds:
         return (
@@ -117,9 +117,9 @@ def _slowed(victim: str, opened_us: int, end_us: int, throttles: Iterable[Row]) 
     return sorted(found)
 
 
-def _hung(row: Row, end_us: int, bad: _BadSlices | None) -> bool:
-    """Whether most of its bad slices are hangs or failures."""
-    reasons = [each["reason"] for each in (bad.within(row["opened_us"], end_us) if bad is not None else ())]
+def _hung(bad: Sequence[Row]) -> bool:
+    """Whether most of a violation's bad slices are hangs or failures."""
+    reasons = [each["reason"] for each in bad]
     return sum(reason in STORAGE_REASONS for reason in reasons) * 2 > len(reasons)
 
 

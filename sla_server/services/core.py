@@ -406,8 +406,6 @@ class Services:
     def _take(self, found: SqlState, now_us: int) -> None:
         self._rows += found.judgement.rows
         self._show(found.judgement.rows, now_us)
-        for key, start_us, end_us in found.judgement.bad:
-            self._rows += self._episodes.bad_slice(key, start_us, end_us)
         self._standings = found.judgement.standings
         for key in found.judgement.changed:
             standing = self._standings[key]

@@ -58,7 +58,6 @@ class Episodes:
             "opened_us": now_us,
             "closed_us": None,
             "worst_u": _number(details.get("u")),
-            "slices_bad": 0,
         }
         self._open[key] = row
         details = {**details, "episode_id": row["episode_id"]}
@@ -80,14 +79,6 @@ class Episodes:
             ("episodes", dict(row)),
             event_row("violation-closed", severity, "sla", subject, text, now_us, details),
         ]
-
-    def bad_slice(self, key: Key, start_us: int, end_us: int) -> Rows:
-        """A slice turned out bad; counted if it overlaps the open episode."""
-        row = self._open.get(key)
-        if row is None or end_us <= row["opened_us"]:
-            return []
-        row["slices_bad"] += 1
-        return [_progress(row)]
 
     def update(self, states: Mapping[Key, Row], now_us: int) -> Rows:
         """Once a second with the live states of the open ones: worst value, and those left open."""
@@ -117,7 +108,7 @@ class Episodes:
 
 def _progress(row: Row) -> tuple[str, Row]:
     """What may change while an episode is open."""
-    return "episodes", {key: row[key] for key in ("episode_id", "worst_u", "slices_bad")}
+    return "episodes", {key: row[key] for key in ("episode_id", "worst_u")}
 
 
 def _number(value: Any) -> float:

@@ -77,8 +77,7 @@ class SqlReads:
 
     def open_episodes(self) -> list[Row]:
         """Violation episodes that are not closed."""
-        rows = self._reader.episodes(open_only=True)
-        return [{key: value for key, value in row.items() if key != "cursor"} for row in rows]
+        return self._reader.pages.open_episodes()
 
     def slices(self, name: str, objective: str, from_us: int, to_us: int) -> list[Row]:
         """Slices that start in the range, newest revisions, oldest first."""

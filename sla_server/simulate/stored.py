@@ -155,14 +155,25 @@ def stored_plan(
     if not chosen:
         chosen = _busiest(second, slots["arrived"])
     spans = _spans(chosen, 0 if every else MARGIN, found.slot_s, int(second.max()) + found.slot_s)
-    if sample:
-        spans = _sampled(spans, second, slots["arrived"], most_ios, found.slot_s)
     expected = sum(_ios(span, second, slots["arrived"]) for span in spans)
+    notes = _notes(found, second, spans, is_quiet and not every, {} if device else fits)
+    if sample and expected > most_ios:
+        every_ios, of = expected, sum(last - first for first, last in spans)
+        spans = _sampled(spans, second, slots["arrived"], most_ios, found.slot_s)
+        expected = sum(_ios(span, second, slots["arrived"]) for span in spans)
+        part = sum(last - first for first, last in spans) / of
+        notes.append(
+            f"A sample: {part:.0%} of that time, spread evenly, as all of it has {every_ios} I/Os and "
+            f"--most-ios is {most_ios}. Bad seconds and slices are those of the sample."
+        )
     if expected > most_ios:
-        raise TooManyIos(expected, most_ios, "Choose a shorter time with --stored and --until")
+        raise TooManyIos(
+            expected,
+            most_ios,
+            "Choose a shorter time with --stored and --until, or simulate a --sample of it",
+        )
     feeds = list(_feeds(slots, second, streams, found.slot_s))
     devices = {name: device or fit.model for name, fit in fits.items()}
-    notes = _notes(found, second, spans, is_quiet and not every, {} if device else fits)
     title = f"stored load in slots of {found.slot_s} s"
     return Plan(contract, feeds, devices, spans, start_unix_us=from_us, title=title, notes=notes)
 

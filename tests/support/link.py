@@ -22,7 +22,7 @@ from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire import cut, frame
 from pmdaemon.wire.histogram import TOTAL_READ
 from pmdaemon.wire.kinds import PROTO_MAX, Kind
-from pmdaemon.wire.messages.agent import CapSet
+from pmdaemon.wire.messages.agent import PLANE_FEATURES, CapSet
 
 GATEWAY = "11111111-2222-3333-4444-555555555555"
 EPOCH = 42
@@ -46,6 +46,7 @@ class FakePlane:
         self.cap_gen = 0
         self.refuses_caps = False
         self.late: dict[str, list[int]] = {}
+        self.features: tuple[str, ...] | None = PLANE_FEATURES  # None: a plane of before
         self.is_stopping = self.is_emptied = self.has_handed_over = False
         self.commands: list[tuple[Kind, dict]] = []
         self.reads: Counter[str] = Counter()
@@ -81,16 +82,15 @@ class FakePlane:
             }
             for v in (() if self.has_handed_over else self.volumes)
         ]
-        return frame.encode(
-            Kind.DP_HELLO,
-            {
-                "plane": self.name,
-                "pid": 7,
-                "exports": exports,
-                "listening": ["tcp:127.0.0.1:1"],
-                "stopping": self.is_stopping,
-            },
-        )
+        header = {
+            "plane": self.name,
+            "pid": 7,
+            "exports": exports,
+            "listening": ["tcp:127.0.0.1:1"],
+            "stopping": self.is_stopping,
+        }
+        said = {} if self.features is None else {"features": list(self.features)}
+        return frame.encode(Kind.DP_HELLO, header | said)
 
     def receive(self, data: bytes) -> bytes:
         for received in map(frame.unfold, self._reader.feed(data)):

@@ -59,7 +59,7 @@ def slice_row(start_us: int, state: str = "good", **more: Any) -> Row:
 def episode_row(opened_us: int, closed_us: int | None, **more: Any) -> Row:
     """A row of ``episodes``."""
     row = {"episode_id": f"e-{opened_us}", "name": "gold", "objective": "latency", "opened_us": opened_us}
-    return {**row, "closed_us": closed_us, "worst_u": 4.0, "slices_bad": 2, **more}
+    return {**row, "closed_us": closed_us, "worst_u": 4.0, **more}
 
 
 def throttle_row(volume: str, from_us: int, to_us: int | None, **more: Any) -> Row:

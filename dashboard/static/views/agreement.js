@@ -155,9 +155,9 @@ async function showHour() {
     {label: "From", cls: "head", text: (row) => f.clockOf(row.start_us)},
     {label: "State", text: (row) => [f.SLICES[row.state] || row.state, row.inexact ? "by an upper bound" : ""]},
     {label: "I/Os", cls: "num", text: (row) => f.count(row.n)},
-    {label: "Too slow", cls: "num", text: (row) => (row.missed ? [f.count(row.missed), f.percent(row.missed / row.n)] : f.DASH)},
+    {label: "Missed", cls: "num", text: (row) => (row.missed ? [f.count(row.missed), f.percent(row.missed / row.n)] : f.DASH)},
     {label: "Limit", cls: "num", text: (row) => f.latency(row.threshold_us)},
-    {label: "Why", cls: "wrap", text: (row) => row.reason || f.DASH},
+    {label: "Why", cls: "wrap", text: (row) => [row.reason || f.DASH, row.failed ? `${f.plural(row.failed, "I/O")} failed` : ""]},
     {label: "", fill: (td, row) => { if (!td.firstChild) td.append(element("a", {class: "why", href: whyAddress("sla", page.name, chosen(), row.start_us)}, "why then?")); }},
   ];
   fillTable($("minutes"), columns, answer.items.filter((row) => row.state !== "good"), (row) => row.start_us, () => ["All slices of this hour are good."]);

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
@@ -34,6 +35,7 @@ MAX_SPOOL_EPOCHS: Final = 256  # agent starts whose cuts are all still unacknowl
 SOURCES: Final = ("nbd", "host", "cgroup", "qemu", "simulated")
 RATES: Final = ("ops_per_s", "bytes_per_s", "cost_per_s")
 BURST: Final = "burst_s"
+PEAK: Final = "peak_ops_per_s"
 MAX_FEATURES: Final = 32
 CLIENT_CAPS: Final = "client-caps"
 """Feature of an agent: it applies the caps of clients in CAPS."""
@@ -43,6 +45,10 @@ GROUP_CAPS: Final = "group-caps"
 """Feature of an agent: it applies the caps of groups in CAPS, and the burst of any cap."""
 OTHER_CLIENT_CAPS: Final = "other-client-caps"
 """Feature of an agent: it applies one cap to all clients of a volume that no agreement names."""
+BURST_CAPS: Final = "burst-caps"
+"""Feature of an agent: it holds the bursts of caps in CAPS to their peak."""
+PLANE_FEATURES: Final = (CLIENT_CAPS, GROUP_CAPS, OTHER_CLIENT_CAPS, BURST_CAPS)
+"""Those that its data planes must be able to do: an upgrade may leave a plane of before for a while."""
 MAX_GROUP_VOLUMES: Final = 512  # of a group; an agent has no more exports
 END_OF_GENERATIONS: Final = 1 << 63  # an agent takes no generation of caps from here on
 _MAX_WORD: Final = (1 << 64) - 1
@@ -52,7 +58,9 @@ EXPORT_FORM: Final = (
     'source: "nbd" | "host" | "cgroup" | "qemu" | "simulated"}'
 )
 STREAM_FORM: Final = "{id: int, volume, client, backend: str}"
-CAPS_FORM: Final = "[{volume: str, ops_per_s, bytes_per_s, cost_per_s: float | nil, burst_s?: float}]"
+CAPS_FORM: Final = (
+    "[{volume: str, ops_per_s, bytes_per_s, cost_per_s: float | nil, burst_s?, peak_ops_per_s?: float}]"
+)
 CLIENT_CAPS_FORM: Final = "[{volume, client: str, except?: [str (glob)], and the rates as in caps}]"
 GROUP_CAPS_FORM: Final = "[{group: str, volumes: {volume: weight}, and the rates as in caps}]"
 
@@ -79,9 +87,16 @@ class Hello(WireMessage):
     epoch: Annotated[int, Key("ep")]
 
     @classmethod
-    def of(cls, gateway_id: str, name: str, epoch: int, software: str) -> Hello:
-        """The HELLO of this release."""
-        features = (CLIENT_CAPS, LARGE_CAPS, GROUP_CAPS, OTHER_CLIENT_CAPS, FITTED_COSTS)
+    def of(
+        cls,
+        gateway_id: str,
+        name: str,
+        epoch: int,
+        software: str,
+        of_planes: Sequence[str] = PLANE_FEATURES,
+    ) -> Hello:
+        """The HELLO of this release; ``of_planes``: what all of the agent's data planes can do."""
+        features = (*of_planes, LARGE_CAPS, FITTED_COSTS)
         return cls(PROTO_MIN, PROTO_MAX, features, software, gateway_id, name, epoch)
 
     @classmethod
@@ -413,14 +428,16 @@ class CapSet(WireMessage):
 
     ``gen`` grows with every set that the server issues. The set holds for ``lease_us`` without a renewal.
     ``clients`` are caps of single clients of a volume, beside that of the volume: both hold. Absent when
-    there is none, and sent to agents with the feature ``client-caps`` only; others ignore it. The client
+    there is none, and sent to agents with the feature ``client-caps`` only; others ignore it.
     A glob is all clients of the volume that match it (``*``: all), but those that match one of ``except``:
     they share the rates, which hold beside those of a single client. A client is of one glob at most. Such an
     entry is sent to agents with ``other-client-caps`` only.
     ``groups`` are caps of several volumes together, beside those: the volumes share the rates by weight.
     Absent when there is none, and sent to agents with the feature ``group-caps`` only. ``burst_s`` is how
-    many seconds' worth of the rates may pass at once, 0.02 without it; agents of before ignore it. A set
-    above 64 KiB is folded (wire.md), and sent to agents with the feature ``large-caps`` only.
+    many seconds' worth of the rates may pass at once, 0.02 without it; agents of before ignore it.
+    ``peak_ops_per_s`` is how fast operations pass then; it is sent to agents with ``burst-caps`` only, and
+    others are sent no burst in its place. A set above 64 KiB is folded (wire.md), and sent to agents with the
+    feature ``large-caps`` only.
 
     The cost of an I/O is 1 for a read or write (``cost_read``, ``cost_write`` of the export) + bytes / 65,536
     (``cost_bytes`` of the export).
@@ -470,13 +487,13 @@ def _cap(entry: Header, *named: str) -> Header:
     for key in named:
         if not isinstance(entry.get(key), str):
             raise MalformedFrame(f"CAPS entry {excerpt(entry)} names no {key}")
-    for key in (*RATES, BURST):
+    for key in (*RATES, BURST, PEAK):
         if entry.get(key) is not None and not _is_positive(entry[key]):
             raise MalformedFrame(
                 f"CAPS key {key!r} of {excerpt(entry[named[0]])} is {excerpt(entry[key])}, "
                 "expected a positive number"
             )
-    burst = {BURST: entry[BURST]} if entry.get(BURST) is not None else {}
+    burst = {key: entry[key] for key in (BURST, PEAK) if entry.get(key) is not None}
     return {key: entry.get(key) for key in (*named, *RATES)} | burst
 
 

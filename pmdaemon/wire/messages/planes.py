@@ -17,7 +17,7 @@ from pmdaemon.errors import BadCut, ProtocolViolation, WireError
 from pmdaemon.runtime.excerpt import excerpt
 from pmdaemon.wire import cut, frame, names
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.messages.agent import EXPORT_FORM, CapSet
+from pmdaemon.wire.messages.agent import EXPORT_FORM, PLANE_FEATURES, CapSet
 from pmdaemon.wire.messages.base import Header, Key, WireMessage
 from pmdaemon.wire.messages.costs import Costs
 from pmdaemon.wire.messages.thresholds import Thresholds
@@ -33,7 +33,8 @@ class DpHello(WireMessage):
     digest of the part of the agent's configuration that the plane runs with, nil if it was not given one;
     ``problems`` is what of it is not in force, for people. A plane of before sends neither. ``leaving`` says
     that another process serves this plane from now on, and under which name this one can be found until its
-    clients have gone: its control socket is NAME.sock beside the former one.
+    clients have gone: its control socket is NAME.sock beside the former one. ``features`` are those of HELLO
+    that it can do (``client-caps`` and others that are about caps); a plane of before says none.
     """
 
     KIND: ClassVar = Kind.DP_HELLO
@@ -45,6 +46,7 @@ class DpHello(WireMessage):
     config: str | None = None
     problems: Annotated[tuple[str, ...], Key(form="[str]")] = ()
     leaving: Annotated[str | None, Key(is_optional=True)] = None
+    features: Annotated[tuple[str, ...], Key(form="[str]")] = PLANE_FEATURES
 
     @classmethod
     def parse(cls, header: Header, plane: str) -> DpHello:
@@ -66,7 +68,7 @@ class DpHello(WireMessage):
             raise WireError("announces no list of exports")
         pid, listening = header.get("pid", 0), header.get("listening", [])
         config, problems = header.get("config"), header.get("problems", [])
-        leaving = header.get("leaving")
+        leaving, features = header.get("leaving"), header.get("features", [])
         return cls(
             plane=plane,
             pid=pid if isinstance(pid, int) else 0,
@@ -76,6 +78,7 @@ class DpHello(WireMessage):
             config=config if isinstance(config, str) else None,
             problems=tuple(str(item) for item in problems) if isinstance(problems, list) else (),
             leaving=leaving if isinstance(leaving, str) and names.is_name(leaving) else None,
+            features=tuple(map(str, features)) if isinstance(features, list) else (),
         )
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import (
-    Column,
     Connection,
     Engine,
     Executable,
@@ -32,7 +31,7 @@ from sla_server.db import histogram_codec, schema
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import make_engine, translated
 from sla_server.db.partitions import DECISIONS_KEY
-from sla_server.db.queries import explanations, inbox, policies, reports, slices
+from sla_server.db.queries import episodes, explanations, inbox, policies, reports, slices
 from sla_server.db.queries.access import AccessQueries
 from sla_server.db.queries.history import read_history
 from sla_server.db.queries.pages import PageQueries
@@ -316,7 +315,7 @@ class SqlReader:
     ) -> list[Row]:
         """Violation episodes, newest first, of all agreements or one; ``before``: see ``events``."""
         table = schema.episodes
-        statement = self._page(table, "episode_id", limit, before, table.c.opened_us)
+        statement = self._page(table, "episode_id", limit, before, table.c.opened_us, episodes.counted())
         for column, wanted in ((table.c.name, name), (table.c.objective, objective)):
             statement = statement if wanted is None else statement.where(column == wanted)
         statement = statement.where(table.c.closed_us.is_(None)) if open_only else statement
@@ -379,10 +378,11 @@ class SqlReader:
 
     @staticmethod
     def _page(
-        table: Table, key: str, limit: int, before: str | None, time: Column[Any] | None = None
+        table: Table, key: str, limit: int, before: str | None, time: Any = None, rows: Any = None
     ) -> Select[Any]:
         time = table.c.at_us if time is None else time
-        statement = select(table).order_by(time.desc(), table.c[key].desc()).limit(limit)
+        every: Select[Any] = select(table) if rows is None else rows
+        statement = every.order_by(time.desc(), table.c[key].desc()).limit(limit)
         if not before:
             return statement
         at_text, _, key_value = before.partition(":")

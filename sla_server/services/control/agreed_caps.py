@@ -4,7 +4,8 @@ An agreement for all clients caps each of its volumes. One that names clients ca
 its volumes, and nothing else: another agreement may have promised the same volume to other clients. Such a
 cap needs gateways that apply caps of clients. Where one does not, the cap is not applied, and an event says
 so, once until it can be. Of several agreements the lowest cap counts of those in mode enforce: one that is
-only observed hides no other.
+only observed hides no other. Bursts are held to their peak by gateways with ``burst-caps``; through others
+there are none.
 
 State: what is asked for of each volume, and where it cannot be applied. No clock, no I/O. Changed only by the
 controller's one thread.
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from pmdaemon.wire.rates import Rates
+from pmdaemon.wire.rates import DEFAULT_BURST_S, Rates
 from sla_server.agreements.promise import VolumeClass
 from sla_server.services.control.decisions import RaiseEvent
 from sla_server.services.control.inventory import BackendInventory
@@ -29,6 +30,18 @@ class AgreedCap(NamedTuple):
 
     rates: Rates
     sla: str
+
+
+def rates_of(agreed: VolumeClass) -> Rates:
+    """The cap of an agreement.
+
+    At its peak a burst uses up what had accumulated, and what accumulates meanwhile, in just ``burst_s``.
+    """
+    cap, peak, length_s = agreed.cap_iops, agreed.burst_iops, agreed.burst_s
+    if cap is None or peak is None or length_s is None or peak <= cap:
+        return Rates(ops_per_s=cap)
+    at_once_s = max(length_s * (peak - cap) / cap, DEFAULT_BURST_S)
+    return Rates(ops_per_s=cap, burst_s=at_once_s, peak_ops_per_s=peak)
 
 
 class AgreedCaps:
@@ -70,7 +83,7 @@ class AgreedCaps:
         terms, found = self._inventory.terms_of(volume), dict[str, AgreedCap]()
         if terms.caps:
             lowest = self._lowest_last(volume, terms.caps)[-1]
-            found[volume] = AgreedCap(Rates(ops_per_s=lowest.cap_iops), lowest.sla)
+            found[volume] = AgreedCap(rates_of(lowest), lowest.sla)
         if not terms.client_caps:
             return found
         can_cap = self._inventory.is_divided(volume)
@@ -88,7 +101,7 @@ class AgreedCaps:
         for each in self._lowest_last(volume, terms.client_caps):
             for client in sorted(clients):
                 if each.has_client(client):
-                    found[target_of(volume, client)] = AgreedCap(Rates(ops_per_s=each.cap_iops), each.sla)
+                    found[target_of(volume, client)] = AgreedCap(rates_of(each), each.sla)
         return found
 
     def _lowest_last(self, volume: str, classes: Sequence[VolumeClass]) -> list[VolumeClass]:

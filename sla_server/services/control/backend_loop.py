@@ -365,7 +365,7 @@ class BackendControl:
         s = self.settings
         if now_ns < self.quiet_until_ns:
             return NOTHING
-        if self.active and now_ns - self.changed_ns < s.hold_down_s * 1e9:
+        if self.active and now_ns - self.changed_ns < s.hold_down_for(lead.signal.latency_us / 1e6) * 1e9:
             return NOTHING
         factor = min(max(1 / max(lead.signal.r_step, 1e-9), s.decrease_min), s.decrease_max)
         no_effect = self.active and self._had_no_effect(lead)

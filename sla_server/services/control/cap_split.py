@@ -49,7 +49,13 @@ class CapSplit:
         group = group_of(target)
         parts = self._groups.parts(group, {g: carriers[g] for g in recent}) if group else None
         ratios = split(left, recent, self._settings.recent_share_ratio, parts)
-        return {gateway_id: rates.scaled(ratio).at_least(LEAST) for gateway_id, ratio in ratios.items()}
+        plain = rates.without_burst() if rates.peak_ops_per_s is not None else rates
+        return {
+            gateway_id: (plain if carriers[gateway_id].caps_bursts is False else rates)
+            .scaled(ratio)
+            .at_least(LEAST)
+            for gateway_id, ratio in ratios.items()
+        }
 
     def _recent(self, target: str, carriers: Mapping[str, GatewayTable]) -> dict[str, float]:
         """Recent cost rate of a target through each gateway that can be sent its cap.

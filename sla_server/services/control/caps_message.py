@@ -23,8 +23,8 @@ from sla_server.services.control.usage import GatewayTable
 
 HEAD_BYTES: Final = 512
 """Of the header: generation, lease, the gateway's id, the names of the lists, and keys that may be added."""
-ENTRY_BYTES: Final = 114
-"""Of an entry, its names aside: keys, three rates and a burst of 9 bytes, lengths."""
+ENTRY_BYTES: Final = 138
+"""Of an entry, its names aside: keys, four rates and a burst of 9 bytes, lengths."""
 MEMBER_BYTES: Final = 12
 """Of a volume of a group, its name aside: its weight, and lengths."""
 

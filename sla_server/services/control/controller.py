@@ -25,7 +25,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from pmdaemon.wire.cut import Cut
-from pmdaemon.wire.messages.agent import CLIENT_CAPS, GROUP_CAPS, LARGE_CAPS, OTHER_CLIENT_CAPS
+from pmdaemon.wire.messages.agent import BURST_CAPS, CLIENT_CAPS, GROUP_CAPS, LARGE_CAPS, OTHER_CLIENT_CAPS
 from pmdaemon.wire.rates import Rates
 from sla_server.agreements.promise import Promise, VolumeClass
 from sla_server.services.control.agreed_caps import AgreedCaps
@@ -205,6 +205,7 @@ class Controller:
         table, known = self._table(gateway_id), frozenset(features)
         table.caps_clients, table.caps_large = CLIENT_CAPS in known, LARGE_CAPS in known
         table.caps_groups, table.caps_others = GROUP_CAPS in known, OTHER_CLIENT_CAPS in known
+        table.caps_bursts = BURST_CAPS in known
 
     def gateway_up(
         self, gateway_id: str, name: str, exports: Iterable[Mapping[str, Any]], now_ns: int

@@ -336,8 +336,9 @@ def _throttles(
             },
             **{
                 key: row[key]
-                for key in ("ops_per_s", "bytes_per_s", "burst_s", "reason", "victim", "state", "expires_us")
+                for key in ("ops_per_s", "bytes_per_s", "burst_s", "peak_ops_per_s", "reason", "victim")
             },
+            **{key: row[key] for key in ("state", "expires_us")},
             "group_name": throttle.group,
             "members": dict(throttle.weights),
             **_lifted(throttle, policy),

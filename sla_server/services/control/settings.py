@@ -187,6 +187,17 @@ class ControlSettings(StrictModel):
         """Least time between two decreases: max(1 s, 2 polls + drain)."""
         return max(self.hold_down_min_s, 2 * self.poll_interval_s + self.drain_s)
 
+    def hold_down_for(self, latency_s: float) -> float:
+        """The same for a promise whose I/Os take so long.
+
+        At polls below a second a queue has not drained by then: what it holds takes a latency or two. No
+        longer than at polls of a second.
+        """
+        if self.poll_interval_s >= 1:
+            return self.hold_down_s
+        most_s = 2 + self.drain_s
+        return max(self.hold_down_s, min(2 * self.poll_interval_s + 2 * latency_s, most_s))
+
     @property
     def stale_s(self) -> float:
         """Age beyond which a cut is of no use for control."""

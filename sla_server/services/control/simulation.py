@@ -297,7 +297,8 @@ class SimGateway:
         before, self.caps, self._own = self.caps, {}, {}
         for cap in (*decision.caps, *decision.clients):
             target = target_of(cap["volume"], cap.get("client", ""))
-            rates = Rates(cap.get("ops_per_s"), cap.get("bytes_per_s"), cap.get("cost_per_s"))
+            keys = ("ops_per_s", "bytes_per_s", "cost_per_s", "burst_s", "peak_ops_per_s")
+            rates = Rates(*(cap.get(key) for key in keys))
             if not rates.is_open:
                 kept = before.get(target) or RateSet(TAU_NS)
                 kept.set_caps(rates, self.world.now_ns)

@@ -56,16 +56,19 @@ SAME_RATIO: Final = 0.01
 
 def exceeds(rates: Rates, use: Usage | ClientUse, duration_s: float, tolerance: float) -> bool:
     """Whether the newest cut used more than these rates allow; one I/O of slack for the cut's edges."""
-    burst = 1 + (rates.burst_s or DEFAULT_BURST_S) / duration_s + tolerance
-    pairs = (
-        (rates.cost_per_s, use.last_cost_per_s),
-        (rates.ops_per_s, use.last_ops_per_s),
-        (rates.bytes_per_s, use.last_bytes_per_s),
+    burst_s, least_s = rates.burst_s or DEFAULT_BURST_S, DEFAULT_BURST_S
+    checks = (
+        (rates.cost_per_s, use.last_cost_per_s, burst_s),
+        (rates.ops_per_s, use.last_ops_per_s, burst_s),
+        (rates.bytes_per_s, use.last_bytes_per_s, burst_s),
+        (rates.peak_ops_per_s, use.last_ops_per_s, least_s),
     )
     one_io = 1 / duration_s
     return any(
-        cap is not None and used > cap * burst + one_io * (used / max(use.last_ops_per_s, 1e-9))
-        for cap, used in pairs
+        cap is not None
+        and used
+        > cap * (1 + at_once_s / duration_s + tolerance) + one_io * (used / max(use.last_ops_per_s, 1e-9))
+        for cap, used, at_once_s in checks
     )
 
 
@@ -163,8 +166,8 @@ class Throttle:
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Throttle:
         """A throttle as its row has it; of ``decisions``, too, a row was written with these rates."""
-        parts = (row.get(name) for name in ("ops_per_s", "bytes_per_s", "cost_per_s", "burst_s"))
-        rates = Rates(*parts)
+        names = ("ops_per_s", "bytes_per_s", "cost_per_s", "burst_s", "peak_ops_per_s")
+        rates = Rates(*(row.get(name) for name in names))
         return cls(
             throttle_id=row["throttle_id"],
             volume=row["volume"],
@@ -219,6 +222,7 @@ class Throttle:
             "ops_per_s": self.rates.ops_per_s,
             "bytes_per_s": self.rates.bytes_per_s,
             "burst_s": self.rates.burst_s,
+            "peak_ops_per_s": self.rates.peak_ops_per_s,
             "reason": self.reason,
             "text": self.text,
             "victim": self.victim,

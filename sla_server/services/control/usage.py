@@ -307,6 +307,7 @@ class GatewayTable:
     ``caps_others``: whether it applies one cap to all clients that no agreement names; the same.
     ``caps_large``: whether it takes a set of caps above 64 KiB; the same.
     ``caps_groups``: whether it applies caps of groups; the same. ``no_groups``: volumes of which it cannot.
+    ``caps_bursts``: whether it holds bursts to their peak; the same.
     ``starved_ratio``: share of the newest cut in which it was kept waiting for the processor of its host.
     ``io_waited_ratio``: share of the time between the two newest in which tasks of its host waited for I/O.
     """
@@ -323,6 +324,7 @@ class GatewayTable:
     caps_others: bool | None = None
     caps_large: bool | None = None
     caps_groups: bool | None = None
+    caps_bursts: bool | None = None
     no_groups: frozenset[str] = frozenset()
     says_more: bool = False
     tells_kinds: bool = False

@@ -98,7 +98,6 @@ class Judgement:
 
     Attributes:
         rows: slices and events to record, in order
-        bad: (key, start_us, end_us) of slices that turned out bad for the first time
         revised: (start_us, state before, state now) of slices that late data changed, by key
         standings: of every judged objective in force
         changed: those whose status was computed again
@@ -106,7 +105,6 @@ class Judgement:
     """
 
     rows: Rows = field(default_factory=list)
-    bad: list[tuple[Key, int, int]] = field(default_factory=list)
     revised: dict[Key, list[tuple[int, str, str]]] = field(default_factory=dict)
     standings: dict[Key, ObjectiveStatus] = field(default_factory=dict)
     changed: set[Key] = field(default_factory=set)
@@ -394,7 +392,7 @@ class Judge:
         now_us: int,
         result: Judgement,
     ) -> None:
-        track, start_us, end_us = due.track, due.start_us, due.end_us
+        track, start_us = due.track, due.start_us
         row = _slice_row(track, start_us, verdict, lost, now_us)
         before = track.state_of(start_us)
         if due.is_disowned:
@@ -404,8 +402,6 @@ class Judge:
         result.rows.append(("slices", row))
         if before not in ("", verdict.state):
             result.revised.setdefault(track.key, []).append((start_us, before, verdict.state))
-        if verdict.state == "bad" and row["revision"] == 0:
-            result.bad.append((track.key, start_us, end_us))
         self._books.add_slice(track, row)
 
     def _say_without(self, due: _Due, result: Judgement) -> None:
@@ -597,4 +593,5 @@ def _slice_row(track: Track, start_us: int, verdict: SliceVerdict, lost: str, no
         "judged_us": now_us,
         "reason": lost or verdict.reason,
         "measured": verdict.measured,
+        "failed": verdict.failed,
     }

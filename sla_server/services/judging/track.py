@@ -81,7 +81,7 @@ class Judged:
 
 def fingerprint_of(row: Row) -> Fingerprint:
     """What must differ for a new revision."""
-    keys = ("state", "n", "missed", "threshold_us", "inexact", "ours")
+    keys = ("state", "n", "missed", "threshold_us", "inexact", "ours", "failed")
     return tuple(row[key] for key in keys)
 
 

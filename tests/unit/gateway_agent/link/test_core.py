@@ -8,6 +8,7 @@ from gateway_agent.link.spool import Spool
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.agent import PLANE_FEATURES
 from pmdaemon.wire.names import stream_id
 from pmdaemon.wire.session import SessionState
 from tests.support.link import EPOCH, Bench, FakeEnforcer, FakePlane, caps, thresholds, welcome
@@ -640,6 +641,23 @@ def test_what_a_plane_could_not_take_is_an_alert_and_published_once(bench, plane
     assert published == [("tcp:x: cannot listen",)]
     [alert] = bench.server.headers[Kind.ALERT]
     assert (alert["kind"], alert["text"]) == ("reload-incomplete", "tcp:x: cannot listen")
+
+
+def test_a_plane_of_before_takes_away_what_it_cannot_do_and_gives_it_back(bench, plane):
+    """As in an upgrade: the link is new, its plane is not yet. Caps that it skips would be confirmed else."""
+    assert set(PLANE_FEATURES) <= set(bench.server.last(Kind.HELLO)["features"])
+    plane.features = None
+    bench.core.plane_data("nbd-0", plane.hello())
+    with pytest.raises(ServerLost, match="can do has changed"):
+        bench.core.tick()
+    bench.core.server_lost("test")
+    bench.connect_server()
+    assert not set(PLANE_FEATURES) & set(bench.server.last(Kind.HELLO)["features"])
+    bench.core.tick()
+    plane.features = (*PLANE_FEATURES, "one-of-later")
+    bench.core.plane_data("nbd-0", plane.hello())
+    with pytest.raises(ServerLost):
+        bench.core.tick()
 
 
 def test_a_parent_that_hangs_is_told_to_the_server(bench):

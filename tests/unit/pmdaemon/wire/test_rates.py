@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pmdaemon.wire.rates import Gcra
+from pmdaemon.wire.rates import DEFAULT_BURST_S, Gcra, Rates, RateSet
 
 TAU = 20_000_000
 SECOND = 10**9
@@ -83,3 +83,42 @@ def test_tat_never_moves_back(rate, amounts, gaps):
         before, now_ns = gcra.tat_ns, now_ns + gap
         gcra.charge(now_ns, amount)
         assert gcra.tat_ns >= max(before, now_ns)
+
+
+BURST = Rates(ops_per_s=100.0, burst_s=10.0, peak_ops_per_s=300.0)
+
+
+def by_second(rates, start_ns, seconds):
+    """I/Os admitted greedily in each second."""
+    found = [0] * seconds
+    now_ns = start_ns
+    while now_ns < start_ns + seconds * SECOND:
+        now_ns = max(now_ns, rates.ready_ns())
+        if now_ns < start_ns + seconds * SECOND:
+            found[(now_ns - start_ns) // SECOND] += 1
+            rates.charge(now_ns, 4096, 1.0)
+    return found
+
+
+def test_a_burst_passes_at_its_peak_until_it_is_used_up_and_comes_again_after_a_pause():
+    rates = RateSet(TAU)
+    assert rates.set_caps(BURST, 0)
+    found = by_second(rates, SECOND, 10)
+    assert found[:4] == pytest.approx([300] * 4, abs=8)
+    assert sum(found[:5]) == pytest.approx(1_500, abs=10)
+    assert found[5:] == pytest.approx([100] * 5, abs=1)
+    after_half = by_second(rates, 16 * SECOND, 4)  # in 5 s half of it has accumulated
+    assert sum(after_half) == pytest.approx(500 + 400, abs=10)
+
+
+def test_without_its_peak_a_burst_is_not_longer():
+    assert BURST.without_burst() == Rates(ops_per_s=100.0)
+
+
+def test_of_two_caps_the_smaller_peak_and_the_smaller_burst_hold_and_both_are_divided():
+    both = BURST.tighter(Rates(cost_per_s=50.0))
+    assert (both.ops_per_s, both.cost_per_s, both.burst_s) == (100.0, 50.0, DEFAULT_BURST_S)
+    half = BURST.scaled(0.5)
+    assert (half.ops_per_s, half.peak_ops_per_s, half.burst_s) == (50.0, 150.0, 10.0)
+    assert BURST.differs(Rates(100.0, burst_s=10.0, peak_ops_per_s=310.0), 0.01)
+    assert half.at_least(Rates(ops_per_s=400.0)).peak_ops_per_s == 400.0

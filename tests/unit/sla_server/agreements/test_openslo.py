@@ -96,6 +96,15 @@ def test_a_threshold_is_taken_as_milliseconds_and_said_so() -> None:
     assert "op gte" in unmapped
 
 
+def test_what_only_people_read_and_parts_of_composites_are_listed() -> None:
+    objective = {"displayName": "a", "target": 0.9, "indicatorRef": "fast", "compositeWeight": 2}
+    head = slo(objectives=[objective])
+    head["metadata"]["displayName"] = "The shop"
+    _, unmapped = imported(head)
+    for part in ("metadata.displayName", "a: indicatorRef;", "a: compositeWeight;"):
+        assert part in unmapped
+
+
 def test_a_referenced_indicator_is_found_in_the_file() -> None:
     sli = {"apiVersion": "openslo/v1", "kind": "SLI", "metadata": {"name": "fast"}, "spec": {}}
     sli["spec"] = to_openslo(agreement(FULL)).documents[0]["spec"]["indicator"]["spec"]

@@ -261,6 +261,7 @@ def test_failed_ios_may_be_excluded() -> None:
     some = slot(100, counts={(IO_ANY, 12_000): (100, 6, 0, 0, 50, 2)}, errors=50, failed=50, failed_reads=50)
     found = judge_as(keys, some)
     assert (found.n, found.missed, found.state) == (50, 4, "bad")
+    assert found.failed == 50, "a figure of its own"
     fewer = slot(100, counts={(IO_ANY, 12_000): (100, 4, 0, 0, 50, 2)}, errors=50, failed=50, failed_reads=50)
     assert judge_as(keys, fewer).state == "good"
     all_failed = slot(100, counts={(IO_ANY, 12_000): (100, 0, 0, 0, 100, 0)}, errors=100, failed=100)
@@ -272,7 +273,8 @@ def test_failures_of_an_agent_that_does_not_tell_them_by_kind_count_for_each_kin
     assert (found.missed, found.inexact, found.state) == (11, True, "bad")
     told = slot(100, writes=100, errors=11, failed=11, failed_writes=11, counts=BOTH)
     found = judge_as(INDICATORS["latency"], told, io="read")
-    assert (found.state, found.inexact) == ("good", False)
+    assert (found.state, found.inexact, found.failed) == ("good", False, 0)
+    assert judge_as(INDICATORS["latency"], told, io="write").failed == 11
     assert judge_as(INDICATORS["iops"], slot(6000, errors=3)).inexact
 
 

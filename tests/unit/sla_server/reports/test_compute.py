@@ -178,6 +178,16 @@ def test_a_violation_has_a_cause(kind: str, reason: str, cause: str) -> None:
     assert episode.volumes == (["batch"] if cause == "neighbours" else [])
 
 
+def test_a_violation_has_the_slices_that_it_reaches_into_whenever_they_were_judged() -> None:
+    """The last one is judged after it has closed, and one of before is not of it."""
+    opened, closed = DAY + HOUR_US + 30_000_000, DAY + HOUR_US + 150_000_000
+    rows = stored(stored_episodes=[episode_row(opened, closed)])
+    for minute in (59, 60, 62, 63):
+        rows.slices[minute] = slice_row(DAY + minute * MINUTE_US, "bad")
+    (episode,) = report(rows).episodes
+    assert episode.slices_bad == 2
+
+
 def test_a_violation_without_decisions_has_no_known_cause() -> None:
     rows = stored(stored_episodes=[episode_row(DAY + HOUR_US, None)], since_us=DAY + 5 * HOUR_US)
     found = report(rows)

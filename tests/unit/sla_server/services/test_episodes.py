@@ -58,23 +58,13 @@ def test_the_worst_value_is_recorded_while_the_episode_is_open() -> None:
     opened(book)
     assert book.update({KEY: {"state": "violating", "u": 3.1}}, START_US + S) == []
     ((table, row),) = book.update({KEY: {"state": "violating", "u": 8.0}}, START_US + 2 * S)
-    assert (table, row["worst_u"], row["slices_bad"]) == ("episodes", 8.0, 0)
+    assert (table, row["worst_u"]) == ("episodes", 8.0)
 
 
 def test_an_agreement_that_is_gone_closes_its_episode() -> None:
     (_, row), _ = opened(Episodes([], START_US))
     rows = Episodes([row], START_US).update({}, START_US + SETTLE_US)
     assert "no longer in force" in rows[1][1]["text"]
-
-
-def test_bad_slices_that_overlap_are_counted() -> None:
-    book = Episodes([], START_US)
-    assert book.bad_slice(KEY, START_US, START_US + S) == []
-    opened(book)
-    assert book.bad_slice(KEY, START_US - 2 * S, START_US - S) == []
-    ((_, row),) = book.bad_slice(KEY, START_US - S, START_US + S)
-    assert row["slices_bad"] == 1
-    assert book.bad_slice(("silver", "latency"), START_US, START_US + S) == []
 
 
 def test_an_episode_that_the_controller_holds_open_is_not_closed_here() -> None:

@@ -97,6 +97,17 @@ def test_nothing_and_too_much_are_said():
         planned(stored(2), 2_000)
 
 
+def test_a_sample_of_too_much_is_spread_evenly_and_says_what_it_is():
+    found = stored(60, missed=((10, 600, 16), (30, 600, 16), (50, 600, 16)))
+    with pytest.raises(SimulationError, match="--sample"):
+        planned(found, most_ios=10_000)
+    made = planned(found, most_ios=10_000, sample=True)
+    assert list(made.spans) == [(8 * 60.0, 13 * 60.0)]
+    assert any("Simulated are 15 slots of 60" in note for note in made.notes)
+    assert any("A sample: 33% of that time" in note and "18000 I/Os" in note for note in made.notes)
+    assert planned(found, sample=True).notes == planned(found).notes, "nothing has to be left out"
+
+
 def test_the_service_time_comes_out_of_the_latency_it_causes():
     rate = np.array([50.0, 200.0, 400.0])
     for servers in (1, 4):

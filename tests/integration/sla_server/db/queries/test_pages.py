@@ -7,6 +7,7 @@ import json
 import pytest
 
 from sla_server.db.queries import pages as module
+from sla_server.services.store import SqlReads
 from tests.support.samples import (
     T0,
     cuts_message,
@@ -75,6 +76,20 @@ def test_names_of_agreements_in_force(pages):
 def test_violations_that_go_on(pages):
     assert [row["episode_id"] for row in pages.open_episodes(["erp-gold", "none"])] == ["e-2"]
     assert pages.open_episodes([]) == []
+
+
+def test_all_violations_that_go_on_are_found_however_many_they_are(rig):
+    """What services know after a restart: one that was missed would stay open for ever."""
+    many = [
+        (
+            "episodes",
+            {"episode_id": f"e-{n}", "name": f"sla-{n}", "objective": "latency", "opened_us": T0 + n},
+        )
+        for n in range(1_001)
+    ]
+    for first in range(0, len(many), 500):
+        rig.feed(record_message(many[first : first + 500]))
+    assert len(SqlReads(rig.reader).open_episodes()) == 1_001
 
 
 def test_volumes_of_a_page_have_the_sums_of_all(pages, rig):

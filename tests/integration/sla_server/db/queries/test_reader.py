@@ -419,6 +419,27 @@ def test_episodes_of_one_agreement_and_one_of_them(rig):
     }  # fmt: skip
 
 
+def test_an_episode_has_the_bad_slices_that_it_reaches_into_as_they_are_judged_now(rig):
+    """Also those judged after it closed; a revision counts, and what is before or behind it does not."""
+
+    def judged(minute, state, revision=0, objective="latency"):
+        key = {"name": "gold", "objective": objective, "start_us": T0 + minute * MINUTE_US}
+        return "slices", {**key, "revision": revision, "length_us": MINUTE_US, "state": state}
+
+    opened_us, closed_us = T0 + MINUTE_US // 2, T0 + 3 * MINUTE_US
+    one = {"name": "gold", "objective": "latency", "opened_us": opened_us, "closed_us": closed_us}
+    record(
+        rig,
+        ("episodes", {"episode_id": "a", **one}),
+        ("episodes", {"episode_id": "b", **one, "closed_us": None}),
+        ("episodes", {"episode_id": "c", **one, "name": "silver"}),
+        *(judged(minute, "bad") for minute in (-1, 0, 1, 2, 3)),
+        judged(1, "good", 1),
+        judged(2, "bad", objective="iops"),
+    )
+    assert {row["episode_id"]: row["slices_bad"] for row in rig.reader.episodes()} == {"a": 2, "b": 3, "c": 0}
+
+
 def test_slices_are_counted_by_what_is_known_of_them(rig):
     def slice_row(minute, revision, **values):
         key = {"name": "gold", "objective": "latency", "start_us": T0 + minute * MINUTE_US}

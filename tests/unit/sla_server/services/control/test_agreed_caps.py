@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pmdaemon.wire.messages.agent import CLIENT_CAPS
+from pmdaemon.wire.messages.agent import BURST_CAPS, CLIENT_CAPS
+from pmdaemon.wire.rates import Rates
 from sla_server.agreements.promise import Priority, VolumeClass
+from sla_server.services.control.agreed_caps import rates_of
 from sla_server.services.control.targets import client_of, volume_of
 from tests.support.worlds import A, B, Feeder, caps_of, controller, events_of, exports, rows_of, streams
 
@@ -138,3 +140,23 @@ def entries_now(fed: Feeder) -> list[tuple[str, str, float]]:
     fed.step((A, USE, fed.controller.policy.gateways[A].gen))
     issued = fed.controller.policy.gateways[A].issued
     return [(volume_of(t), client_of(t), rates.ops_per_s or 0.0) for t, rates in sorted(issued.items())]
+
+
+BURSTS = VolumeClass("erp-gold", Priority.GOLD, ("erp",), cap_iops=100.0, burst_iops=300.0, burst_s=5.0)
+
+
+def test_a_burst_is_sent_with_its_peak_and_what_accumulates_for_it() -> None:
+    fed = world(BURSTS, features=(CLIENT_CAPS, BURST_CAPS))
+    (entry,) = caps_of(fed.step((A, USE, 0)), A).caps
+    assert (entry["ops_per_s"], entry["peak_ops_per_s"], entry["burst_s"]) == (100.0, 300.0, 10.0)
+
+
+def test_an_agent_that_cannot_hold_a_burst_to_its_peak_is_sent_none() -> None:
+    (entry,) = caps_of(world(BURSTS).step((A, USE, 0)), A).caps
+    assert entry["ops_per_s"] == 100.0
+    assert not entry.keys() & {"peak_ops_per_s", "burst_s"}
+
+
+def test_a_cap_of_bursts_that_are_no_faster_is_a_plain_one() -> None:
+    level = VolumeClass("a", Priority.GOLD, ("erp",), cap_iops=100.0, burst_iops=100.0, burst_s=5.0)
+    assert rates_of(level) == Rates(ops_per_s=100.0)

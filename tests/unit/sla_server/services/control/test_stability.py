@@ -8,18 +8,22 @@ second 5: some 420 I/Os a second. Each world is one seed; the bounds held over m
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
+from benchmarks.sla_scenarios import TRACE_GAPS
 from sla_server.agreements.promise import CurveStep, Priority, Promise, VolumeClass
 from sla_server.services.control.decisions import SetCaps
-from sla_server.services.control.simulation import SimGateway, Simulation
+from sla_server.services.control.settings import ControlSettings
+from sla_server.services.control.simulation import BACKEND, SimGateway, Simulation
 from sla_server.simulate.device import CostPoint, DeviceModel, QueueingDevice
 from sla_server.simulate.figures import ModeFigures, VolumeFigures, figures_of
-from sla_server.simulate.loads import Load
-from sla_server.simulate.run import GeneratedFeed, Plan, made_controller, run_mode
-from sla_server.simulate.setup import Contract
+from sla_server.simulate.loads import Arrival, Load
+from sla_server.simulate.run import GeneratedFeed, Plan, TraceFeed, made_controller, run_mode
+from sla_server.simulate.setup import Contract, Stream
 from tests.support.worlds import promise, volume_class
 
 MOST_TURNS = 4
@@ -62,6 +66,13 @@ def enforced(
         assert volume.turns_a_minute <= MOST_TURNS
         assert volume.least_cost >= volume.floor_cost * 0.99
     return figures, capped
+
+
+def traced(volume: str, gateway_name: str, name: str) -> TraceFeed:
+    """A minute of a trace, as ``bench-sla`` stretches it."""
+    at_s = itertools.accumulate(TRACE_GAPS[name]())
+    found = [Arrival(at, False, 4096) for at in itertools.takewhile(lambda at: at < 60, at_s)]
+    return TraceFeed(Stream(volume, gateway=gateway_name), found)
 
 
 def bad_within(figures: ModeFigures, first: int, last: int) -> int:
@@ -366,3 +377,33 @@ def test_a_client_with_a_new_name_every_few_seconds_gains_nothing_by_it(every_s)
     assert bad_within(figures, 20, 75) <= 4
     assert sum(clients[f"erp/job-{n}"].iops for n in range(len(times))) >= 160
     assert clients["erp/web"].iops >= 18, "one that was there before has its part"
+
+
+def test_recorded_bursts_of_a_neighbour_and_of_a_victim_are_met():
+    """A database's trace in bursts of 1,000 I/Os, and a search engine's, stretched to the victim's rate."""
+    for victim, neighbour, least_iops, most_bad in (
+        (GeneratedFeed(GOLD), traced("greedy", "B", "tpcc-bursts"), 60, 25),
+        (traced("gold", "A", "wsrch"), GeneratedFeed(greedy()), 150, 20),
+    ):
+        made = replace(plan([], 60), feeds=[victim, neighbour], devices={BACKEND: DEVICE})
+        figures, capped = enforced(made)
+        assert [volume.volume for volume in capped] == ["greedy"]
+        assert kept(figures) >= least_iops
+        assert figures.promises[0].bad_s <= most_bad
+
+
+@pytest.mark.parametrize("seed", [1, 3])
+def test_at_polls_of_250_ms_a_queue_that_drains_is_no_reason_for_a_second_cut(seed):
+    """The first cut was enough. With two, half of what the storage has stayed unused for long: 165 I/Os."""
+    gold = GOLD.model_copy(update={"iops": 60.0, "read_fraction": 0.7})
+    loads = [gold, greedy(depth=128, from_s=0, read_fraction=0.7)]
+    disk = DeviceModel(servers=8, spread=0, read=[CostPoint(kib=4, ms=20)])
+    made = replace(
+        plan(loads, 25, seed=seed, promises=[promise(ms=100)]),
+        devices={BACKEND: disk},
+        settings=ControlSettings(poll_interval_s=0.25),
+    )
+    figures, (capped,) = enforced(made)
+    assert capped.least_cost >= 180
+    assert kept(figures) >= 250
+    assert figures.promises[0].bad_s <= 4

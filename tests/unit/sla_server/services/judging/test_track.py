@@ -22,7 +22,7 @@ def made() -> Track:
 
 def verdict(minute: int, state: str = "good") -> dict[str, Any]:
     return {"start_us": at(minute), "state": state, "n": 1, "missed": 0, "threshold_us": 1, "inexact": False,
-            "ours": False}  # fmt: skip
+            "ours": False, "failed": 0}  # fmt: skip
 
 
 def due(track: Track, progress_minutes: float, now_minutes: float) -> list[int]:

@@ -1,0 +1,46 @@
+"""What ``bench-sla`` puts into its rows, and what fio's log says."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import harness, sla
+from benchmarks.fio_load import FioLoad, ios_of
+from benchmarks.sla_scenarios import SCENARIOS
+
+
+def results() -> dict:
+    """Each scenario, back after 2 s; of polls of 250 ms after 1 s."""
+    found = {}
+    for scenario in SCENARIOS:
+        made = sla.Result(4.0, 100.0, 90.0, 0, [1.0 if scenario.interval_s < 1 else 2.0], 0.0, 88.0, 1.0, 1.0)
+        if scenario.has_fault:
+            made.fault = {"shown_after_windows": 2.5, "throttled": False, "slices": ["bad", "bad"]}
+        found[scenario.name] = scenario, made
+    return found
+
+
+def test_all_scenarios_together_fill_every_row():
+    made = sla.values(results())
+    assert {row["key"] for row in harness.rows_for("sla", made) if row["met"] is not True} == set()
+    assert (made["restore_median_s"], made["restore_quick_s"]) == (2.0, 1.0)
+
+
+@pytest.mark.parametrize(("event", "name"), [("hangs", "hang"), ("fails", "fail")])
+def test_a_fault_that_is_never_shown_or_throttled_for_is_missed(event, name):
+    found = results()
+    _, made = next(each for each in found.values() if each[0].event == event)
+    made.fault = {"shown_after_windows": None, "throttled": True, "slices": ["good", "bad"]}
+    missed = {row["key"] for row in harness.rows_for("sla", sla.values(found)) if not row["met"]}
+    assert missed == {f"{name}_windows", f"{name}_throttled", f"{name}_bad_slices_ratio"}
+
+
+def test_ios_of_a_log_of_fio_are_on_the_monotonic_clock():
+    (io,) = ios_of("1700000000250, 50000000, 0, 4096, 8192, 0\n", 1_699_999_000.0)
+    assert (io.due_s, io.end_s) == (pytest.approx(1000.2), pytest.approx(1000.25))
+    assert ios_of("", 0.0) == []
+
+
+def test_fio_is_given_the_export_of_one_client(tmp_path):
+    command = FioLoad(tmp_path / "a.nbd", "erp-db@batch", 1, 32).command(tmp_path)
+    assert f"--uri=nbd+unix:///erp-db%40batch?socket={tmp_path}/a.nbd" in command
