@@ -97,12 +97,12 @@ const COLUMNS = [
 const rank = (row) => (NEEDS_A_LOOK.indexOf(row.state) + 4) % 4; // others last, else as they come: by name
 const ranked = (snapshot) => [...snapshot.slas].sort((one, other) => rank(one) - rank(other));
 
-// Why the first of those that need a look are as they are; of what has changed since, nothing is said.
+// Why the first of those that need a look, and are in force, are as they are; of what has changed since, nothing is said.
 async function loadWhys() {
   if (!seesAll || !page.snapshot || document.hidden || Date.now() < page.whysMs) return;
   const beganMs = Date.now();
   page.whysMs = Infinity;
-  const rows = ranked(page.snapshot).slice(0, MOST_WHYS).filter((row) => NEEDS_A_LOOK.includes(row.state));
+  const rows = ranked(page.snapshot).slice(0, MOST_WHYS).filter((row) => NEEDS_A_LOOK.includes(row.state) && page.facts.has(keyOf(row)));
   const said = await Promise.all(rows.map(async (row) => [keyOf(row), {state: row.state, headline: await headlineOf("sla", row.name, row.objective)}]));
   page.whys = new Map(said);
   page.whysMs = Date.now() + Math.max(REFRESH_MS, REST * (Date.now() - beganMs));
@@ -260,6 +260,7 @@ export function onSnapshot(snapshot) {
     page.selected = worst ? keyOf(worst) : null;
   }
   draw();
+  loadWhys();
 }
 
 // For whom and since when, of those that are shown; violations that go on.
@@ -271,7 +272,6 @@ async function loadFacts() {
         since_us: row.since_us}]));
   }
   if (episodes) page.episodes = episodes.items;
-  loadWhys();
   loadTimeline();
   if (!promises && shell.isStale()) {
     const answer = await read("/processes");

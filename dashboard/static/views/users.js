@@ -4,7 +4,7 @@
 import {ask} from "../ask.js";
 import {call, read} from "../api.js";
 import {code} from "../cells.js";
-import {element, setBadge, setText} from "../dom.js";
+import {element, fillTable, setBadge, setText} from "../dom.js";
 import {startForm} from "../form.js";
 import * as f from "../format.js";
 import {startList} from "../list.js";
@@ -36,11 +36,12 @@ function fillRole(td, row) {
   setText(td.lastChild, row.labels || (row.role === "viewer" ? "all agreements" : ""));
 }
 
-async function sessionsOf(name) {
+async function ends(name) {
   const answer = await read(`/sessions?account=${encodeURIComponent(name)}&limit=1`);
-  return answer ? `${f.plural(answer.count, "session", "sessions")} of ${name}` : `all sessions of ${name}`;
+  const whose = answer ? `${f.plural(answer.count, "session")} of ${name}` : `All sessions of ${name}`;
+  const verb = answer?.count === 1 ? "ends" : "end";
+  return `${whose} ${verb}${name === page.account() ? ": you are signed out, too." : " at once."}`;
 }
-const ends = async (name) => `${await sessionsOf(name)} ${name === page.account() ? "end: you are signed out, too." : "end at once."}`;
 
 const asked = (title, label, words, send, said) => ask(page, {title, button: label, words, send,
   done: () => { page.notice(said); list.refresh(); }});
@@ -48,7 +49,7 @@ const asked = (title, label, words, send, said) => ask(page, {title, button: lab
 const signOut = ({name}) => asked(`Sign ${name} out everywhere?`, "Sign out", () => ends(name),
   () => call("DELETE", `/sessions?account=${encodeURIComponent(name)}`), `${name} is signed out everywhere.`);
 const disable = ({name}) => asked(`Disable ${name}?`, "Disable",
-  async () => `${name} cannot sign in any more, ${await ends(name)} API tokens that ${name} made are worth nothing meanwhile.`,
+  async () => `${name} cannot sign in any more. ${await ends(name)} API tokens that ${name} made are worth nothing meanwhile.`,
   () => call("PUT", at("users", name), {enabled: false}), `${name} is disabled.`);
 const enable = ({name, role, labels}) => asked(`Enable ${name}?`, "Enable", `${name} may sign in again, and ${may(role, labels)}.`,
   () => call("PUT", at("users", name), {enabled: true}), `${name} is enabled.`);
@@ -161,6 +162,13 @@ const tokens = (dialogs) => ({path: "/tokens", title: "API tokens", addLabel: "M
   ]});
 
 let shown = null;
+const maySee = () => isAdmin() || (shown.path === "/sessions" && Boolean(page.role()));
+
+function showWhyNot() {
+  const words = page.role() ? [`${shown.title} are shown to administrators alone. You are ${page.role()}.`]
+    : [`${shown.title} are not shown to everybody: `, element("a", {href: "/login"}, "sign in"), "."];
+  fillTable($("users"), shown.columns, [], shown.keyOf, () => words);
+}
 
 export function start(shell) {
   page = shell;
@@ -173,11 +181,15 @@ export function start(shell) {
   }
   $("users-add").addEventListener("click", () => shown.add());
   setText($("users-add"), shown.addLabel);
-  list = startList({...shown, id: "users", fields: {show: "accounts", match: "", offset: "0"}, mine: ["show"]});
 }
 
+// Nothing is asked for that would be refused: who looks is known first.
 export function onSession() {
   $("users-add").hidden = !(isAdmin() && shown.addLabel);
   setText($("users-about"), shown.about());
-  list.refresh();
+  $("users-form").hidden = !maySee();
+  if (!maySee() && list) location.reload();
+  else if (!maySee()) showWhyNot();
+  else if (list) list.refresh();
+  else list = startList({...shown, id: "users", fields: {show: "accounts", match: "", offset: "0"}, mine: ["show"]});
 }
