@@ -734,6 +734,7 @@ class FakeSource:
                             "sla": "erp-gold",
                             "objective": "latency",
                             "cost_per_s": 900.0,
+                            "points": 1_204,
                             "reason": "largest load at which the promise was kept",
                         }
                     ],
