@@ -10,7 +10,7 @@ REAL := tests/crash tests/e2e tests/integration
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 unexport PYTHONDONTWRITEBYTECODE # some hundred interpreters start: each would compile everything again
-.PHONY: help demo demo-cluster test test-loaded setup setup-bench crash crash-events chaos fuzz bench-mailbox bench-queue bench-poll bench-fleet bench-spark bench-spark_large bench-spark_fleet fmt lint types check unit bench docs wheel deb deb-try clean
+.PHONY: help demo demo-cluster test test-loaded setup setup-bench crash crash-events chaos fuzz bench-mailbox bench-queue bench-poll bench-fleet bench-spark bench-spark_large bench-spark_fleet fmt lint types check unit bench docs wheel deb deb-try screenshots clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -117,6 +117,10 @@ docs: setup ## regenerate the configuration reference, the messages, the schema,
 	@$(PY) -m docs.events
 	@$(PY) -m docs.man
 	@$(PY) -m docs.measurements
+
+screenshots: setup ## each view of the page in docs/screenshots: wide and phone, light and dark
+	@mkdir -p docs/screenshots
+	@SLA_SCREENSHOTS=$(CURDIR)/docs/screenshots $(PY) -m pytest -q tests/e2e/test_views.py -k each_view
 
 wheel: setup ## the wheel, in dist
 	@deploy/wheel.sh dist

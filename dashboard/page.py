@@ -24,7 +24,7 @@ from sla_server.api.context import AppContext
 from sla_server.api.security import PAGE
 
 REPORTS: Final = "reports"
-ABOUT_ALL: Final = (REPORTS, HARMS, SHARED_USE)
+ABOUT_ALL: Final = (HARMS, SHARED_USE)
 """Blueprints whose pages are about all agreements and volumes."""
 ABOUT_MORE: Final = "This account sees its own agreements alone, and this is about more than them."
 FREE: Final = ("page.static", "page.plotly_script")
@@ -76,18 +76,19 @@ def plotly_script() -> Response:
 def guard_page(context: AppContext) -> Callable[[], Any]:
     """Where reading needs a login, pages send those without one to the form.
 
-    Views that are about more than an account with labels sees are refused to it, and so are reports and the
-    graphs of who hurt or slowed whom; the other views draw no link to them.
+    Views that are about more than an account with labels sees are refused to it, and so are the graphs of who
+    hurt or slowed whom; the other views draw no link to them. Reports are those of its own agreements.
     """
 
     def check() -> Any:
-        if request.blueprint not in (page.name, *ABOUT_ALL) or request.endpoint in FREE:
+        if request.blueprint not in (page.name, REPORTS, *ABOUT_ALL) or request.endpoint in FREE:
             return None
         if not context.guard.may_read(request):
             return redirect("/login", 303)
         principal = context.guard.admit(request, PAGE)
         g.sees_own = principal is not None and bool(principal.labels)
-        if request.blueprint in ABOUT_ALL and context.scopes.of(principal) is not None:
+        g.scope = None if request.blueprint == page.name else context.scopes.of(principal)
+        if request.blueprint in ABOUT_ALL and g.scope is not None:
             abort(403, ABOUT_MORE)
         return None
 

@@ -1,5 +1,7 @@
 """The pages of reports: the list of those that were issued, and one of them, or one that is computed now.
 
+An account with labels has those of its own agreements, as copies without names of others (``g.scope``).
+
 A report's page is the same self-contained document that ``sla report -o html`` writes. It has one inline
 style, which its Content-Security-Policy names by its digest; nothing else of the policy is loosened.
 """
@@ -10,15 +12,15 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
 
-from flask import Blueprint, Response, abort, render_template, request
+from flask import Blueprint, Response, abort, g, render_template, request
 from pydantic import ValidationError
 
 from dashboard.views import VIEWS
 from sla_server.api.context import AppContext
 from sla_server.api.errors import ApiError
-from sla_server.api.handlers.reports import computed, found_report
+from sla_server.api.handlers.reports import computed, copy_of, found_report, listed_reports
 from sla_server.api.security import HEADERS
-from sla_server.reports.document import IssuedReport
+from sla_server.reports.document import IssuedReport, canonical
 from sla_server.reports.html import STYLE_SOURCE, as_html
 from sla_server.reports.text import as_csv
 from sla_server.reports.words import percent
@@ -47,13 +49,15 @@ def _listed(context: AppContext) -> Callable[[], str]:
         name = request.args.get("name", "")[:200]
         before = request.args.get("before", "")
         number = int(before) if before.isdecimal() and len(before) < 10 else None
-        rows = context.source.reports.issued(PAGE_ROWS, number, name or None)
+        sees_own = g.scope is not None
+        rows, following = listed_reports(context, PAGE_ROWS, number, name or None, g.scope)
         return render_template(
             "reports.html",
-            views=[each for each in VIEWS if not each.above],
+            views=[each for each in VIEWS if not each.above and (each.own or not sees_own)],
+            sees_own=sees_own,
             rows=rows,
             name=name,
-            next=rows[-1]["number"] if len(rows) == PAGE_ROWS else None,
+            next=following,
             is_first=number is None,
             day=_day,
             percent=percent,
@@ -67,7 +71,9 @@ def _one(context: AppContext) -> Callable[[str], Response]:
         """An issued report as it was issued; ``.csv`` and ``.json`` behind its id for programs."""
         name, form = _form_of(report_id)
         try:
-            row = found_report(context, name)
+            row = found_report(context, name, g.scope)
+            if g.scope is not None:
+                return _copy(copy_of(row), form, row["digest"])
         except ApiError as exc:
             abort(exc.status, exc.detail)
         if form == "json":
@@ -83,11 +89,21 @@ def _one(context: AppContext) -> Callable[[str], Response]:
     return one
 
 
+def _copy(issued: IssuedReport, form: str, digest: str) -> Response:
+    """What an account with labels gets of an issued report."""
+    if form == "html":
+        return _page(as_html(issued.content, issued, digest, is_copy=True))
+    text = as_csv(issued.content) if form == "csv" else canonical(issued).decode()
+    return _file(text, form, f"{issued.report_id}-copy")
+
+
 def _computed(context: AppContext) -> Callable[[], Response]:
     def of_period() -> Response:
         """A report of a period as it is known now."""
         try:
-            content = computed(context, request.args.get("name", ""), request.args.get("period") or "last")
+            content = computed(
+                context, request.args.get("name", ""), request.args.get("period") or "last", g.scope
+            )
         except ApiError as exc:
             abort(exc.status, exc.detail)
         return _page(as_html(content))

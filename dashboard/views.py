@@ -44,7 +44,8 @@ VIEWS: Final = (
     PageView("events", "/events", "Events"),
     PageView("approvals", "/approvals", "Approvals"),
     PageView("jobs", "/jobs", "Jobs"),
-    PageView("reports", "/reports", "Reports", elsewhere=True),
+    PageView("reports", "/reports", "Reports", elsewhere=True, own=True),
     PageView("audit", "/audit", "Audit"),
+    PageView("users", "/users", "Users"),
 )
 """In the order of the navigation."""

@@ -16,10 +16,10 @@ import {startZone} from "./zone.js";
 const $ = (id) => document.getElementById(id);
 const STALE_MS = 5000;
 const REFRESH_MS = 5000;
-const page = {snapshot: null, takenMs: Date.now(), connection: "connecting", signedIn: false, labels: "", notice: "",
+const page = {snapshot: null, takenMs: Date.now(), connection: "connecting", signedIn: false, role: "", account: "", labels: "", notice: "",
   database: "", old: null, isOld: false};
 const shell = {name: document.body.dataset.name, title: document.body.dataset.title, signedIn: () => page.signedIn, labels: () => page.labels,
-  notice, said, isStale};
+  role: () => page.role, account: () => page.account, notice, said, isStale};
 const view = await import(`./views/${document.body.dataset.view}.js`);
 
 // Between two questions about the server's health nothing new is known of it.
@@ -112,6 +112,8 @@ async function loadSession() {
   const answer = await read("/session");
   if (answer?.login_needed) location.assign("/login");
   page.signedIn = Boolean(answer?.signed_in) && answer.role !== "viewer"; // whether it may change something
+  page.role = answer?.signed_in ? answer.role : "";
+  page.account = answer?.account || "";
   page.labels = answer?.labels || ""; // of an account that sees its own agreements alone
   const node = $("session");
   if (answer?.signed_in) node.replaceChildren(`signed in: ${answer.who} (${answer.role}) `, element("button", {type: "button", onclick: signOut}, "Sign out"));

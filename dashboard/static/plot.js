@@ -45,3 +45,37 @@ export async function drawLines(node, lines, {from, to, suffix = "", most, least
     yaxis: {...axes(), range: [least, top], nticks: 5, ticksuffix: suffix, fixedrange: true},
   }, {displayModeBar: false, responsive: true});
 }
+
+const CURVE_STEPS = 80;
+
+// points: [[load, share of the promised latency, isotonic fit]]; queueing: [base, slope, limit] or null; capacity and load
+// in weighted I/Os a second, or null.
+export async function drawCapacity(node, {points, queueing, capacity, load}) {
+  const Plotly = await loadPlotly();
+  const loads = points.map(([x]) => x);
+  const right = Math.max(...loads, capacity ?? 0, load ?? 0) * 1.05;
+  const percent = (values) => values.map((value) => value * 100);
+  const top = Math.max(120, Math.min(200, 100 * Math.max(...points.map(([, y]) => y)))) * 1.05;
+  const about = "%{x:.4~g} weighted IOPS: %{y:.3~g} %<extra></extra>";
+  const traces = [
+    {name: "seen", x: loads, y: percent(points.map(([, y]) => y)), mode: "markers", marker: {color: colour("accent"), size: 7}, hovertemplate: about},
+    {name: "fitted: more load is never faster", x: loads, y: percent(points.map(([, , fit]) => fit)), mode: "lines",
+      line: {color: colour("accent"), width: 2}, hovertemplate: about}];
+  if (queueing) {
+    const [base, slope, limit] = queueing;
+    const end = Math.min(right, limit * 0.99);
+    const at = Array.from({length: CURVE_STEPS + 1}, (_, index) => end * index / CURVE_STEPS);
+    traces.push({name: "fitted: a queue", x: at, y: percent(at.map((x) => base + slope * (x / limit) / (1 - x / limit))), mode: "lines",
+      line: {color: colour("warn"), width: 1.5, dash: "dash"}, hovertemplate: about});
+  }
+  const upright = (name, x, tone, dash) => ({name, x: [x, x], y: [0, top], mode: "lines", hovertemplate: `${name}: %{x:.4~g}<extra></extra>`,
+    line: {color: colour(tone), width: 2, dash}});
+  if (capacity) traces.push(upright("what it can take", capacity, "bad", "solid"));
+  if (load != null) traces.push(upright("load now", load, "ok", "dot"));
+  await Plotly.react(node, traces, {...layout(), showlegend: true, hovermode: "closest",
+    legend: {orientation: "h", y: 1.02, yanchor: "bottom", x: 0}, margin: {l: 60, r: 8, t: 66, b: 42},
+    shapes: [{type: "line", xref: "paper", x0: 0, x1: 1, y0: 100, y1: 100, line: {color: colour("soft"), width: 1, dash: "dot"}}],
+    xaxis: {...axes(), range: [0, right], title: {text: "weighted IOPS", standoff: 4}, showgrid: false, fixedrange: true},
+    yaxis: {...axes(), range: [0, top], ticksuffix: " %", nticks: 6, fixedrange: true},
+  }, {displayModeBar: false, responsive: true});
+}

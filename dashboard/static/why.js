@@ -79,6 +79,10 @@ async function refresh() {
   showAnswer("why", answer);
 }
 
+// The answer of now in a sentence; "" if there is none.
+export const headlineOf = (kind, name, objective) => call("GET", question({kind, name, objective}))
+  .then(({body}) => plain(body.headline), () => "");
+
 // What a view says of the thing it shows, now.
 export function startInline(prefix, what) {
   let next = 0;

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from sla_server.api.route import LIMIT, ApiRoute, Query
+from sla_server.api.route import LIMIT, LIMIT_MAX, ApiRoute, Query
 
 CHAIN_MAX: Final = 1000
+MATCH: Final = Query("match", "string", "Only those whose name has this in it, whatever the case.")
+PAGE: Final = (
+    Query("offset", "integer", "Rows before the page; default 0.", least=0, most=(1 << 31) - 1),
+    Query("limit", "integer", "Rows a page; default: all.", least=1, most=LIMIT_MAX),
+)
 ACCESS_ROUTES: Final = (
     ApiRoute(
         "GET",
@@ -39,7 +44,7 @@ ACCESS_ROUTES: Final = (
         "/sessions",
         "sessions",
         "Sessions of browsers that have not ended: one's own, for an administrator all.",
-        (Query("account", "string", "Only those of this account."),),
+        (Query("account", "string", "Only those of this account."), MATCH, *PAGE),
         items="sessions",
         personal=True,
         scope="free",
@@ -108,7 +113,15 @@ ACCESS_ROUTES: Final = (
         changes=True,
         role="admin",
     ),
-    ApiRoute("GET", "/users", "users", "Accounts, without their passwords.", items="accounts", role="admin"),
+    ApiRoute(
+        "GET",
+        "/users",
+        "users",
+        "Accounts, without their passwords.",
+        (MATCH, *PAGE),
+        items="accounts",
+        role="admin",
+    ),
     ApiRoute("POST", "/users", "add_user", "Make an account.", body="NewUser", changes=True, role="admin"),
     ApiRoute(
         "PUT",
@@ -138,7 +151,13 @@ ACCESS_ROUTES: Final = (
         scope="free",
     ),
     ApiRoute(
-        "GET", "/tokens", "tokens", "API tokens in use, without secrets.", items="api_tokens", role="admin"
+        "GET",
+        "/tokens",
+        "tokens",
+        "API tokens in use, without secrets.",
+        (MATCH, *PAGE),
+        items="api_tokens",
+        role="admin",
     ),
     ApiRoute(
         "POST",

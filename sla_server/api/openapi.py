@@ -48,6 +48,10 @@ SCHEMAS: Final[dict[str, Any]] = {
         "required": ["digest", "report"],
         "properties": {
             "digest": {"type": "string", "description": "SHA-256 of the report, written out canonically"},
+            "is_copy": {
+                "type": "boolean",
+                "description": "Names of others are left out; `digest` is that of the whole report.",
+            },
             "report": inlined_schema(IssuedReport),
         },
     },

@@ -23,6 +23,7 @@ REPORT_ROUTES: Final = (
             ),
         ),
         schema="Report",
+        scope="report",
     ),
     ApiRoute(
         "GET",
@@ -35,13 +36,16 @@ REPORT_ROUTES: Final = (
             Query("before", "integer", "The `next` of the page before.", least=1, most=MOST_NUMBER),
         ),
         items="reports",
+        scope="reports",
     ),
     ApiRoute(
         "GET",
         "/reports/{report_id}",
         "report",
-        "One issued report, by its id or number, as it was issued; with its digest.",
+        "One issued report, by its id or number, as it was issued, with its digest; accounts with labels get "
+        "a copy without names of others (`is_copy`).",
         schema="IssuedReport",
+        scope="report",
     ),
     ApiRoute(
         "GET",
@@ -49,6 +53,7 @@ REPORT_ROUTES: Final = (
         "report_verification",
         "Whether a report is what was issued, adds up, and is what stored slices and raw counters give.",
         schema="Verification",
+        scope="report",
     ),
     ApiRoute(
         "GET",

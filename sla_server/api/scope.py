@@ -56,8 +56,14 @@ SHOWN: Final = {
         )
     ),
     "events": frozenset(("event_id", "at_us", "kind", "severity", "element", "subject", "cursor")),
+    "reports": frozenset(
+        (
+            *("number", "report_id", "name", "period", "revises", "revision", "from_us", "to_us"),
+            *("issued_us", "is_preliminary", "digest", "summary"),
+        )
+    ),
 }
-"""Of rows that control and delivery write, which grow columns: these and no other."""
+"""Of rows that grow columns: these and no other."""
 OWN_REASON: Final = ABOUT_OTHERS - {"reason"}
 """Of a judged slice the reason is its own: slow, few I/Os, no samples."""
 COUNTED: Final = {
@@ -83,7 +89,7 @@ class LabelScope:
     """Agreements and volumes of one selector. Immutable."""
 
     def __init__(self, labels: str, rows: Collection[Mapping[str, Any]]) -> None:
-        wanted = parse_labels(labels)
+        wanted = self._wanted = parse_labels(labels)
         patterns: set[str] = set()
         names: set[str] = set()
         for row in rows:
@@ -104,6 +110,10 @@ class LabelScope:
     def has_agreement(self, name: object) -> bool:
         """Whether an agreement is theirs."""
         return name in self.agreements
+
+    def has_labels(self, labels: Mapping[str, str] | None) -> bool:
+        """Whether something with these labels is theirs; None: it is not known, so it is not."""
+        return labels is not None and selects(self._wanted, labels)
 
     def _has_event(self, row: Row) -> bool:
         element, subject = row.get("element"), str(row.get("subject"))
@@ -129,8 +139,8 @@ class LabelScope:
 
     def filtered(self, route: ApiRoute, response: Response) -> Response:
         """The answer with what is theirs."""
-        if route.scope in ("free", "stream") or response.status_code != 200:
-            return response  # a stream asks ``live`` for each of its events
+        if route.scope in ("free", "stream", "report") or response.status_code != 200:
+            return response  # a stream asks ``live`` for each of its events, a report is made for them
         body = json.loads(response.get_data())
         is_theirs = self._tests()
         if route.scope == "live":
@@ -179,6 +189,7 @@ class LabelScope:
             "volumes": lambda row: self.has_volume(row.get("volume")),
             "throttles": lambda row: self.has_volume(row.get("volume")),
             "events": self._has_event,
+            "reports": lambda row: self.has_labels(row["labels"]),
         }
 
     def live(self, snapshot: Row) -> Row:

@@ -29,7 +29,7 @@ Statistics, 7; Kuensch, The jackknife and the bootstrap for general stationary o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -60,6 +60,7 @@ HUBER_ROUNDS: Final = 8
 LEAST_SCALE: Final = 0.05  # of X: differences below are noise of the measurement
 MOST_MISFIT: Final = 0.35  # median of the relative residuals; above, the curve is of another form
 LEAST_CURVE: Final = 0.5  # of the isotonic estimate, likewise
+DRAWN_POINTS: Final = 40  # of a curve that people look at: some 800 bytes of a policy's report
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,7 @@ class Capacity:
         isotonic, bound, queueing: what the value was chosen from; None where there is none.
         reason: how it was chosen, or why there is none.
         unlimited: the promise was kept at every load seen.
+        curve: the points and what was fitted to them; None with too few.
     """
 
     cost_per_s: float | None
@@ -105,6 +107,22 @@ class Capacity:
     bound: float | None = None
     queueing: float | None = None
     unlimited: bool = False
+    curve: CapacityCurve | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityCurve:
+    """What the capacity was read from, for people to look at.
+
+    Attributes:
+        points: (load, percentile / X there, isotonic fit of that), by load; ``DRAWN_POINTS`` at most, each
+            the mean of some bins.
+        queueing: base, slope and limit of the queueing curve; None where it was not fitted, or does not
+            describe the points.
+    """
+
+    points: tuple[tuple[float, float, float], ...]
+    queueing: tuple[float, float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,16 +173,20 @@ def capacity(seen: Intervals) -> Capacity:
     load, counted, missed = bins.load, bins.counted.sum(axis=0), bins.missed.sum(axis=0)
     most = most_missed(seen.allowed_ratio)
     kept = isotonic(missed / counted, counted) <= most
+    shown = _curve_points(seen, bins) if 0.0 < seen.allowed_ratio < 1.0 else None
     if kept.all():
         reason = "the promise was kept at every load seen: no limit is known"
-        return Capacity(None, points, highest, reason, highest_kept=float(load[-1]), unlimited=True)
+        found = Capacity(None, points, highest, reason, highest_kept=float(load[-1]), unlimited=True)
+        return replace(found, curve=_drawn(shown, None))
     if not kept.any():
         reason = "the promise was broken at every load seen: no load to recommend"
-        return Capacity(None, points, highest, reason)
+        return Capacity(None, points, highest, reason, curve=_drawn(shown, None))
     estimate = float(load[kept].max())
     bound = _lower_bound(bins, most, estimate) if points >= MIN_BOUND_POINTS else None
-    curve = _curve_estimate(seen, bins, estimate)
-    return _choose(points, highest, estimate, bound, curve)
+    queueing = _described(shown)
+    crossing = _curve_estimate(queueing, estimate, float(load[-1]))
+    found = _choose(points, highest, estimate, bound, crossing)
+    return replace(found, curve=_drawn(shown, queueing))
 
 
 def _choose(
@@ -385,16 +407,33 @@ def _curve_points(seen: Intervals, bins: _Bins) -> tuple[Floats, Floats, Floats]
     return bins.load[good], ratio[good], weight[good]
 
 
-def _curve_estimate(seen: Intervals, bins: _Bins, estimate: float) -> float | None:
-    """Where the queueing curve meets the margin; None where it does not describe the points."""
-    if not 0.0 < seen.allowed_ratio < 1.0:
+def _described(shown: tuple[Floats, Floats, Floats] | None) -> QueueingCurve | None:
+    """The queueing curve of such points; None where it does not describe them."""
+    if shown is None or len(shown[0]) < MIN_CURVE_BINS:
         return None
-    load, ratio, weight = _curve_points(seen, bins)
-    if len(load) < MIN_CURVE_BINS:
-        return None
+    load, ratio, weight = shown
     scale = np.maximum(isotonic(ratio, weight), LEAST_SCALE)
     curve = queueing_curve(load, ratio, scale, weight)
-    found = curve.load_at(MARGIN)
-    if found is None or curve.misfit > MOST_MISFIT or found < LEAST_CURVE * estimate:
+    return None if curve.misfit > MOST_MISFIT else curve
+
+
+def _curve_estimate(curve: QueueingCurve | None, estimate: float, highest: float) -> float | None:
+    """Where the queueing curve meets the margin; None where it does not, or far from the estimate."""
+    found = curve.load_at(MARGIN) if curve is not None else None
+    return None if found is None or found < LEAST_CURVE * estimate else min(found, highest)
+
+
+def _drawn(
+    shown: tuple[Floats, Floats, Floats] | None, queueing: QueueingCurve | None
+) -> CapacityCurve | None:
+    if shown is None or not len(shown[0]):
         return None
-    return min(found, float(bins.load[-1]))
+    load, ratio, weight = shown
+    fitted = isotonic(ratio, weight)
+    points = []
+    for part in np.array_split(np.arange(len(load)), min(DRAWN_POINTS, len(load))):
+        means = (float(np.average(each[part], weights=weight[part])) for each in (load, ratio, fitted))
+        x, y, fit = (float(f"{value:.4g}") for value in means)
+        points.append((x, y, fit))
+    form = None if queueing is None else (queueing.base, queueing.slope, queueing.limit)
+    return CapacityCurve(tuple(points), form)

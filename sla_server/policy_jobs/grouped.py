@@ -8,6 +8,7 @@ Workers import this module: it must be installed there, or sent along.
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
@@ -48,8 +49,10 @@ CAPACITY: Final = pa.schema(
         ("queueing", pa.float64()),
         ("unlimited", pa.bool_()),
         ("reason", pa.string()),
+        ("curve", pa.string()),
     ]
 )
+"""``curve``: JSON of a ``capacity.CapacityCurve``; empty: there is none."""
 COST: Final = pa.schema(
     [
         ("backend", pa.string()),
@@ -188,7 +191,9 @@ def capacity_of(points: pa.Table) -> pa.Table:
     at_us = points["at_us"].to_numpy().astype(np.int64)
     found = capacity(Intervals(load, counted, missed, points["allowed"][0].as_py(), at_us=at_us))
     keys = {name: points[name][0].as_py() for name in ("backend", "sla", "objective", "step")}
-    return pa.Table.from_pylist([{**keys, **asdict(found)}], schema=CAPACITY)
+    row = {**keys, **asdict(found)}
+    row["curve"] = json.dumps(row["curve"]) if found.curve is not None else ""
+    return pa.Table.from_pylist([row], schema=CAPACITY)
 
 
 def cost_of(slots: pa.Table) -> pa.Table:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import re
 import shutil
@@ -65,6 +66,7 @@ EX_UNAVAILABLE: Final = 69
 EX_TEMPFAIL: Final = 75
 BURST_DAYS: Final = 7  # slots of a volume come to one call: a week of minutes is 10,000
 ROWS_AT_A_TIME: Final = 10_000  # of caps as Python objects
+MOST_CURVES: Final = 1000  # some 1 MB of a report
 STOP_S: Final = 4  # less than the supervisor waits
 STOPPED: Final = 128 + signal.SIGTERM
 NICER: Final = 10  # as the systemd unit: whatever else this machine does goes first
@@ -93,6 +95,7 @@ class Found:
     Attributes:
         caps: columns of ``grouped.CAPS``.
         capacity: one row a (backend, promise, step of its curve).
+        curves: of the most loaded of them what people look at, see ``split_curves``.
         costs: one row a backend.
         harms: one row for each volume that hurt a promise.
         bursts: one row for each volume with a cap.
@@ -103,6 +106,7 @@ class Found:
     costs: list[dict[str, Any]]
     harms: list[dict[str, Any]] = field(default_factory=list)
     bursts: list[dict[str, Any]] = field(default_factory=list)
+    curves: list[dict[str, Any]] = field(default_factory=list)
 
     def cap_rows(self) -> Iterator[dict[str, Any]]:
         """The caps, as ``PolicyStore.publish`` takes them, some at a time."""
@@ -144,9 +148,8 @@ def compute(spark: SparkSession, rows: inputs.Statistics, read: inputs.JobInputs
     loads = transforms.backend_slots(slots)
     points = transforms.promise_points(loads, rows.missed, promised).cache()
     try:
-        capacity = [
-            model.with_former(row, read.former_capacity) for row in _sorted(grouped.capacities(points))
-        ]
+        seen, curves = split_curves(_sorted(grouped.capacities(points)))
+        capacity = [model.with_former(row, read.former_capacity) for row in seen]
         costs = _sorted(grouped.costs(transforms.cost_slots(loads)))
         hours = transforms.volume_slots(rows.hours, streams, "hour_us")
         zones, learned, coming = (
@@ -167,7 +170,7 @@ def compute(spark: SparkSession, rows: inputs.Statistics, read: inputs.JobInputs
         found = Found(caps.sort_by([("volume", "ascending"), ("hour_of_week", "ascending")]), capacity, costs)
         intervals = transforms.intervals_to_attribute(points, promised)
         harms = _sorted(grouped.harms(intervals, transforms.uses_of_backends(slots, intervals)), 5)
-        return replace(found, harms=harms, bursts=_bursts(spark, slots, found, read.hours))
+        return replace(found, harms=harms, bursts=_bursts(spark, slots, found, read.hours), curves=curves)
     finally:
         points.unpersist()
         slots.unpersist()
@@ -183,6 +186,20 @@ def _bursts(spark: SparkSession, slots: DataFrame, found: Found, hours: HourTabl
         F.broadcast(spark.createDataFrame([(name,) for name in capped], "volume string")), "volume"
     )
     return _sorted(grouped.bursts(some, hours.half_life_days, hours.end_us), 2) if capped else []
+
+
+def split_curves(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows of CAPACITY without their curves, and the curves.
+
+    Every reader of a policy reads its whole report, so of a large fleet there are ``MOST_CURVES``: those
+    whose highest load comes nearest to their capacity, or exceeds it.
+    """
+    plain = [{key: value for key, value in row.items() if key != "curve"} for row in rows]
+    drawn = [row for row in rows if row["curve"]]
+    drawn.sort(key=lambda row: -row["highest_load"] / (row["cost_per_s"] or math.inf))
+    keys = ("backend", "sla", "objective", "step")
+    curves = [{**{key: row[key] for key in keys}, **json.loads(row["curve"])} for row in drawn[:MOST_CURVES]]
+    return plain, curves
 
 
 def _sorted(frame: DataFrame, columns: int = 4) -> list[dict[str, Any]]:
@@ -284,6 +301,7 @@ def run(config: configuration.ResolvedConfig, who: str, now_us: int | None = Non
         job["seconds"] = round(time.monotonic() - started_s, 1)
         report = {
             "capacity": found.capacity,
+            "curves": found.curves,
             "cost_model": found.costs,
             "harms": found.harms,
             "bursts": found.bursts,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from sla_server.agreements import compliance as sums_from
 from sla_server.agreements.compliance import Terms, period_budget, terms_by_version, terms_of
@@ -369,8 +369,3 @@ def _notes(inputs: ReportInputs, slices: Iterable[ObjectiveSlices]) -> list[str]
     if down_s:
         notes.append(f"the server itself was down for {duration(down_s)} of the period")
     return notes
-
-
-def plain(content: ReportContent) -> dict[str, Any]:
-    """As JSON values."""
-    return content.model_dump(mode="json", by_alias=True)

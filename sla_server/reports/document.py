@@ -327,11 +327,15 @@ class IssuedReport(_Part):
     content: ReportContent
 
 
+def plain(value: BaseModel) -> dict[str, Any]:
+    """As JSON values."""
+    return value.model_dump(mode="json", by_alias=True)
+
+
 def canonical(value: BaseModel) -> bytes:
     """The one way in which a report is written out: keys in order, no spaces, UTF-8."""
-    plain = value.model_dump(mode="json", by_alias=True)
     return json.dumps(
-        plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+        plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     ).encode()
 
 

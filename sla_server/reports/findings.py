@@ -98,11 +98,11 @@ def _cause(row: Row, end_us: int, inputs: ReportInputs, bad: Sequence[Row]) -> t
     if "unattributed" in kinds:
         return "elsewhere", "slowing down its neighbours did not help: the cause was elsewhere", slowed
     if slowed:
-        return "neighbours", f"others used the same storage; slowed down for it: {_named(slowed)}", slowed
+        return "neighbours", f"others used the same storage; slowed down for it: {named(slowed)}", slowed
     if decided:
         users = _users(decided, inputs.name)
         if users:
-            return "neighbours", f"others used the same storage most: {_named(users)}", users
+            return "neighbours", f"others used the same storage most: {named(users)}", users
     since_us = inputs.decisions_from_us
     if since_us is None or row["opened_us"] < since_us:
         return "unknown", "what the server found then is no longer stored", []
@@ -133,7 +133,7 @@ def _users(decided: Iterable[Row], name: str) -> list[str]:
     return []
 
 
-def _named(names: Sequence[str]) -> str:
+def named(names: Sequence[str]) -> str:
     rest = len(names) - MOST_NAMED
     return ", ".join(names[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 

@@ -60,8 +60,10 @@ def _environment() -> Environment:
     return made
 
 
-def as_html(content: ReportContent, issued: IssuedReport | None = None, digest: str = "") -> str:
-    """The page."""
+def as_html(
+    content: ReportContent, issued: IssuedReport | None = None, digest: str = "", *, is_copy: bool = False
+) -> str:
+    """The page; ``is_copy``: names of others are left out, so it has another digest than the document."""
     tz = content.period.tz
     return (
         _environment()
@@ -70,6 +72,7 @@ def as_html(content: ReportContent, issued: IssuedReport | None = None, digest: 
             content=content,
             issued=issued,
             digest=digest,
+            is_copy=is_copy,
             css=Markup(_CSS),  # noqa: S704 - our own file
             span=partial(_span, tz),
             moment=partial(_moment, tz),

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from pydantic import ValidationError
 
 from sla_server.agreements.difference import differences
-from sla_server.reports.compute import LATE_US, compute_report, plain
+from sla_server.reports.compute import LATE_US, compute_report
 from sla_server.reports.document import (
     IssuedReport,
     ReportContent,
     RevisedField,
     canonical,
     digest_of,
+    plain,
 )
 from sla_server.reports.errors import NothingToReport, NotYetFinal
 from sla_server.reports.inputs import read_inputs, versions_of
@@ -150,7 +151,7 @@ def _check_still_stored(before: IssuedReport, content: ReportContent) -> None:
 
 
 def summary_of(content: ReportContent) -> dict[str, Any]:
-    """What lists and the event about it show."""
+    """What lists and the event about it show, and whose it is."""
     own = content.period.from_us, content.period.to_us
     credit = next(
         (each.credit for each in content.credits.periods if (each.from_us, each.to_us) == own), None
@@ -169,6 +170,7 @@ def summary_of(content: ReportContent) -> dict[str, Any]:
         "credit": credit if content.credits.penalties else None,
         "episodes": len(content.episodes),
         "customer": content.agreement.customer,
+        "labels": content.agreement.labels,
     }
 
 

@@ -108,19 +108,25 @@ def _iso(at_us: int, tz: str) -> str:
 # -- Text
 
 
-def as_text(content: ReportContent, issued: IssuedReport | None = None, digest: str = "") -> str:
-    """For a terminal of 80 columns and more."""
-    return "\n".join(_lines(content, issued, digest)) + "\n"
+def as_text(
+    content: ReportContent, issued: IssuedReport | None = None, digest: str = "", *, is_copy: bool = False
+) -> str:
+    """For a terminal of 80 columns and more; ``is_copy``: names of others are left out."""
+    return "\n".join(_lines(content, issued, digest, is_copy=is_copy)) + "\n"
 
 
-def _lines(content: ReportContent, issued: IssuedReport | None, digest: str) -> Iterator[str]:
+def _lines(
+    content: ReportContent, issued: IssuedReport | None, digest: str, *, is_copy: bool
+) -> Iterator[str]:
     agreement, period, tz = content.agreement, content.period, content.period.tz
     yield f"{agreement.name}, {period.text}: {span(period.from_us, period.to_us, tz)} ({tz})"
     if agreement.customer:
         yield f"for {agreement.customer} by {agreement.provider}; {agreement.priority}, {agreement.window}"
     if issued is not None:
         yield f"report {issued.report_id}, number {issued.number}, issued {moment(issued.issued_us, tz)}"
-        yield f"SHA-256 {digest}"
+        yield f"SHA-256 {digest}" + (" of the whole report; this is a copy" if is_copy else "")
+        if is_copy:
+            yield "without the names of neighbours and of people of the provider"
         if issued.revises:
             yield f"it takes the place of {issued.revises}:"
             yield from (f"  {each.field}: {each.before} -> {each.after}" for each in issued.revised)

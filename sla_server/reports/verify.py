@@ -22,8 +22,8 @@ from pydantic import ValidationError
 
 from sla_server.agreements.credits import penalty_for
 from sla_server.agreements.difference import differences
-from sla_server.reports.compute import compute_report, plain
-from sla_server.reports.document import IssuedReport, ReportContent, digest_of
+from sla_server.reports.compute import compute_report
+from sla_server.reports.document import IssuedReport, ReportContent, digest_of, plain
 from sla_server.reports.errors import ReportError
 from sla_server.reports.inputs import MOST_SLICES, ReportInputs, read_inputs
 from sla_server.reports.issue import summary_of

@@ -262,6 +262,39 @@ def test_maintenance_silence_throttle_and_mode_say_what_they_do(site: Site, page
     assert others == [("throttle_set", expected), ("mode", {"mode": "observe", "backend": "disk-0"})]
 
 
+def test_a_policy_is_rolled_back_or_pinned_after_it_was_said_what_comes_of_it(
+    site: Site, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (third,) = site.source.policies()
+    rows = [third, {**third, "version": 2, "state": "superseded"}]
+    monkeypatch.setattr(site.source, "policies", lambda limit=20: rows[:limit])
+    with page() as driver:
+        driver.get(f"{site.url}policies/3")
+        until(driver, lambda: "sla login" in text(driver, "#session"), "it is known who looks")
+        assert not driver.find_element(By.ID, "roll-back").is_displayed()
+        sign_in(driver, site, "policies/3")
+        wait_for(driver, "#roll-back", visible=True)
+        assert not driver.find_element(By.ID, "unpin").is_displayed()
+        driver.find_element(By.ID, "roll-back").click()
+        says(driver, "#ask-dialog", "version 2 is in force again", "Caps of 1 volume differ from then on.")
+        confirm(driver, "#ask-dialog")
+        until(driver, lambda: "Version 3 is rolled back." in text(driver, "#banner"), "it is said")
+        driver.find_element(By.ID, "pin").click()
+        says(driver, "#ask-dialog", "Version 3 is in force from now on, whatever is published")
+        rows[0] = {**third, "state": "pinned"}
+        confirm(driver, "#ask-dialog")
+        wait_for(driver, "#unpin", visible=True)
+        assert not driver.find_element(By.ID, "roll-back").is_displayed(), "what is pinned is unpinned first"
+        driver.find_element(By.ID, "unpin").click()
+        says(driver, "#ask-dialog", "Version 3 is the newest: it stays in force")
+        confirm(driver, "#ask-dialog")
+        until(driver, lambda: len(operations(site)) == 3, "all three were asked for")
+        assert console_errors(driver) == []
+    bodies = [(header["op"], header["body"]) for header in site.mailbox.posted]
+    pins = [("policy_pin", {"version": 3}), ("policy_pin", {"version": None})]
+    assert bodies == [("policy_rollback", {"version": 3}), *pins]
+
+
 PRESS = "document.getElementById('throttle-form').requestSubmit();"
 
 
@@ -300,6 +333,103 @@ def test_without_the_right_to_change_there_is_no_form(site: Site, page: Page) ->
             assert not driver.find_element(By.CSS_SELECTOR, css).is_displayed(), view
         driver.get(f"{site.url}apply")
         wait_for(driver, "#not-here", visible=True)
+
+
+def press(driver: Chrome, row: str, label: str) -> None:
+    """The button of that label in the row of a user, a session or a token."""
+    until(
+        driver,
+        lambda: driver.find_elements(By.XPATH, f"//tr[@data-user='{row}']//button[text()='{label}']"),
+        f"{label} of {row}",
+    )
+    driver.find_element(By.XPATH, f"//tr[@data-user='{row}']//button[text()='{label}']").click()
+
+
+def confirm(driver: Chrome, dialog: str) -> None:
+    driver.find_element(By.CSS_SELECTOR, f"{dialog} [type=submit]").click()
+    until(
+        driver,
+        lambda: not driver.find_element(By.CSS_SELECTOR, dialog).get_property("open"),
+        f"{dialog} ends",
+    )
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_an_administrator_adds_changes_and_shuts_out_who_may_come_in(
+    site: Site, page: Page, width: int
+) -> None:
+    with page(width, 1000, dark=width < 1000) as driver:
+        sign_in(driver, site, "users")
+        wait_for(driver, "#users-add", visible=True)
+        driver.find_element(By.ID, "users-add").click()
+        fill(driver, "#user-add-form", name="glo", password="six large pelicans", labels="customer=acme")
+        says(driver, "#user-add-dialog", "glo may sign in", "agreements with customer=acme alone")
+        picture(driver, f"users-add-{width}")
+        fill(driver, "#user-add-form", role="admin")
+        driver.find_element(By.CSS_SELECTOR, "#user-add-form [type=submit]").click()
+        until(driver, lambda: "so its role is viewer" in text(driver, "#user-add-form .problem"), "refused")
+        fill(driver, "#user-add-form", role="viewer")
+        confirm(driver, "#user-add-dialog")
+        wait_for(driver, "[data-user=glo]")
+        assert "customer=acme" in text(driver, "[data-user=glo]")
+        press(driver, "ann", "Change…")
+        fill(driver, "#user-change-form", role="viewer")
+        says(
+            driver, "#user-change-dialog", "ann was operator, and reads, and asks what would be from now on."
+        )
+        says(driver, "#user-change-dialog", "1 session of ann end")
+        confirm(driver, "#user-change-dialog")
+        press(driver, "ann", "Disable…")
+        says(driver, "#ask-dialog", "ann cannot sign in any more")
+        confirm(driver, "#ask-dialog")
+        until(driver, lambda: "disabled" in text(driver, "[data-user=ann]"), "the state of ann")
+        assert "viewer" in text(driver, "[data-user=ann]")
+        press(driver, "glo", "Sign out…")
+        says(driver, "#ask-dialog", "0 sessions of glo end at once.")
+        confirm(driver, "#ask-dialog")
+        picture(driver, f"users-{width}")
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= width
+        driver.find_element(By.LINK_TEXT, "API tokens").click()
+        wait_for(driver, "#users-add", visible=True)
+        assert driver.current_url.endswith("/users?show=tokens")
+        press(driver, "70c3", "Revoke…")
+        says(driver, "#ask-dialog", "Programs that use this token (viewer, made by ann) are refused at once.")
+        confirm(driver, "#ask-dialog")
+        until(
+            driver, lambda: not driver.find_elements(By.CSS_SELECTOR, "[data-user='70c3']"), "it is revoked"
+        )
+        driver.find_element(By.ID, "users-add").click()
+        fill(driver, "#token-form", name="grafana", days="30")
+        says(driver, "#token-dialog", "Who has the token of grafana reads, and asks what would be, until")
+        driver.find_element(By.CSS_SELECTOR, "#token-form [type=submit]").click()
+        wait_for(driver, "#secret-dialog[open]")
+        until(driver, lambda: text(driver, "#secret").startswith("sla_"), "its secret, this once")
+        assert violations(driver) == []
+        picture(driver, f"users-token-{width}")
+        driver.find_element(By.ID, "secret-close").click()
+        until(driver, lambda: driver.find_element(By.ID, "secret").get_property("textContent") == "", "gone")
+        driver.find_element(By.LINK_TEXT, "Sessions").click()
+        wait_for(driver, "#users tbody [data-user]")
+        until(driver, lambda: "this browser" in text(driver, "#users"), "the session that looks")
+        picture(driver, f"users-sessions-{width}")
+        assert violations(driver) == []
+        assert [line for line in console_errors(driver) if "400" not in line] == [], "but for what was refused"
+    actions = [header["body"]["action"] for header in site.mailbox.recorded]
+    wanted = ["user-add", "user-change", "user-change", "sessions-end", "token-revoke", "token-create"]
+    assert [each for each in actions if each in wanted] == wanted
+
+
+def test_who_is_no_administrator_sees_their_own_sessions_alone(site: Site, page: Page) -> None:
+    with page() as driver:
+        operator = Principal("ann", Role.operator, account="ann")
+        driver.get(f"{site.url}login?code={site.server.context.logins.issue(operator)}")
+        driver.find_element(By.ID, "sign-in").click()
+        until(driver, lambda: "signed in" in text(driver, "#session"), "signed in")
+        driver.get(f"{site.url}users")
+        until(driver, lambda: "are shown to administrators alone" in text(driver, "#users"), "why not")
+        assert not driver.find_element(By.ID, "users-add").is_displayed()
+        driver.find_element(By.LINK_TEXT, "Sessions").click()
+        until(driver, lambda: "this browser" in text(driver, "#users"), "their own")
 
 
 def test_enter_in_the_note_of_an_approval_decides_nothing(site: Site, page: Page) -> None:
@@ -346,6 +476,17 @@ def test_an_account_with_labels_is_told_nothing_of_what_it_does_not_see(site: Si
             assert [
                 each.text for each in driver.find_elements(By.CSS_SELECTOR, ".why") if each.is_displayed()
             ] == []
+        driver.find_element(By.LINK_TEXT, "Reports").click()
+        wait_for(driver, "h1")
+        driver.find_element(By.LINK_TEXT, "erp-gold-2026-12").click()
+        until(driver, lambda: "neighbour 1" in text(driver, "body"), "the copy of its report")
+        for shown in (text(driver, "body"), driver.page_source):
+            assert "batch" not in shown
+        driver.back()
+        picture(driver, "customer-reports")
+        for address, status in driver.execute_async_script(ANSWERS):
+            assert status == 200, f"{address} of the reports"
+        assert violations(driver) == []
 
 
 def test_an_account_with_labels_is_shown_nothing_as_known_that_it_is_not_told(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -41,6 +42,7 @@ READY = {
     "approvals": "[data-approval='5c0f']",
     "jobs": "[data-job=j-1]",
     "audit": "[data-entry=a-1]",
+    "users": "#users .empty",
 }
 """What a view shows once it has its data."""
 SAYS = {
@@ -53,8 +55,13 @@ SAYS = {
     "approvals": ("mode enforce on the server (now observe)", "zoe"),
     "jobs": ("it helps", "version 3"),
     "audit": ("token", "mode"),
+    "users": ("Accounts", "sign in"),
 }
 """Words that a view must have."""
+FOLDER = os.environ.get("SLA_SCREENSHOTS", "")
+"""Where pictures go: ``make screenshots``."""
+LOOKS = [(1280, False), (390, True), *([(1280, True), (390, False)] if FOLDER else [])]
+"""Width, and whether it is dark."""
 DRAWN = """return [...document.querySelectorAll('.plot, #plot')].every((each) =>
   !each.offsetParent || each.querySelector('.main-svg'))"""
 
@@ -76,7 +83,7 @@ def path_of(key: str) -> str:
     return path.replace("<name>", THINGS.get(key, ""))[1:]
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+@pytest.mark.parametrize(("width", "dark"), LOOKS)
 def test_each_view_is_within_its_width_and_says_what_it_should(
     site: Site, page: Page, width: int, dark: bool
 ) -> None:
@@ -91,8 +98,8 @@ def test_each_view_is_within_its_width_and_says_what_it_should(
             for words in SAYS.get(view.key, ()):
                 until(driver, lambda words=words: words in text(driver), f"{view.key}: {words}")
             until(driver, lambda: driver.execute_script(DRAWN), "the charts are drawn")
-            if folder := os.environ.get("SLA_SCREENSHOTS"):
-                picture(driver, Path(folder) / f"{view.key}-{width}.png", width)
+            if FOLDER:
+                picture(driver, view.key, width, dark=dark)
             assert driver.execute_script("return document.documentElement.scrollWidth") <= width, view.key
             current = driver.find_elements(By.CSS_SELECTOR, "header nav [aria-current]")
             assert [link.text for link in current] == [
@@ -106,20 +113,53 @@ def test_each_view_is_within_its_width_and_says_what_it_should(
             assert wide == [], view.key
             found[view.key] = violations(driver)
             assert console_errors(driver) == [], view.key
-        for path in ("reports", "login"):
+        for path in ("reports", "reports/erp-gold-2026-12", "login"):
             driver.get(f"{site.url}{path}")
             found[path] = violations(driver)
+            if FOLDER:
+                picture(driver, "report" if "/" in path else path, width, dark=dark)
     assert {key: lines for key, lines in found.items() if lines} == {}, "what axe-core finds"
 
 
-def picture(driver: Chrome, path: Path, width: int) -> None:
-    """A PNG of the whole view."""
+def picture(driver: Chrome, key: str, width: int, *, dark: bool) -> None:
+    """A picture of the whole view, as docs/screenshots has it."""
     height = driver.execute_script("return document.documentElement.scrollHeight")
     metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    driver.save_screenshot(str(path))
+    taken = driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "webp", "quality": 70})
+    name = f"{key}-{'phone' if width < 1000 else 'wide'}-{'dark' if dark else 'light'}.webp"
+    (Path(FOLDER) / name).write_bytes(base64.b64decode(taken["data"]))
     metrics["height"] = 900
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+
+def test_the_overview_says_why_and_when(site: Site, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the row of a promise what was found of it; below, when who was held back and what was violated."""
+    slas = [{**api.snapshot()["slas"][0], "state": "violating", "latency_us": 15_100}]
+    site.snapshot = lambda at_us: api.snapshot(at_us, slas=slas)
+    opened_us = api.NOW_US + site.source.shift_us - 300_000_000
+    episode = {**api.EPISODE, "opened_us": opened_us, "closed_us": opened_us + 200_000_000}
+    monkeypatch.setattr(site.source, "episodes", lambda *_asked, **_more: [episode])
+    with page() as driver:
+        driver.get(site.url)
+        wait_for(driver, "[data-sla='erp-gold/latency'] .because")
+        until(
+            driver,
+            lambda: "erp-gold/latency is " in text(driver, "[data-sla='erp-gold/latency'] .because"),
+            "why, without a click",
+        )
+        wait_for(driver, "#timeline rect.violated")
+        wait_for(driver, "#timeline rect.throttled")
+        label = "return document.querySelector(arguments[0]).closest('svg').getAttribute('aria-label')"
+        assert "violated " in driver.execute_script(label, "rect.violated")
+        assert ", 3 min: 3 bad slices, at worst 2.3 times" in driver.execute_script(label, "rect.violated")
+        assert "held to 290 weighted IOPS" in driver.execute_script(label, "rect.throttled")
+        place = "return Number(document.querySelector(arguments[0]).getAttribute('x'))"
+        assert driver.execute_script(place, "rect.violated") < driver.execute_script(place, "rect.throttled")
+        driver.find_element(By.LINK_TEXT, "7 days").click()
+        until(driver, lambda: driver.current_url.endswith("/?span=7d"), "the range is in the address")
+        assert violations(driver) == []
+        assert console_errors(driver) == []
 
 
 def test_a_list_has_its_state_in_its_address(site: Site, page: Page) -> None:
@@ -244,6 +284,16 @@ def test_the_views_of_one_thing_lead_to_each_other(site: Site, page: Page) -> No
         driver.find_element(By.LINK_TEXT, "disk-0").click()
         wait_for(driver, "[data-member=erp-db]")
         assert driver.current_url == f"{site.url}backends/disk-0"
+        wait_for(driver, "#curve-plot .main-svg")
+        drawn = "return document.getElementById('curve-plot').data.map((line) => [line.name, line.x[0]])"
+        until(
+            driver, lambda: len(driver.execute_script(drawn)) == 5, "points, two fits, what it can take, now"
+        )
+        assert driver.execute_script(drawn)[3:] == [["what it can take", 900], ["load now", 371]]
+        assert "the load is 371 weighted IOPS now" in text(driver, "#curve-title")
+        driver.find_element(By.LINK_TEXT, "curve").send_keys(Keys.ENTER)
+        until(driver, lambda: driver.current_url.endswith("?curve=erp-gold%2Flatency%2F0"), "its address")
+        driver.back()
         driver.find_element(By.CSS_SELECTOR, "#capacity a").click()
         wait_for(driver, "#heat .b2 button")
         assert driver.current_url == f"{site.url}agreements/erp-gold?objective=latency"

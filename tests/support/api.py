@@ -693,6 +693,7 @@ class FakeSource:
     ) -> list[dict[str, Any]]:
         self._row("throttles", in_force, limit, before)
         row = {"throttle_id": "t-1", "volume": "batch", "state": "seen", "cost_per_s": 290.0}
+        row |= {"requested_us": NOW_US + self.shift_us - 42_000_000, "released_us": None}
         return [] if before else [{**row, "cursor": f"{NOW_US}:t-1"}][:limit]
 
     def events(
@@ -733,7 +734,19 @@ class FakeSource:
                             "sla": "erp-gold",
                             "objective": "latency",
                             "cost_per_s": 900.0,
+                            "points": 1_204,
                             "reason": "largest load at which the promise was kept",
+                        }
+                    ],
+                    "curves": [
+                        {
+                            "backend": "disk-0",
+                            "sla": "erp-gold",
+                            "objective": "latency",
+                            "points": [
+                                [100.0 * at, 0.3 / (1 - at / 11), 0.3 / (1 - at / 11)] for at in range(1, 10)
+                            ],
+                            "queueing": [0.0, 0.3, 1100.0],
                         }
                     ],
                     "harms": [_harm("crm", 0.2, reason="only 12 intervals, 30 needed"), _harm("batch", 0.7)],

@@ -186,8 +186,15 @@ class StoredRows:
 
     # -- Issued reports
 
-    def issued(self, limit: int = 100, before: int | None = None, name: str | None = None) -> list[Row]:
+    def issued(
+        self,
+        limit: int = 100,
+        before: int | None = None,
+        name: str | None = None,
+        names: Collection[str] | None = None,
+    ) -> list[Row]:
         rows = [row for row in self.issued_rows if name in (None, row["name"])]
+        rows = [row for row in rows if names is None or row["name"] in names]
         rows = [row for row in rows if before is None or row["number"] < before]
         listed = sorted(rows, key=lambda row: -int(row["number"]))[:limit]
         return [{key: value for key, value in row.items() if key != "body"} for row in listed]
@@ -196,6 +203,13 @@ class StoredRows:
         return next(
             (row for row in self.issued_rows if report_id in (row["report_id"], str(row["number"]))), None
         )
+
+    def report_bodies(self, numbers: Collection[int]) -> dict[int, str]:
+        return {row["number"]: row["body"] for row in self.issued_rows if row["number"] in numbers}
+
+    def ended_agreements(self) -> list[Row]:
+        newest = {row["name"]: row for row in self.versions}
+        return [row for row in newest.values() if row["ended_us"] is not None]
 
     def issued_after(self, number: int, limit: int) -> list[Row]:
         return [row for row in self.issued_rows if row["number"] > number][:limit]

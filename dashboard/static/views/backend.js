@@ -1,11 +1,13 @@
 // One backend: what it carries now, what it can take, who shares it and what control did there.
 
+import {follow, startAddress} from "../address.js";
 import {call, read} from "../api.js";
 import {agreementAddress, volumeAddress} from "../cells.js";
 import {element, fillTable, setBadge, setText} from "../dom.js";
 import {startForm} from "../form.js";
 import * as f from "../format.js";
 import {showDecisions, showFigures, showMissing, showVolumes} from "../parts.js";
+import {drawCapacity} from "../plot.js";
 
 const $ = (id) => document.getElementById(id);
 const LIVE_MS = 3000;
@@ -16,6 +18,9 @@ const STEPS = "start,pre-position,decrease,increase,release,unattributed,infeasi
 let name = "";
 let shell = null;
 let row = null;
+let address = null;
+
+const keyOf = (one) => `${one.sla}/${one.objective}/${one.step ?? 0}`;
 
 function showCapacity(row) {
   fillTable($("capacity"), [
@@ -24,8 +29,28 @@ function showCapacity(row) {
     }},
     {label: "At most", cls: "num", title: f.WEIGHTED, text: (one) => (one.cost_per_s == null ? "not known" : f.weighted(one.cost_per_s))},
     {label: "Because", cls: "wrap full", text: (one) => f.plain(one.reason) || f.DASH},
-  ], row.capacity, (one) => `${one.sla}/${one.objective}/${one.step ?? 0}`, () =>
+    {label: "", cls: "full", fill: (td, one) => {
+      const isDrawn = row.curves.some((curve) => keyOf(curve) === keyOf(one));
+      if (isDrawn && !td.firstChild) td.append(follow(address, element("a", {"aria-label": `Curve of ${one.sla}/${one.objective}`}, "curve"), {curve: keyOf(one)}));
+    }},
+  ], row.capacity, keyOf, () =>
     ["Not known yet: the policy job finds it from stored load and latencies. Run it: ", element("code", {}, "sla policy run")]);
+}
+
+// The curve that the address names, else that of the least capacity: what was seen, what was fitted, and where it is now.
+function showCurve() {
+  const drawn = row.capacity.filter((one) => row.curves.some((curve) => keyOf(curve) === keyOf(one)));
+  const least = [...drawn].sort((one, other) => (one.cost_per_s ?? Infinity) - (other.cost_per_s ?? Infinity))[0];
+  const chosen = drawn.find((one) => keyOf(one) === address.get().curve) || least;
+  $("curve").hidden = !chosen;
+  if (!chosen || document.hidden) return;
+  const load = row.live?.cost_per_s;
+  const step = chosen.step ? `, step ${chosen.step + 1} of its curve` : "";
+  const most = chosen.cost_per_s == null ? "no limit is known" : `the promise is kept up to ${f.weighted(chosen.cost_per_s)}`;
+  setText($("curve-title"), `${chosen.sla}/${chosen.objective}${step}: latency, as a share of what is promised, by the load of all volumes together. `
+    + `${f.count(chosen.points)} intervals were seen (dots are means of them); ${most}${load == null ? "" : `, and the load is ${f.weighted(load)} now`}.`);
+  const curve = row.curves.find((one) => keyOf(one) === keyOf(chosen));
+  drawCapacity($("curve-plot"), {...curve, capacity: chosen.cost_per_s, load});
 }
 
 // Which promise's capacity the load is nearest to.
@@ -56,6 +81,7 @@ async function loadLive() {
     ["Mode", row.mode || "the server's", row.mode ? "its own" : ""],
     ["Volumes", f.count(row.volume_count), row.policy_version ? `capacity by policy ${row.policy_version}` : ""]]);
   showCapacity(row);
+  showCurve();
   setText($("all-members"), row.volume_count > MEMBERS ? `All ${f.count(row.volume_count)} volumes` : "As a list with filters");
   return true;
 }
@@ -104,6 +130,7 @@ export function onSession() {
 export async function start(around) {
   shell = around;
   name = shell.name;
+  address = startAddress({curve: ""}, null, () => { if (row) showCurve(); });
   $("mode-open").addEventListener("click", startForm(shell, $("backend-mode-dialog"), {
     consequence: modeWords, send: ({mode}) => call("PUT", "/mode", {mode, backend: name}), done: loadLive}));
   $("all-members").href = `/volumes?backend=${encodeURIComponent(name)}`;

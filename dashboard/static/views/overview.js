@@ -1,20 +1,30 @@
 // The overview: which promises need a look, for whom, since when and what the server does; then its own health.
 
+import {follow, startAddress} from "../address.js";
 import {read} from "../api.js";
 import {backendAddress, code, fillAgreement, fillBudget, fillEvents, fillState, keyOf, measuredPair, promisedPair,
-  factsNow, volumeAddress, whyLink} from "../cells.js";
+  factsNow, seesAll, volumeAddress, whyLink} from "../cells.js";
 import {addPoint, drawChart, drawSpark, hasTrend, loadTrend, spanMs} from "../chart.js";
 import {element, fillList, fillTable, setBadge, setText} from "../dom.js";
 import * as f from "../format.js";
+import {drawTimeline} from "../timeline.js";
+import {headlineOf} from "../why.js";
 
 const $ = (id) => document.getElementById(id);
 const MOST_ROWS = 50; // those that need a look; all others are a step away
 const MOST_EVENTS = 12;
 const REFRESH_MS = 5000;
+const MOST_WHYS = 4; // rows that say why at once: a question each
+const REST = 10; // times what the last answers took: of a very large installation some seconds
+const HOUR_MS = 3600e3;
+const SPANS = {"1h": ["1 hour", HOUR_MS], "6h": ["6 hours", 6 * HOUR_MS], "24h": ["24 hours", 24 * HOUR_MS], "7d": ["7 days", 168 * HOUR_MS]};
+const TIMELINE_ROWS = 1000;
 const NEEDS_A_LOOK = ["violating", "at-risk", "no-data"];
 const ACTIVE = new Set(["requested", "sent", "confirmed", "seen"]);
-const page = {snapshot: null, selected: null, facts: new Map(), episodes: [], policy: null};
+const page = {snapshot: null, selected: null, facts: new Map(), episodes: [], policy: null, whys: new Map(), whysMs: 0,
+  past: null};
 let shell = null;
+let address = null;
 
 function totalsOf(snapshot) {
   const totals = snapshot.totals || {};
@@ -73,18 +83,33 @@ const COLUMNS = [
     drawSpark(td.firstChild.firstChild, keyOf(row));
   }},
   {label: "Error budget left", title: "Of the whole period: bad time that may still come", fill: fillBudget},
-  {label: "What the server does", cls: "wrap full", fill: (td, row) => {
-    if (!td.firstChild) td.append(element("span"), element("small"));
+  {label: "What the server does, and why", cls: "wrap full", fill: (td, row) => {
+    if (!td.firstChild) td.append(element("span"), element("small", {class: "because"}), element("small"));
     setText(td.firstChild, actionsFor(row, page.snapshot));
+    const why = page.whys.get(keyOf(row));
+    setText(td.children[1], why && why.state === row.state ? why.headline : "");
     const volumes = row.volumes || [];
     const rest = (row.volume_count || 0) - volumes.length;
     setText(td.lastChild, volumes.length ? `on ${volumes.join(", ")}${rest > 0 ? ` and ${rest} more` : ""}` : "");
   }},
 ];
 
+const rank = (row) => (NEEDS_A_LOOK.indexOf(row.state) + 4) % 4; // others last, else as they come: by name
+const ranked = (snapshot) => [...snapshot.slas].sort((one, other) => rank(one) - rank(other));
+
+// Why the first of those that need a look, and are in force, are as they are; of what has changed since, nothing is said.
+async function loadWhys() {
+  if (!seesAll || !page.snapshot || document.hidden || Date.now() < page.whysMs) return;
+  const beganMs = Date.now();
+  page.whysMs = Infinity;
+  const rows = ranked(page.snapshot).slice(0, MOST_WHYS).filter((row) => NEEDS_A_LOOK.includes(row.state) && page.facts.has(keyOf(row)));
+  const said = await Promise.all(rows.map(async (row) => [keyOf(row), {state: row.state, headline: await headlineOf("sla", row.name, row.objective)}]));
+  page.whys = new Map(said);
+  page.whysMs = Date.now() + Math.max(REFRESH_MS, REST * (Date.now() - beganMs));
+}
+
 function showPromises(snapshot) {
-  const rank = (row) => (NEEDS_A_LOOK.indexOf(row.state) + 4) % 4; // others last, else as they come: by name
-  const rows = [...snapshot.slas].sort((one, other) => rank(one) - rank(other)).slice(0, MOST_ROWS)
+  const rows = ranked(snapshot).slice(0, MOST_ROWS)
     .map((row) => ({...row, ...factsNow(page.facts.get(keyOf(row)), row)}));
   fillTable($("slas"), COLUMNS, rows, keyOf, () =>
     ["No promise to keep yet. Write an agreement in YAML and apply it: ", code("sla apply -f agreement.yaml")]);
@@ -118,6 +143,30 @@ function showEpisodes() {
       setText(li.querySelector("p"), f.episodeWords(row));
     },
     () => ["No promise is being violated."]);
+}
+
+const span = () => SPANS[address.get().span] || SPANS["6h"];
+
+function showSpans() {
+  $("spans").replaceChildren(...Object.entries(SPANS).map(([key, [words]]) => {
+    const link = follow(address, element("a", {}, words), {span: key});
+    if (SPANS[key] === span()) link.setAttribute("aria-current", "true");
+    return link;
+  }));
+}
+
+async function loadTimeline() {
+  const [episodes, throttles] = await Promise.all([read(`/episodes?limit=${TIMELINE_ROWS}`), read(`/throttles?limit=${TIMELINE_ROWS}`)]);
+  if (episodes && throttles) page.past = {episodes: episodes.items, rows: throttles.items, oldest: [
+    ...(episodes.next ? [episodes.items.at(-1).opened_us] : []), ...(throttles.next ? [throttles.items.at(-1).requested_us] : [])]};
+  showTimeline();
+}
+
+function showTimeline() {
+  if (!page.past) return;
+  const toMs = Date.now();
+  const fromMs = toMs - span()[1];
+  drawTimeline($("timeline"), $("timeline-note"), {...page.past, fromMs, toMs, isCut: page.past.oldest.some((us) => us / 1000 > fromMs)});
 }
 
 const GATEWAY_WORDS = {up: "up", recovered: "up", stalled: "stalled", detached: "detached", lost: "lost", refused: "refused"};
@@ -211,6 +260,7 @@ export function onSnapshot(snapshot) {
     page.selected = worst ? keyOf(worst) : null;
   }
   draw();
+  loadWhys();
 }
 
 // For whom and since when, of those that are shown; violations that go on.
@@ -222,6 +272,7 @@ async function loadFacts() {
         since_us: row.since_us}]));
   }
   if (episodes) page.episodes = episodes.items;
+  loadTimeline();
   if (!promises && shell.isStale()) {
     const answer = await read("/processes");
     if (answer) showProcesses(answer.items);
@@ -232,6 +283,8 @@ const loadTrends = () => read("/live/trend").then((answer) => answer && loadTren
 
 export async function start(around) {
   shell = around;
+  address = startAddress({span: "6h"}, null, () => { showSpans(); showTimeline(); });
+  showSpans();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   document.addEventListener("visibilitychange", draw);
   setInterval(() => { if (!document.hidden) loadFacts().then(draw); }, REFRESH_MS);

@@ -2,6 +2,7 @@
 
 import {follow} from "../address.js";
 import {call, read} from "../api.js";
+import {ask} from "../ask.js";
 import {agreementAddress, backendAddress, volumeAddress} from "../cells.js";
 import {element, fillList, fillTable, setBadge, setText} from "../dom.js";
 import * as f from "../format.js";
@@ -16,6 +17,10 @@ let base = "";
 let list = null;
 let shown = null;
 let first = "";
+let shell = null;
+let policy = null;
+const IN_FORCE = ["in-force", "pinned", "rejected-pinned"];
+const USABLE = ["published", "superseded", "in-force", "pinned"]; // of these the newest is in force, unless one is pinned
 
 const columns = [
   {label: "Volume", cls: "wrap head", fill: (td, row) => {
@@ -70,8 +75,67 @@ function showReport(row) {
   ], row.report?.capacity || [], (one) => `${one.backend}/${one.sla}/${one.objective}/${one.step ?? 0}`, () => ["It found no capacity."]);
 }
 
+// Versions, newest first; and by how many volumes two of them differ.
+const versions = async () => (await read("/policies?limit=1000"))?.items || [];
+async function differs(one, other) {
+  const answer = await read(`/policies/${one}/diff/${other}?limit=1000`);
+  if (!answer) return "";
+  const {length} = answer.items;
+  return length ? ` Caps of ${answer.next ? "more than 1,000" : f.count(length)} volume${length === 1 ? "" : "s"} differ from then on.`
+    : " Both cap the same.";
+}
+
+async function rollBackWords() {
+  const before = (await versions()).find((row) => row.version < policy.version && USABLE.includes(row.state));
+  if (!before) return `Version ${policy.version} is taken out of force. No version was in force before it, so no volume has a cap by a policy then.`;
+  return `Version ${policy.version} is taken out of force, and version ${before.version} is in force again until another one is published.`
+    + await differs(policy.version, before.version);
+}
+
+async function pinWords() {
+  const now = (await versions()).find((row) => IN_FORCE.includes(row.state));
+  return `Version ${policy.version} is in force from now on, whatever is published, until it is unpinned.`
+    + (!now || now.version === policy.version ? "" : ` It takes the place of version ${now.version}.${await differs(now.version, policy.version)}`);
+}
+
+async function unpinWords() {
+  const newest = (await versions()).find((row) => USABLE.includes(row.state));
+  return !newest || newest.version === policy.version ? `Version ${policy.version} is the newest: it stays in force until another one is published.`
+    : `Version ${newest.version} is the newest, and takes its place now.${await differs(policy.version, newest.version)}`;
+}
+
+function question(verb, words, send, said) {
+  ask(shell, {title: `${verb} version ${policy.version}?`, button: verb, words, send,
+    done: (answer) => { if (answer.status === 200 && !answer.body?.approval) shell.notice(said); loadReport(); }});
+}
+
+function startActions() {
+  $("roll-back").addEventListener("click", () => question("Roll back", rollBackWords,
+    () => call("POST", "/policies/rollback", {version: policy.version}), `Version ${policy.version} is rolled back.`));
+  $("pin").addEventListener("click", () => question("Pin", pinWords,
+    () => call("PUT", "/policies/pin", {version: policy.version}), `Version ${policy.version} is pinned.`));
+  $("unpin").addEventListener("click", () => question("Unpin", unpinWords, () => call("DELETE", "/policies/pin"), `Version ${policy.version} is not pinned any more.`));
+}
+
+// What can be done with a version is by its state; one that the back-test rejected is pinned by the command line alone.
+function showActions() {
+  const {state} = policy || {};
+  $("actions").hidden = !policy || !shell.signedIn();
+  $("roll-back").hidden = state !== "in-force"; // one that is pinned is unpinned first
+  $("unpin").hidden = !["pinned", "rejected-pinned"].includes(state);
+  $("pin").hidden = !["published", "superseded", "in-force", "rolled-back"].includes(state);
+}
+
+export const onSession = () => showActions();
+
+async function loadReport() {
+  policy = (await call("GET", base)).body;
+  showReport(policy);
+  showActions();
+}
+
 async function showDifference(version) {
-  const rows = (await read("/policies?limit=1000"))?.items || [];
+  const rows = await versions();
   const before = rows.find((row) => row.version < version);
   const answer = before ? await read(`/policies/${before.version}/diff/${version}?limit=200`) : null;
   if (before) setText($("h-diff"), `What differs from version ${before.version}`);
@@ -84,10 +148,12 @@ async function showDifference(version) {
   ], answer?.items || [], (row) => row.volume, () => [before ? `It caps the same as version ${before.version}.` : "There is no version before it."]);
 }
 
-export async function start(shell) {
+export async function start(around) {
+  shell = around;
   base = `/policies/${encodeURIComponent(shell.name)}`;
+  startActions();
   try {
-    showReport((await call("GET", base)).body);
+    await loadReport();
   } catch (error) {
     if (error.status) showMissing(error);
     return;

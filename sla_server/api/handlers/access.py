@@ -13,8 +13,10 @@ from sla_server.api.access_routes import CHAIN_MAX
 from sla_server.api.accounts import ACTIVE, DELETED, DISABLED, digest_of, new_token
 from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, Forbidden, LoginRefused, NotFound, ServiceRefused
+from sla_server.api.handlers.read import page_of
 from sla_server.api.handlers.write import answered
 from sla_server.api.roles import Principal, Role
+from sla_server.api.route import LIMIT_MAX
 from sla_server.requests import AuditNote, NewPassword, NewToken, NewUser, UserChange
 from sla_server.rows import Row
 
@@ -34,6 +36,16 @@ def _shown(row: Row) -> Row:
 def _about(row: Row) -> Row:
     """An account in the audit log."""
     return {key: row[key] for key in ("role", "labels", "state")}
+
+
+def _paged(request: Request, rows: list[Row], named: str) -> Response:
+    """The rows that the query wants, all without a limit, and how many there are."""
+    part = request.args.get("match", "").lower()
+    found = [row for row in rows if part in row[named].lower()]
+    offset, limit = page_of(request, LIMIT_MAX)
+    end = offset + limit if request.args.get("limit") else len(found)
+    following = str(end) if end < len(found) else None
+    return responses.as_list(found[offset:end], following, count=len(found), before=offset)
 
 
 def session_state(context: AppContext, _request: Request) -> Response:
@@ -82,7 +94,8 @@ def sessions(context: AppContext, request: Request) -> Response:
             (principal.role == Role.admin or _is_own(principal, row)) and wanted in (None, row["account"])
         )
     )
-    return responses.as_list([{**row, "is_this": row["session_id"] == principal.session} for row in rows])
+    shown = [{**row, "is_this": row["session_id"] == principal.session} for row in rows]
+    return _paged(request, shown, "account")
 
 
 def end_session(context: AppContext, _request: Request, session_id: str) -> Response:
@@ -142,10 +155,10 @@ def record_audit(context: AppContext, request: Request) -> Response:
     return answered(operation)
 
 
-def users(context: AppContext, _request: Request) -> Response:
+def users(context: AppContext, request: Request) -> Response:
     """Accounts by name."""
     rows = context.access.directory.rows("accounts")
-    return responses.as_list([_shown(row) for row in rows if row["state"] != DELETED])
+    return _paged(request, [_shown(row) for row in rows if row["state"] != DELETED], "name")
 
 
 def add_user(context: AppContext, request: Request) -> Response:
@@ -214,10 +227,11 @@ def delete_user(context: AppContext, _request: Request, name: str) -> Response:
     return answered(operation, {"name": name})
 
 
-def tokens(context: AppContext, _request: Request) -> Response:
+def tokens(context: AppContext, request: Request) -> Response:
     """API tokens that can be used, oldest first."""
     ends_us = context.access.directory.token_ends_us
-    return responses.as_list([{**_shown(row), "ends_us": ends_us(row)} for row in _usable_tokens(context)])
+    rows = [{**_shown(row), "ends_us": ends_us(row)} for row in _usable_tokens(context)]
+    return _paged(request, rows, "name")
 
 
 def _usable_tokens(context: AppContext) -> list[Row]:

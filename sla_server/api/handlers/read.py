@@ -261,6 +261,7 @@ def backend(context: AppContext, _request: Request, backend: str) -> Response:
         "mode": snapshot_now(context).get("backend_modes", {}).get(backend),
         "policy_version": policy["version"] if policy else None,
         "capacity": [one for one in report.get("capacity") or () if one.get("backend") == backend],
+        "curves": [one for one in report.get("curves") or () if one.get("backend") == backend],
         "server": feed_state(context),
     }
     return responses.as_json(found)

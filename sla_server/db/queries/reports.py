@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Executable, Select, exists, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, Executable, Select, and_, exists, func, or_, select, tuple_
 
 from sla_server.db import schema
 from sla_server.db.archive.manifest import MOVED_KEY
@@ -17,6 +17,8 @@ from sla_server.rows import Row
 
 ISSUED: Final = "report-issued"
 """Action of the audit log, and kind of event."""
+BODIES: Final = 100
+"""Bodies of one statement: some 2 MB."""
 SLICE_COLUMNS: Final = (
     "start_us",
     "revision",
@@ -172,8 +174,17 @@ class ReportQueries:
 
     # -- Issued reports
 
-    def issued(self, limit: int = 100, before: int | None = None, name: str | None = None) -> list[Row]:
-        """Issued reports without their bodies, newest first; ``before``: numbers below this one."""
+    def issued(
+        self,
+        limit: int = 100,
+        before: int | None = None,
+        name: str | None = None,
+        names: Collection[str] | None = None,
+    ) -> list[Row]:
+        """Issued reports without their bodies, newest first; ``before``: numbers below this one.
+
+        ``names``: only those of these agreements, 500 at most.
+        """
         table = schema.reports
         columns = [column for column in table.c if column.name != "body"]
         statement = select(*columns).order_by(table.c.number.desc()).limit(limit)
@@ -181,7 +192,27 @@ class ReportQueries:
             statement = statement.where(table.c.number < before)
         if name is not None:
             statement = statement.where(table.c.name == name)
+        if names is not None:
+            statement = statement.where(table.c.name.in_(sorted(names)))
         return decode_json(self._rows(statement), ("summary",))
+
+    def report_bodies(self, numbers: Collection[int]) -> dict[int, str]:
+        """By number the bodies of some reports, as they were issued."""
+        table = schema.reports
+        found: dict[int, str] = {}
+        for some in chunks(sorted(numbers), BODIES):
+            statement = select(table.c.number, table.c.body).where(table.c.number.in_(some))
+            found |= {row["number"]: row["body"] for row in self._rows(statement)}
+        return found
+
+    def ended_agreements(self) -> list[Row]:
+        """Name and ``spec``, decoded, of the last version of each agreement that has ended."""
+        table = schema.agreements
+        version = func.max(table.c.version).label("version")
+        newest = select(table.c.name, version).group_by(table.c.name).subquery()
+        is_newest = and_(newest.c.name == table.c.name, newest.c.version == table.c.version)
+        statement = select(table.c.name, table.c.spec).join(newest, is_newest)
+        return decode_json(self._rows(statement.where(table.c.ended_us.is_not(None))), ("spec",))
 
     def issued_report(self, report_id: str) -> Row | None:
         """One of them, with its body; by its id, or by its number in digits."""

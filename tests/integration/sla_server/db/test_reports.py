@@ -73,6 +73,23 @@ def test_reports_are_a_chain_and_each_is_what_the_slices_give(store: ReportStore
     assert checked(store, "2") == []
 
 
+def test_reports_are_found_by_agreements_and_agreements_by_having_ended(store: ReportStore) -> None:
+    first = issued(store)
+    asked = store.reader.reports
+    assert [row["number"] for row in asked.issued(5, None, None, ["gold", "other"])] == [1]
+    assert asked.issued(5, None, None, ["other"]) == asked.issued(5, None, None, []) == []
+    assert asked.report_bodies([1, 2]) == {1: first["body"]}
+    assert asked.ended_agreements() == []
+    engine = store.reader._engine
+    with begin(engine) as connection:
+        connection.execute(agreements.update().values(ended_us=AFTER))
+    (row,) = asked.ended_agreements()
+    assert (row["name"], row["spec"]["metadata"]["name"]) == ("gold", "gold")
+    again = version_row(DAILY, 2, AFTER + DAY_US, document=DAILY)
+    put(engine, agreements, [{**again, "spec": json.dumps(again["spec"])}])
+    assert asked.ended_agreements() == [], "it is in force again"
+
+
 def test_a_report_that_says_the_same_is_not_issued_again_and_a_revision_says_what_changed(
     store: ReportStore,
 ) -> None:

@@ -263,6 +263,23 @@ def test_an_account_from_begin_to_end(
     assert "argon2id" not in str([item["body"]["after"] for item in mailbox.recorded])
 
 
+def test_accounts_sessions_and_tokens_come_in_pages(web: FlaskClient, bearer: dict[str, str]) -> None:
+    for name in ("bob", "zoe-1", "zoe-2", "zoe-3"):
+        user(web, bearer, name, "viewer")
+
+    def page(query: str) -> tuple[list[str], int, int, str | None]:
+        answer = web.get(f"/api/v1/{query}", headers=bearer).json
+        names = [row.get("name", row.get("account")) for row in answer["items"]]
+        return names, answer["count"], answer["before"], answer["next"]
+
+    assert page("users") == (["ann", "bob", "zoe-1", "zoe-2", "zoe-3"], 5, 0, None)
+    assert page("users?match=ZOE&limit=2") == (["zoe-1", "zoe-2"], 3, 0, "2")
+    assert page("users?match=ZOE&limit=2&offset=2") == (["zoe-3"], 3, 2, None)
+    assert page("sessions?match=nobody") == ([], 0, 0, None)
+    assert page("sessions?limit=1") == (["ann"], 1, 0, None)
+    assert page("tokens?match=prom&limit=1") == (["prometheus"], 1, 0, None)
+
+
 @pytest.mark.parametrize(
     ("body", "word"),
     [

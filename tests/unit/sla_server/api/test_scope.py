@@ -26,7 +26,7 @@ OTHERS = ("erp", "gold", "batch", "disk-0", "gateway-", "mail", "scratch", "repo
 KNOWN = {"name": "erp-gold", "volume": "erp-db", "version": "2", "kind": "Route", "event_id": "e0001"}
 KNOWN |= {"owner": "gateway-a", "pool": "data", "other": "3", "operation_id": "x", "which": "x"}
 KNOWN |= {"address": "10.0.0.5:7412", "throttle_id": "t-1", "session_id": "5e55"}
-KNOWN |= {"report_id": "r-1", "backend": "disk-0", "approval_id": "5c0f"}
+KNOWN |= {"report_id": "erp-gold-2026-12", "backend": "disk-0", "approval_id": "5c0f"}
 
 
 class Customers(api.FakeSource):
@@ -92,11 +92,12 @@ def test_no_route_shows_what_is_of_others(
     path = (PREFIX + route.path).format(**{name: KNOWN[name] for name in route.parameters})
     headers = {"Origin": "http://127.0.0.1:8411"}
     answer = globex.open(path, method=route.method, headers=headers, json={})
-    allowed = {"free": (200, 400, 404, 503), "sla": (404,), "volume": (404,), "": (403,)}
+    allowed = {"free": (200, 400, 404, 503), "sla": (404,), "volume": (404,), "report": (404,), "": (403,)}
     assert answer.status_code in allowed.get(route.scope, (200,)), answer.text
     if route.operation not in ("openapi", "schema"):  # the same for everybody; examples have names
         shown = answer.text.replace(KNOWN.get("name", ""), "") if answer.status_code >= 400 else answer.text
         shown = shown.replace(KNOWN["volume"], "") if answer.status_code >= 400 else shown
+        shown = shown.replace("reports", "") if route.scope == "report" else shown
         assert [name for name in OTHERS if name in shown.replace("annotated", "")] == []
     assert mailbox.posted == []
 
@@ -120,8 +121,7 @@ def test_what_is_its_own_is_shown(globex: FlaskClient) -> None:
     assert globex.get("/api/v1/episodes?name=erp-gold").status_code == 404
     assert globex.get("/api/v1/volumes/glo-1").status_code == 200
     assert globex.get("/").status_code == 200
-    for path in ("/reports", "/reports/1", "/reports/now?name=erp-gold", "/policies/3/harms.svg"):
-        assert globex.get(path).status_code == 403, "they are about all agreements"
+    assert globex.get("/policies/3/harms.svg").status_code == 403, "it is about all agreements"
 
 
 def test_the_page_draws_no_link_that_refuses_them(globex: FlaskClient) -> None:
@@ -131,7 +131,7 @@ def test_the_page_draws_no_link_that_refuses_them(globex: FlaskClient) -> None:
         assert shown.status_code == 200
         assert "data-own" in shown.text
         links = set(re.findall(r'href="(/[^"]*)"', shown.text)) - {"/apply", "/static/page.css"}
-        assert {"/", "/agreements", "/volumes"} <= links
+        assert {"/", "/agreements", "/volumes", "/reports"} <= links
         # What the style sheet hides from them is in sections of its own.
         hidden = "".join(re.findall(r"<section data-all.*?</section>", shown.text, re.DOTALL))
         for link in links - set(re.findall(r'href="(/[^"]*)"', hidden)):
@@ -281,3 +281,89 @@ def test_nobody_with_labels_is_told_where_the_database_is(
     clock.advance(60)
     answer = globex.get("/api/v1/slas")
     assert (answer.status_code, where in answer.text) == (503, False)
+
+
+@pytest.fixture
+def issued(globex: FlaskClient) -> Any:
+    """Reports: of acme's erp-gold, then of globex's agreement by names of now and of before."""
+    stored = globex.application.config["SOURCE"].stored_reports
+    (first,) = stored.issued_rows
+    for name, labels in (
+        ("globex-silver", {"customer": "globex"}),
+        ("globex-silver", {"customer": "acme"}),  # an agreement of that name was another customer's
+        ("glo-old", {"customer": "globex"}),  # it has ended since
+        ("globex-silver", None),  # an older release does not say it in the row, and the body says acme
+    ):
+        number = len(stored.issued_rows) + 1
+        body = json.loads(first["body"])
+        body["content"]["agreement"] |= {"name": name, "labels": labels or {"customer": "acme"}}
+        body["report_id"] = f"{name}-{number}"
+        summary = {**first["summary"], "labels": labels}
+        if labels is None:
+            del summary["labels"]
+        stored.issued_rows.append(
+            {**first, "number": number, "name": name, "report_id": f"{name}-{number}", "summary": summary}
+            | {"body": json.dumps(body), "digest": f"{number:064}", "issued_by": "ann"}
+        )
+    spec = {"metadata": {"labels": {"customer": "globex"}}, "spec": {}}
+    stored.versions.append({"name": "glo-old", "version": 1, "ended_us": 5, "spec": spec})
+    return stored
+
+
+def test_the_reports_of_its_own_agreements_are_listed_and_fetched(globex: FlaskClient, issued: Any) -> None:
+    answer = globex.get("/api/v1/reports").json
+    assert [row["report_id"] for row in answer["items"]] == ["glo-old-4", "globex-silver-2"]
+    assert answer["next"] is None
+    assert {"issued_by", "previous", "labels", "cursor"} & answer["items"][0].keys() == set()
+    first = globex.get("/api/v1/reports?limit=1").json
+    assert ([row["number"] for row in first["items"]], first["next"]) == ([4], "4")
+    second = globex.get("/api/v1/reports?limit=1&before=4").json
+    assert ([row["number"] for row in second["items"]], second["next"]) == ([2], None)
+    assert globex.get("/api/v1/reports?name=erp-gold").json["items"] == []
+    for report_id, status in (("globex-silver-2", 200), ("4", 200), ("1", 404), ("3", 404), ("5", 404)):
+        for path in (
+            "/api/v1/reports/{}",
+            "/api/v1/reports/{}/verification",
+            "/reports/{}",
+            "/reports/{}.csv",
+        ):
+            assert globex.get(path.format(report_id)).status_code == status, (path, report_id)
+    fetched = globex.get("/api/v1/reports/2")
+    assert (fetched.json["is_copy"], fetched.json["digest"]) == (True, f"{2:064}")
+    page = globex.get("/reports")
+    assert "glo-old-4" in page.text
+    for shown in (fetched.text, page.text, globex.get("/reports/2").text, globex.get("/reports/2.json").text):
+        assert [name for name in ("erp-gold", "batch", "ann") if re.search(rf"\b{name}\b", shown)] == []
+    (link,) = {each for each in re.findall(r'href="(/[^"]*)"', page.text) if each.endswith("glo-old-4.json")}
+    assert json.loads(globex.get(link).data)["issued_by"] == "storage-team"
+    for view in ("/gateways", "/audit"):
+        assert f'href="{view}"' not in page.text
+
+
+def test_a_report_of_now_is_of_its_own_agreements(
+    globex: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = globex.application.config["SOURCE"]
+    own = [{**row, "name": "globex-silver"} for row in source.agreement_versions("erp-gold")]
+    monkeypatch.setattr(source, "agreement_versions", lambda name: own if name == "globex-silver" else [])
+    for path in ("/api/v1/slas/erp-gold/report?period=2026-12", "/reports/now?name=erp-gold&period=2026-12"):
+        assert globex.get(path).status_code == 404
+    # The name is theirs now; in that period the agreement of this name was acme's.
+    for path in (
+        "/api/v1/slas/globex-silver/report?period=2026-12",
+        "/reports/now?name=globex-silver&period=2026-12",
+    ):
+        assert globex.get(path).status_code == 404
+    for row in own:
+        row["spec"] = {**row["spec"], "metadata": {"name": "globex-silver", "labels": {"customer": "globex"}}}
+    answer = globex.get("/api/v1/slas/globex-silver/report?period=2026-12")
+    assert answer.status_code == 200, answer.text
+    assert answer.json["agreement"]["labels"] == {"customer": "globex"}
+    assert globex.get("/reports/now?name=globex-silver&period=2026-12").status_code == 200
+
+
+def test_a_report_of_another_release_is_not_copied(globex: FlaskClient, issued: Any) -> None:
+    issued.issued_rows[1]["body"] = '{"form": 99}'
+    for path in ("/api/v1/reports/2", "/reports/2", "/reports/2.json"):
+        answer = globex.get(path)
+        assert (answer.status_code, "99" in answer.text) == (404, False)

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from sla_server.api.handlers import reports as handlers
+from sla_server.reports.customer import report_for_customer
+from sla_server.reports.document import IssuedReport, plain
 from sla_server.reports.issue import issue
 from tests.support import api
 from tests.support.cli import Terminal
@@ -88,6 +90,24 @@ def test_a_report_in_a_file_is_checked_with_the_servers(sla: Terminal, tmp_path:
     assert changed.exit_code == 1
     assert "the file's digest is not that of its report" in changed.output
     assert sla("report", "verify").output == "1 reports: each names the digest of the one before it\n"
+
+
+def test_a_customer_s_copy_in_a_file_is_checked_with_the_whole_report(sla: Terminal, tmp_path: Path) -> None:
+    """By the provider; what customers get is in tests/unit/sla_server/api/test_scope.py."""
+    path = tmp_path / "copy.json"
+    (row,) = sla.source.stored_reports.issued_rows
+    copy = plain(report_for_customer(IssuedReport.model_validate_json(row["body"])))
+    held = {"digest": row["digest"], "is_copy": True, "report": copy}
+    path.write_text(json.dumps(held))
+    good = sla("report", "verify", str(path))
+    assert (good.exit_code, good.output.splitlines()[0]) == (0, "erp-gold-2026-12: good"), good.output
+    assert "checked: this copy, and the digest of the whole report that it names" in good.output
+    copy["content"]["objectives"][0]["is_kept"] = True
+    path.write_text(json.dumps(held))
+    changed = sla("report", "verify", str(path))
+    assert (changed.exit_code, "it was changed" in changed.output) == (1, True)
+    path.write_text(json.dumps({**held, "digest": "0" * 64}))
+    assert "has another digest" in sla("report", "verify", str(path)).output
 
 
 def test_verify_says_which_figure_differs(sla: Terminal) -> None:

@@ -74,6 +74,30 @@ def test_capacity_is_unknown_where_everything_was_broken() -> None:
     assert not found.unlimited
 
 
+def test_what_it_was_read_from_can_be_drawn() -> None:
+    """Points rise in load, the fit never falls, and the queueing curve is that of the answer."""
+    load = np.linspace(50, 950, 120)
+    allowed, mean = 0.05, 0.3 / (1.0 - load / 1000.0)
+    missed = np.round(1e6 * np.exp(-1.0 / (mean / -math.log(allowed))))
+    found = capacity(Intervals(load, np.full(120, 1e6), missed, allowed))
+    assert found.curve is not None
+    loads, ratios, fits = (np.array(column) for column in zip(*found.curve.points, strict=True))
+    assert len(loads) == 40
+    assert (np.diff(loads) > 0).all()
+    assert (np.diff(fits) >= 0).all()
+    assert loads[0] >= 50
+    assert loads[-1] <= 950
+    below = ratios < 1.5
+    assert ratios[below] == pytest.approx(0.3 / (1 - loads[below] / 1000), rel=0.05)
+    base, slope, limit = found.curve.queueing or (0.0, 0.0, 0.0)
+    x = 600 / limit
+    assert base + slope * x / (1 - x) == pytest.approx(0.3 / 0.4, rel=0.1)
+    quiet = capacity(seen([100, 200, 300, 310, 320], [100] * 5, [0] * 5)).curve
+    assert quiet is not None
+    assert ([point[0] for point in quiet.points], quiet.queueing) == ([100, 200, 300, 310, 320], None)
+    assert capacity(seen([100], [100], [0])).curve is None
+
+
 def test_capacity_needs_enough_intervals_with_enough_ios() -> None:
     found = capacity(seen([100, 200, 300, 310, 320], [100, 100, 100, 100, 5], [0, 0, 0, 0, 5]))
     assert found.cost_per_s is None

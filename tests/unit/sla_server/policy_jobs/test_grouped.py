@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -94,6 +95,10 @@ def test_capacity_is_the_load_up_to_which_the_promise_was_kept() -> None:
     (row,) = grouped.capacity_of(shuffled(points(), 1)).to_pylist()
     assert row["cost_per_s"] == pytest.approx(10.1 * 29)
     assert (row["backend"], row["sla"], row["objective"], row["points"]) == ("disk", "gold", "latency", 49)
+    curve = json.loads(row["curve"])
+    assert [len(point) for point in curve["points"]] == [3] * len(curve["points"])
+    assert 10 <= len(curve["points"]) <= 40
+    assert set(curve) == {"points", "queueing"}
 
 
 def test_costs_are_those_the_slots_were_made_with() -> None:

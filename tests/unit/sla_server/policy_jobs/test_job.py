@@ -24,6 +24,26 @@ def test_caps_come_some_at_a_time_and_those_that_limit_by_themselves(monkeypatch
     assert [(row["volume"], row["cost_per_s"]) for row in found.capped] == [("b", 5.0)]
 
 
+def test_curves_are_kept_apart_and_of_the_most_loaded_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = {"backend": "disk", "sla": "gold", "objective": "latency", "reason": ""}
+    rows = [
+        {**keys, "step": step, "cost_per_s": cost, "highest_load": 100.0, "curve": curve}
+        for step, (cost, curve) in enumerate(
+            [(None, '{"points": [[1, 2, 3]], "queueing": null}'), (90.0, ""), (80.0, '{"points": []}'),
+             (50.0, '{"points": [[5, 6, 7]], "queueing": [0.1, 0.2, 9.0]}')]
+        )
+    ]  # fmt: skip
+    plain, curves = job.split_curves(rows)
+    assert plain == [{key: value for key, value in row.items() if key != "curve"} for row in rows]
+    assert [row["step"] for row in curves] == [3, 2, 0]
+    assert curves[0] == {
+        "backend": "disk", "sla": "gold", "objective": "latency", "step": 3,
+        "points": [[5, 6, 7]], "queueing": [0.1, 0.2, 9.0],
+    }  # fmt: skip
+    monkeypatch.setattr(job, "MOST_CURVES", 1)
+    assert [row["step"] for row in job.split_curves(rows)[1]] == [3]
+
+
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
