@@ -302,6 +302,74 @@ def test_mistakes_are_said(open_session: OpenSession) -> None:
         session.create(small("limits", max_messages=6))
 
 
+class Died(BaseException):
+    """The program is gone: nothing of it runs on."""
+
+
+STEPS = (
+    *("opening", "opened", "locked", "staged SLA_move_deu", "staged SLA_move_dus", "decided", "finished"),
+    *("kill opened", "kill locked", "kill decided", ""),
+)
+
+
+def test_transactions_are_whole_whoever_dies(cluster: LocalCluster, open_session: OpenSession) -> None:
+    """Messages go from one queue to two others. The program dies at each step, or the node that it is at."""
+    session = open_session("moving")
+    for name in ("move.in", "move.eu", "move.us"):
+        session.create(small(name))
+    for number in range(len(STEPS)):
+        session.producer("move.in").send(b"%d" % number)
+    consumer = session.consumer("move.in", "mover")
+    moved, plan = 0, iter(STEPS)
+    while moved < len(STEPS):
+        step = next(plan, "")
+        identity = f"move-{step.replace(' ', '-')}-{moved}"
+
+        def fault(name: str, step: str = step, at: MessageSession = session) -> None:
+            if name == step:
+                raise Died
+            if f"kill {name}" == step:
+                cluster.kill(node_index(cluster, at))
+
+        received = consumer.receive(LIMIT_S)
+        assert received is not None
+        try:
+            with session.transaction(identity, limit_s=SEND_S, fault=fault) as transaction:
+                transaction.acknowledge(received)
+                transaction.send("move.eu", received.data)
+                transaction.send("move.us", received.data)
+            is_committed = True
+        except Died:
+            is_committed = step in ("decided", "finished")
+            session.close()
+            session = open_session("moving")
+            assert session.outcome(identity) == is_committed
+            consumer = session.consumer("move.in", "mover")
+        if step.startswith("kill"):
+            cluster.restore()
+            assert session.outcome(identity)
+        moved += is_committed
+    assert consumer.receive(0.5) is None
+    for name in ("move.eu", "move.us"):
+        reader = open_session().consumer(name, "reader")
+        assert sorted(numbers(reader, len(STEPS))) == list(range(len(STEPS)))
+        assert reader.receive(0.5) is None
+
+
+def test_a_transaction_in_one_domain_is_one_batch(open_session: OpenSession) -> None:
+    session = open_session()
+    for name in ("mall.a", "mall.b"):
+        session.create(Destination(name, domain="mall", max_bytes=1 << 20, max_messages=4))
+    with session.transaction() as transaction:
+        for number in range(4):
+            transaction.send("mall.a" if number % 2 else "mall.b", b"%d" % number)
+    with pytest.raises(DestinationFull), session.transaction() as transaction:
+        transaction.send("mall.a", b"4")
+    assert numbers(session.consumer("mall.a", "reader"), 2) == [1, 3]
+    assert numbers(session.consumer("mall.b", "reader"), 2) == [0, 2]
+    assert session.recover_transactions().rolled_back == 0
+
+
 def test_a_large_message_travels_in_fragments(cluster: LocalCluster, open_session: OpenSession) -> None:
     sending, receiving = open_session("sending"), open_session("receiving")
     sending.create(small("films"))
