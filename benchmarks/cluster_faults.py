@@ -19,7 +19,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import nats
 
@@ -310,7 +310,7 @@ class CountedLink(EngineLink):
             self.attempts += 1
             await inner(server)
 
-        self.client._connect_to_server = counted  # type: ignore[method-assign]
+        cast(Any, self.client)._connect_to_server = counted
 
 
 def run_clients(count: int, urls: list[str]) -> None:

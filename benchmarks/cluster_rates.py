@@ -25,7 +25,7 @@ import nats
 import nats.js.api
 from nats.js import JetStreamContext
 
-from sla_server.cluster.messages import Destination, DestinationKind, MessageSession
+from sla_server.cluster.messages import Destination, DestinationKind, MessageSession, Received
 from tests.support.cluster import LocalCluster
 
 IN_FLIGHT: Final = 64
@@ -249,6 +249,7 @@ def run_child(action: str, directory: Path, size_bytes: int, urls: list[str]) ->
         urls, action, node=node, directory=directory, fragments_bytes=fragments_bytes
     ) as session:
         before_mb, began_s = _peak_mb(), time.perf_counter()
+        received: Received | None = None
         if action == "send":
             source = Pattern(size_bytes)
             session.send_large("bench-large", cast(BinaryIO, source))
@@ -260,7 +261,7 @@ def run_child(action: str, directory: Path, size_bytes: int, urls: list[str]) ->
             for piece in session.read_large(received):
                 digest.update(piece)
         took_s = time.perf_counter() - began_s
-        if action == "read":
+        if received is not None:
             session.acknowledge_large(received)
         return {
             "took_s": took_s,

@@ -57,6 +57,8 @@ PULL_S: Final = 5.0
 _SHARED_PENDING: Final = 100_000  # of a queue: each of its consumers has credit of its own
 _CREATE_S: Final = 60.0
 _NO_MORE: Final = ("404", "408")
+_COMPLETED: Final = "Batch Completed"
+"""So the engine ends a request with a limit of bytes that it has served in full, as if it were refused."""
 _TOO_LARGE: Final = "message size exceeds maxbytes"
 StoreDead = Callable[["Received", str], None]
 
@@ -253,10 +255,13 @@ class DestinationFeed:
         return True
 
     async def _run(self) -> None:
-        """Go on for ever: a cluster may be without a majority for hours."""
+        """Go on until the end: a cluster may be without a majority for hours.
+
+        ``wait_for`` loses a cancellation that comes together with what it waits for, so it does not suffice.
+        """
         keeper = asyncio.create_task(self._keep_held())
         try:
-            while True:
+            while not self._is_closed:
                 try:
                     await self._pull()
                 except (MessagesError, OSError, nats.errors.Error) as exc:
@@ -305,7 +310,7 @@ class DestinationFeed:
         subscription = await client.subscribe(f"{inbox}.*", cb=came)
         asked_at_s = 0.0
         try:
-            while not refusal:
+            while not refusal and not self._is_closed:
                 now_s = time.monotonic()
                 if self._ledger.requested and now_s > asked_at_s + PULL_S + ANSWER_S:
                     # No status came: the node with the request is gone, and the consumer, if new, may be.
@@ -378,7 +383,7 @@ class DestinationFeed:
     async def _decide(self) -> None:
         """Hand out what transactions let be seen, in order; what is behind an open one waits with it."""
         pause = Backoff(0.1, PULL_S)
-        while self._undecided:
+        while self._undecided and not self._is_closed:
             received = self._undecided[0]
             try:
                 is_visible = await self._is_visible(received)
@@ -421,5 +426,7 @@ def engine_name(destination: Destination, consumer: str) -> str:
 
 def refusal_of(headers: Mapping[str, str]) -> str:
     """What the status that ends a request says, unless it just has no more messages: "". Pure."""
-    status = headers.get("Status", "")
-    return "" if status in _NO_MORE else f"{status} {headers.get('Description', '')}".strip() or "no status"
+    status, description = headers.get("Status", ""), headers.get("Description", "")
+    if status in _NO_MORE or description == _COMPLETED:
+        return ""
+    return f"{status} {description}".strip() or "no status"

@@ -205,10 +205,35 @@ def test_a_slow_consumer_has_its_credit_and_stops_no_other(open_session: OpenSes
     assert numbers(quick, 30) == list(range(30))
     held = [slow.receive(LIMIT_S) for _ in range(5)]
     assert slow.receive(0.5) is None
+    assert slow.blocked_by == {"news": BlockedBy.CONSUMER}
     for received in held:
         assert received is not None
         received.acknowledge()
     assert numbers(slow, 25) == list(range(5, 30))
+
+
+def test_credit_in_bytes(open_session: OpenSession) -> None:
+    """Two of the first size fit, and what is larger than all credit comes alone."""
+    session = open_session()
+    session.create(small("heavy"))
+    producer = session.producer("heavy")
+    for size in (3000, 3000, 3000, 20_000, 10):
+        producer.send(bytes(size))
+    consumer = session.consumer("heavy", "reader", credit_bytes=8000)
+    sizes: list[int] = []
+    held: list[Received] = []
+    while len(sizes) < 5:
+        received = consumer.receive(LIMIT_S if not held else 0.5)
+        if received is not None:
+            held.append(received)
+            sizes.append(len(received.data))
+            assert len(held) == 1 or sum(one.size_bytes for one in held) <= 8000
+        elif held:
+            assert consumer.blocked_by == {"heavy": BlockedBy.CONSUMER_BYTES}
+            held.pop(0).acknowledge()
+    assert sizes == [3000, 3000, 3000, 20_000, 10]
+    for one in held:
+        one.acknowledge()
 
 
 def test_wildcards_take_in_destinations_of_later(open_session: OpenSession) -> None:

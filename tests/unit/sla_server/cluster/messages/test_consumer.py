@@ -13,7 +13,7 @@ import pytest
 from nats.js.api import ConsumerConfig
 
 from pmdaemon.runtime.backoff import Backoff
-from sla_server.cluster.messages.catalogue import Catalogue, Destination, DestinationKind
+from sla_server.cluster.messages.catalogue import Destination, DestinationKind
 from sla_server.cluster.messages.consumer import Consumer, cause_of_death, run_handler
 from sla_server.cluster.messages.credit import BlockedBy, ReceiveShares
 from sla_server.cluster.messages.errors import DestinationFull, NotConfirmed
@@ -186,6 +186,7 @@ def test_an_error_that_no_one_knows_ends_no_consumer() -> None:
 def test_what_ends_a_request() -> None:
     assert refusal_of({"Status": "408", "Description": "Request Timeout"}) == ""
     assert refusal_of({"Status": "404"}) == ""
+    assert refusal_of({"Status": "409", "Description": "Batch Completed"}) == ""
     assert refusal_of({"Status": "409", "Description": "Consumer Deleted"}) == "409 Consumer Deleted"
     assert refusal_of({}) == "no status"
 
@@ -317,9 +318,8 @@ def test_what_cannot_be_buried_is_given_back() -> None:
     def full(*_: object) -> None:
         raise DestinationFull("_DMQ", "maximum bytes")
 
-    consumer = Consumer(
-        link, cast(Catalogue, None), Selector("q"), "reader", full, cast(Visibility, None), max_deliveries=2
-    )
+    nothing = cast(Any, None)
+    consumer = Consumer(link, nothing, Selector("q"), "reader", full, nothing, nothing, max_deliveries=2)
     received = FakeReceived()
     received.headers, received.reject = {}, full  # type: ignore[attr-defined]
     assert consumer.remove_if_dead(cast(Received, received))
