@@ -225,7 +225,7 @@ def transactions(
         for place in wanted | set().union(*found.values())
         if {counts[place] for counts in found.values()} != {1}
     )
-    values = {"transactions": float(sum(died.values()) + moved), "half_done": float(half_done)}
+    values = {"transactions": float(tried), "half_done": float(half_done)}
     raw = {"died": dict(died), "moved": moved, "commit_p50_s": statistics.median(took_s)}
     return values, {"transactions": raw}
 

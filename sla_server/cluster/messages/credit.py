@@ -122,7 +122,8 @@ class PullLedger:
         if self.requested or self.full_of is not None:
             return None
         self.last_request += 1
-        if self._is_too_large:  # and nothing is in hand
+        is_too_large, self._is_too_large = self._is_too_large, False
+        if is_too_large:  # and nothing is in hand
             self.requested = 1
             return PullRequest(self.last_request, 1, 0)
         self.requested = self.credit - self.delivered
@@ -133,15 +134,18 @@ class PullLedger:
         self.requested = max(0, self.requested - 1)
         self.delivered += 1
         self.delivered_bytes += size_bytes
-        self._is_too_large = False
 
-    def end(self, request: int, *, is_too_large: bool = False) -> None:
+    def end(self, request: int, *, unserved: int | None = None, is_too_large: bool = False) -> None:
         """The engine, or its silence, says that this request brings no more. Earlier ones do not matter.
 
-        ``is_too_large``: the next message has more bytes than were left.
+        Args:
+            request: its number.
+            unserved: how many messages of it were not sent. What was sent may still be on its way: the
+                engine's word that the request has ended may overtake it. None: nothing more is waited for.
+            is_too_large: the next message has more bytes than were left.
         """
         if request == self.last_request:
-            self.requested = 0
+            self.requested = 0 if unserved is None else max(0, self.requested - unserved)
             self._is_too_large = is_too_large
 
     def release(self, size_bytes: int = 0) -> None:

@@ -301,7 +301,12 @@ class DestinationFeed:
                 is_too_large = _TOO_LARGE in headers.get("Description", "").lower()
                 if number == self._ledger.last_request and not is_too_large:
                     refusal = refusal_of(headers)
-                self._ledger.end(number, is_too_large=is_too_large)
+                unserved = headers.get("Nats-Pending-Messages", "")
+                self._ledger.end(
+                    number,
+                    unserved=int(unserved) if unserved.isascii() and unserved.isdigit() else None,
+                    is_too_large=is_too_large,
+                )
                 self._room.set()
             else:
                 self._pause.succeeded()

@@ -79,6 +79,18 @@ def test_the_end_of_an_earlier_request_does_not_matter() -> None:
     assert ledger.request() == (3, 1, 40)
 
 
+def test_what_is_on_its_way_when_a_request_has_ended_is_waited_for() -> None:
+    ledger = PullLedger(5, 100)
+    assert ledger.request() == (1, 5, 100)
+    ledger.deliver(40)
+    ledger.end(1, unserved=3, is_too_large=True)  # one more was sent, and comes after this
+    assert ledger.request() is None
+    ledger.release(40)
+    assert ledger.request() is None
+    ledger.deliver(30)
+    assert ledger.request() == (2, 4, 70)
+
+
 def test_a_session_divides_what_it_may_have_in_hand() -> None:
     shares = ReceiveShares(10, 1000)
     ledgers = [PullLedger(100, 400) for _ in range(3)]
