@@ -10,7 +10,7 @@ REAL := tests/crash tests/e2e tests/integration
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 unexport PYTHONDONTWRITEBYTECODE # some hundred interpreters start: each would compile everything again
-.PHONY: help demo demo-cluster test test-loaded setup setup-bench crash crash-events chaos fuzz bench-mailbox bench-queue bench-poll bench-fleet bench-spark bench-spark_large bench-spark_fleet fmt lint types check unit bench docs wheel deb deb-try screenshots clean
+.PHONY: help demo demo-cluster test test-loaded setup setup-bench crash crash-events chaos fuzz bench-mailbox bench-queue bench-poll bench-fleet bench-spark bench-spark_large bench-spark_fleet fmt lint types check unit bench docs wheel deb deb-try screenshots bench-cluster clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -93,6 +93,9 @@ bench-poll: setup-bench ## polling 50 to 4000 gateways against other ways, a C l
 
 bench-fleet: setup-bench ## the whole server under 4,000 simulated gateways for ten minutes; ARGS="--for 60"
 	@$(PY) -m benchmarks.fleet $(ARGS)
+
+bench-cluster: setup ## messages on three nodes: rates, failover, kills, transactions, an hour; ARGS="--only small"
+	@$(PY) -m benchmarks.cluster $(ARGS)
 
 bench-spark: setup-bench ## the policy job on 1 M rollups on Spark beside DuckDB and Polars, five minutes
 	@$(PY) -m benchmarks.spark $(ARGS)

@@ -38,13 +38,16 @@ class LocalCluster:
     Args:
         size: how many nodes.
         engine: the program; default: the one that the product finds.
+        store_bytes: what a node may store.
 
     Attributes:
         directory: of all nodes, removed at the end.
         nodes: ``n1``, ``n2`` ...
     """
 
-    def __init__(self, size: int = 3, *, engine: Path | None = None, sync: str = "always") -> None:
+    def __init__(
+        self, size: int = 3, *, engine: Path | None = None, sync: str = "always", store_bytes: int = 1 << 30
+    ) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="sla-cluster-"))
         self.secrets = Secrets(*(secrets.token_hex(16) for _ in range(3)))
         self.engine = engines.choose(engine, sync)
@@ -66,7 +69,7 @@ class LocalCluster:
                     "listen": place.listen,
                     "routes": place.routes,
                     "peers": [peer for peer in places.values() if peer.name != name],
-                    "store_bytes": 1 << 30,
+                    "store_bytes": store_bytes,
                     "sync": sync,
                 }
             )

@@ -5,10 +5,12 @@ handlers come from the session. docs/design/cluster-messages.md says how it work
 """
 
 from sla_server.cluster.messages.catalogue import Destination, DestinationKind
-from sla_server.cluster.messages.consumer import Consumer, Received
+from sla_server.cluster.messages.consumer import Consumer
 from sla_server.cluster.messages.credit import BlockedBy
+from sla_server.cluster.messages.feed import Received
 from sla_server.cluster.messages.producer import Producer
 from sla_server.cluster.messages.session import MessageSession
+from sla_server.cluster.messages.transaction import Transaction
 
 __all__ = [
     "BlockedBy",
@@ -18,4 +20,5 @@ __all__ = [
     "MessageSession",
     "Producer",
     "Received",
+    "Transaction",
 ]

@@ -29,8 +29,8 @@ Row = tuple[str, bytes, Mapping[str, str]]
 """Subject, payload, headers with an identity."""
 
 
-async def store_batch(link: EngineLink, rows: Sequence[Row]) -> None:
-    """Store ``rows``, which are for one stream; for ``EngineLink.retry``.
+async def store_batch(link: EngineLink, rows: Sequence[Row]) -> int:
+    """Store ``rows``, which are for one stream; for ``EngineLink.retry``. The last one's sequence.
 
     Raises:
         nats.js.errors.APIError: none was stored, or the primary knows no batches and has stored the first.
@@ -39,7 +39,7 @@ async def store_batch(link: EngineLink, rows: Sequence[Row]) -> None:
         raise BadSettings("batch", len(rows), f"the engine takes 1 to {MAX_BATCH} messages at once")
     for _subject, data, headers in rows:
         link.check_size(data, headers)
-    batch = secrets.token_hex(16)
+    batch, last = secrets.token_hex(16), 0
     for place, (subject, data, headers) in enumerate(rows, start=1):
         marked = dict(headers) | {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(place)}
         if place == len(rows):
@@ -55,6 +55,8 @@ async def store_batch(link: EngineLink, rows: Sequence[Row]) -> None:
             # An engine before 2.12, in a cluster that is being upgraded: it takes each message for one alone
             # and answers so. Nothing more may follow, as those between are stored or lost without a word.
             raise nats.js.errors.APIError(code=400, description="the primary of the stream has no batches")
+        last = int(found.get("seq", 0))
+    return last
 
 
 def is_repeated(exc: Exception) -> bool:

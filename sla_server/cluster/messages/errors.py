@@ -13,6 +13,12 @@ ClusterError (sla_server.cluster.errors)
     ├── PayloadTooLarge           it does not fit into one message of the engine
     ├── FragmentsDamaged          fragments are missing, or not what was sent
     ├── NotConfirmed              no answer in time: it may have happened (retryable, with the same identity)
+    │   └── TransactionInDoubt    the same of a commit
+    ├── TransactionTooLarge       more messages or bytes than one may have
+    ├── TransactionRolledBack     it was decided against; nothing of it happened
+    │   ├── MessageTaken          another session or transaction has a message that it acknowledges
+    │   └── TransactionExists     its identity was used before
+    ├── TransactionEnded          it was committed or rolled back already
     └── SessionClosed             the session was closed
 """
 
@@ -148,6 +154,61 @@ class NotConfirmed(MessagesError):
     def __init__(self, what: str, limit_s: float, problem: str) -> None:
         self.what = what
         super().__init__(f"{what} was not confirmed within {limit_s:g} s: {problem}. Repeat it unchanged")
+
+
+class TransactionInDoubt(NotConfirmed):
+    """The commit had no answer in time. It is decided in the cluster, or will be, as a whole."""
+
+    def __init__(self, identity: str, limit_s: float, problem: str) -> None:
+        self.identity = identity
+        super().__init__(f"the commit of transaction {identity}", limit_s, problem)
+
+
+class TransactionTooLarge(MessagesError):
+    """One more would exceed what a transaction may have."""
+
+    exit_status = 65  # EX_DATAERR
+
+    def __init__(self, field: str, value: int, limit: int) -> None:
+        self.field = field
+        super().__init__(f"a transaction of {value} {field} exceeds {limit}. Make several smaller ones")
+
+
+class TransactionRolledBack(MessagesError):
+    """Nothing of the transaction happened: what it sent is removed, what it received is given back."""
+
+    exit_status = 75
+    retryable = True
+
+    def __init__(self, identity: str, problem: str) -> None:
+        self.identity = identity
+        super().__init__(
+            f"transaction {identity} was rolled back: {problem}. Repeat it as a whole under another identity"
+        )
+
+
+class MessageTaken(TransactionRolledBack):
+    """A message cannot be acknowledged in this transaction."""
+
+    def __init__(self, stream: str, sequence: int, identity: str, problem: str = "") -> None:
+        self.sequence = sequence
+        taken = problem or f"transaction {identity} acknowledges it"
+        super().__init__(identity, f"message {sequence} of stream {stream}: {taken}")
+
+
+class TransactionExists(TransactionRolledBack):
+    """The identity is one of a former transaction."""
+
+    def __init__(self, identity: str, state: str) -> None:
+        self.state = state
+        super().__init__(identity, f"one of this identity was {state} before")
+
+
+class TransactionEnded(MessagesError):
+    """The transaction takes nothing more."""
+
+    def __init__(self, identity: str, state: str) -> None:
+        super().__init__(f"transaction {identity} is {state} already. Begin another one")
 
 
 class SessionClosed(MessagesError):

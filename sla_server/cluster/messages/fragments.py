@@ -30,8 +30,8 @@ import structlog
 
 from sla_server.cluster.errors import ClusterError
 from sla_server.cluster.messages import names
-from sla_server.cluster.messages.consumer import Received
 from sla_server.cluster.messages.errors import DestinationFull, FragmentsDamaged
+from sla_server.cluster.messages.feed import Received
 from sla_server.cluster.messages.link import EngineLink, Trouble, classify
 from sla_server.cluster.messages.producer import IDENTITY, SEND_LIMIT_S
 

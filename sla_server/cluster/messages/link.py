@@ -50,6 +50,7 @@ Result = TypeVar("Result")
 ANSWER_S: Final = 2.0
 """For one answer; less than an election takes (4 s at least)."""
 CONNECT_S: Final = 30.0
+CANCEL_S: Final = 1.0
 HEADERS_BYTES: Final = 512  # of the engine's limit, for headers that the library and a batch add
 _PING_S: Final = 1  # two unanswered: a node that is stopped but not dead is left after 3 s
 _STORE_FAILED: Final = 10077
@@ -333,10 +334,10 @@ class EngineLink:
         self._beat()
         try:
             self._loop.run_forever()
-            left = asyncio.all_tasks(self._loop)
-            for task in left:
-                task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            while left := asyncio.all_tasks(self._loop):
+                for task in left:  # again, if one has lost it: ``wait_for`` does when its time comes then
+                    task.cancel()
+                self._loop.run_until_complete(asyncio.wait(left, timeout=CANCEL_S))
         finally:
             self._loop.close()
 

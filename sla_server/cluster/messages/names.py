@@ -23,7 +23,8 @@ from sla_server.cluster.messages.errors import BadName, BadSelector
 DEAD_MESSAGES: Final = "_DMQ"
 WELL_KNOWN: Final = frozenset({"_ADMIN", "_LOG", DEAD_MESSAGES})
 FRAGMENTS: Final = "FRAGMENTS"
-OWN_DOMAINS: Final = frozenset({FRAGMENTS})
+TRANSACTIONS: Final = "TRANSACTIONS"
+OWN_DOMAINS: Final = frozenset({FRAGMENTS, TRANSACTIONS})
 """What streams of the message system itself are called like; no destination may have their streams."""
 NAME_LENGTH: Final = 120
 """The engine makes a directory of it, encoded to twice the length at most; file systems take 255 bytes."""

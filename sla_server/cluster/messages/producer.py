@@ -36,7 +36,7 @@ import structlog
 from pmdaemon.runtime.clock import Deadline
 from sla_server.cluster.messages.batch import store_batch
 from sla_server.cluster.messages.catalogue import DUPLICATES_S, Catalogue, Destination
-from sla_server.cluster.messages.credit import BlockedBy, Window
+from sla_server.cluster.messages.credit import BlockedBy, Unit, Window
 from sla_server.cluster.messages.errors import (
     BadSettings,
     DestinationFull,
@@ -132,7 +132,8 @@ class Outbox:
                     raise SessionClosed(self.destination.name)
                 if not wait:
                     return reason
-                if reason is BlockedBy.DESTINATION and self._full is not None:
+                is_full = reason in (BlockedBy.DESTINATION, BlockedBy.DESTINATION_BYTES)
+                if is_full and self._full is not None:
                     raise DestinationFull(self.destination.name, self._full[1])
                 if not self._windows.room.wait(message.deadline.left_s()):
                     raise NotConfirmed(f"message {message.identity}", message.limit_s, reason.value)
@@ -143,6 +144,17 @@ class Outbox:
             self._waiting.append(message)
         self._link.call_soon(self._wake.set)
         return None
+
+    def flush(self, limit_s: float) -> None:
+        """Wait until all that was added before is confirmed or refused.
+
+        Raises:
+            NotConfirmed: not within ``limit_s``.
+        """
+        with self._windows.lock:
+            last = self._waiting[-1].done if self._waiting else None
+        if last is not None and not concurrent.futures.wait([last], limit_s).done:
+            raise NotConfirmed(f"what was sent before to {self.destination.name!r}", limit_s, "no answer")
 
     def close(self) -> None:
         """Let those who wait know that nothing more is sent."""
@@ -157,10 +169,13 @@ class Outbox:
 
     def _blocked_by(self, size_bytes: int) -> BlockedBy | None:
         if self._full is not None and not self._full[0].passed:
-            return BlockedBy.DESTINATION
-        if not self._windows.window.has_room(size_bytes):
-            return BlockedBy.SESSION
-        return None if self._window.has_room(size_bytes) else BlockedBy.PRODUCER
+            has_bytes = "bytes" in self._full[1]  # as the engine says it
+            return BlockedBy.DESTINATION_BYTES if has_bytes else BlockedBy.DESTINATION
+        if (unit := self._windows.window.full_of(size_bytes)) is not None:
+            return BlockedBy.SESSION if unit is Unit.MESSAGES else BlockedBy.SESSION_BYTES
+        if (unit := self._window.full_of(size_bytes)) is not None:
+            return BlockedBy.PRODUCER if unit is Unit.MESSAGES else BlockedBy.PRODUCER_BYTES
+        return None
 
     async def _run(self) -> None:
         while not self._is_closed:
@@ -265,7 +280,7 @@ class Producer:
 
     @property
     def blocked_by(self) -> BlockedBy | None:
-        """What it would wait for."""
+        """Which window it would wait for."""
         return self._outbox.blocked_by()
 
     @property

@@ -31,14 +31,16 @@ from sla_server.cluster.messages.catalogue import Catalogue, Destination
 from sla_server.cluster.messages.consumer import (
     ACK_WAIT_S,
     CREDIT,
+    CREDIT_BYTES,
     MAX_DELIVERIES,
     ORIGIN,
     REASON,
     Consumer,
-    Received,
     run_handler,
 )
+from sla_server.cluster.messages.credit import ReceiveShares
 from sla_server.cluster.messages.errors import DestinationFull, PayloadTooLarge
+from sla_server.cluster.messages.feed import Received
 from sla_server.cluster.messages.fragments import FIRST_IDENTITY, MANIFEST, FragmentStore, fragments_identity
 from sla_server.cluster.messages.identifiers import IdentifierSource
 from sla_server.cluster.messages.link import EngineLink
@@ -53,10 +55,18 @@ from sla_server.cluster.messages.producer import (
     checked_headers,
     expiry,
 )
+from sla_server.cluster.messages.transaction import LIMIT_S, Transaction, no_fault
+from sla_server.cluster.messages.transaction_records import MARK, State, check_identity
+from sla_server.cluster.messages.transaction_recovery import PassResult, TransactionRecovery
+from sla_server.cluster.messages.transaction_register import TransactionRegister
 
 WINDOW_MESSAGES = 1000
 WINDOW_BYTES = 16 << 20
+RECEIVED_MESSAGES = 10_000
+RECEIVED_BYTES = 64 << 20
 FRAGMENTS_BYTES = 256 << 20
+TRANSACTIONS_BYTES = 64 << 20
+"""Half a million states and locks; they are kept for an hour, so 140 a second."""
 
 
 class MessageSession:
@@ -70,7 +80,10 @@ class MessageSession:
         replicas: of the catalogue and of ``_DMQ``, if this session is the first to need them.
         workers: threads that run handlers.
         window_messages, window_bytes: what may be unconfirmed at once.
+        received_messages, received_bytes: what may be handed out and not acknowledged at once, in equal
+            shares for each destination of each consumer.
         fragments_bytes: for fragments of large messages, if this session is the first to send one.
+        transactions_bytes: for states of transactions, if this session is the first to have one.
         tls: if nodes ask for it.
 
     Raises:
@@ -89,7 +102,10 @@ class MessageSession:
         workers: int = 4,
         window_messages: int = WINDOW_MESSAGES,
         window_bytes: int = WINDOW_BYTES,
+        received_messages: int = RECEIVED_MESSAGES,
+        received_bytes: int = RECEIVED_BYTES,
         fragments_bytes: int = FRAGMENTS_BYTES,
+        transactions_bytes: int = TRANSACTIONS_BYTES,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         names.check_name(name, "session")
@@ -102,12 +118,17 @@ class MessageSession:
         self._consumers: list[Consumer] = []
         self._pool: OrderedPool | None = None
         self._windows = SendWindows(window_messages, window_bytes)
+        self._shares = ReceiveShares(received_messages, received_bytes)
         self.identifiers = IdentifierSource(directory, node)
         try:
             self.link = EngineLink(urls, name, tls)
             try:
                 self.catalogue = Catalogue(self.link, replicas)
                 self._fragments = FragmentStore(self.link, replicas, fragments_bytes)
+                self._register = TransactionRegister(
+                    self.link, self.catalogue, name, replicas, transactions_bytes
+                )
+                self._recovery = TransactionRecovery(self.link, self._register)
                 self.link.run(self.catalogue.open())
             except BaseException:
                 self.link.close()
@@ -149,6 +170,7 @@ class MessageSession:
         name: str,
         *,
         credit: int = CREDIT,
+        credit_bytes: int = CREDIT_BYTES,
         ack_wait_s: float = ACK_WAIT_S,
         max_deliveries: int = MAX_DELIVERIES,
     ) -> Consumer:
@@ -158,6 +180,8 @@ class MessageSession:
             selector: a name, or a pattern.
             name: of the subscriber: a topic remembers under it what was acknowledged.
             credit: messages of each destination that may be handed out and not acknowledged.
+            credit_bytes: likewise of their bytes with headers. Both are less if the session has so many
+                destinations that its own limits are (``received_messages``).
             ack_wait_s: after the death of the session what it held is handed out again after this time, or
                 the longest that another consumer of the destination has asked for.
             max_deliveries: so often handed out without an acknowledgement, a message goes to ``_DMQ``.
@@ -169,7 +193,10 @@ class MessageSession:
                 names.Selector(selector),
                 name,
                 self._store_dead,
+                self._register,
+                self._shares,
                 credit=credit,
+                credit_bytes=credit_bytes,
                 ack_wait_s=ack_wait_s,
                 max_deliveries=max_deliveries,
             )
@@ -182,6 +209,7 @@ class MessageSession:
         handler: Callable[[Received], None],
         *,
         credit: int = CREDIT,
+        credit_bytes: int = CREDIT_BYTES,
         ack_wait_s: float = ACK_WAIT_S,
         max_deliveries: int = MAX_DELIVERIES,
     ) -> Consumer:
@@ -206,7 +234,10 @@ class MessageSession:
             names.Selector(selector),
             name,
             self._store_dead,
+            self._register,
+            self._shares,
             credit=credit,
+            credit_bytes=credit_bytes,
             ack_wait_s=ack_wait_s,
             max_deliveries=max_deliveries,
             handler=dispatch,
@@ -270,6 +301,82 @@ class MessageSession:
         if MANIFEST in received.headers:
             self._fragments.remove(fragments_identity(received))
 
+    def transaction(
+        self, identity: str = "", *, limit_s: float = LIMIT_S, fault: Callable[[str], None] = no_fault
+    ) -> Transaction:
+        """Sends and acknowledgements that all happen, or none (``transaction``).
+
+        Args:
+            identity: of a program that wants to ask ``outcome`` after its own death: it writes this down
+                before. No other transaction has had it. "": one is made.
+            limit_s: from this call to the commit.
+            fault: called with a name between every two steps of the commit, for tests.
+        """
+
+        async def begin() -> None:
+            self._recovery.start()
+
+        self.link.run(begin())
+        return Transaction(self, self._register, identity, limit_s, fault)
+
+    def outcome(self, identity: str, limit_s: float = SEND_LIMIT_S) -> bool:
+        """Whether a transaction was committed. One that is open is rolled back by the question (C1).
+
+        Only of one that was given its identity, and within an hour of the commit (``KEPT_S``). To ask is how
+        a program goes on that died, here or elsewhere: what it finds rolled back it does again under another
+        identity, and the program of before, should it only be slow, can commit no more.
+
+        Raises:
+            BadSettings: the identity is none that a program has given.
+            NotConfirmed: the cluster has no majority.
+        """
+        check_identity(identity)
+
+        async def attempt() -> bool:
+            record = await self._register.final(identity, limit_s, at_once=True)
+            if record is None:
+                raise TimeoutError("another session decides it just now")
+            return record.state is State.COMMITTED
+
+        async def ask() -> bool:
+            await self._register.make(limit_s)
+            return await self.link.retry(attempt, f"outcome of transaction {identity}", limit_s)
+
+        return self.link.run(ask())
+
+    def recover_transactions(self) -> PassResult:
+        """End what other sessions have left; a session that has transactions does so from time to time.
+
+        Raises:
+            NotConfirmed: the cluster has no majority.
+        """
+        return self.link.run(self._recovery.recover())
+
+    def destination(self, name: str) -> Destination:
+        """A queue or topic by its name.
+
+        Raises:
+            BadName: reserved.
+            DestinationMissing: there is none.
+        """
+        names.check_name(name)
+        return self.link.run(self.catalogue.get(name))
+
+    def flush(self, name: str, limit_s: float) -> None:
+        """Wait until all that was sent to a destination before is confirmed or refused.
+
+        Raises:
+            NotConfirmed: not within ``limit_s``.
+        """
+        with self._lock:
+            outbox = self._outboxes.get(name)
+        if outbox is not None:
+            outbox.flush(limit_s)
+
+    def has_received(self, received: Received) -> bool:
+        """Whether a message came by this session."""
+        return received.came_by(self.link)
+
     @property
     def resumptions(self) -> int:
         """How often the session went on at another node."""
@@ -330,7 +437,11 @@ class MessageSession:
     def _store_dead(self, received: Received, reason: str) -> None:
         """Store a copy of a message in ``_DMQ``; the same identity however often it is tried."""
         self.link.run(self.catalogue.create(Destination(names.DEAD_MESSAGES, replicas=self._replicas)))
-        headers = {key: value for key, value in received.headers.items() if not key.startswith("Nats-")}
+        headers = {
+            key: value
+            for key, value in received.headers.items()
+            if not key.startswith("Nats-") and key != MARK  # the copy is visible whatever becomes of the mark
+        }
         headers |= {
             ORIGIN: received.destination,
             REASON: " ".join(reason.split()),

@@ -205,10 +205,35 @@ def test_a_slow_consumer_has_its_credit_and_stops_no_other(open_session: OpenSes
     assert numbers(quick, 30) == list(range(30))
     held = [slow.receive(LIMIT_S) for _ in range(5)]
     assert slow.receive(0.5) is None
+    assert slow.blocked_by == {"news": BlockedBy.CONSUMER}
     for received in held:
         assert received is not None
         received.acknowledge()
     assert numbers(slow, 25) == list(range(5, 30))
+
+
+def test_credit_in_bytes(open_session: OpenSession) -> None:
+    """Two of the first size fit, and what is larger than all credit comes alone."""
+    session = open_session()
+    session.create(small("heavy"))
+    producer = session.producer("heavy")
+    for size in (3000, 3000, 3000, 20_000, 10):
+        producer.send(bytes(size))
+    consumer = session.consumer("heavy", "reader", credit_bytes=8000)
+    sizes: list[int] = []
+    held: list[Received] = []
+    while len(sizes) < 5:
+        received = consumer.receive(LIMIT_S if not held else 0.5)
+        if received is not None:
+            held.append(received)
+            sizes.append(len(received.data))
+            assert len(held) == 1 or sum(one.size_bytes for one in held) <= 8000
+        elif held:
+            assert consumer.blocked_by == {"heavy": BlockedBy.CONSUMER_BYTES}
+            held.pop(0).acknowledge()
+    assert sizes == [3000, 3000, 3000, 20_000, 10]
+    for one in held:
+        one.acknowledge()
 
 
 def test_wildcards_take_in_destinations_of_later(open_session: OpenSession) -> None:
@@ -300,6 +325,74 @@ def test_mistakes_are_said(open_session: OpenSession) -> None:
     session.create(small("limits", max_messages=5))
     with pytest.raises(DestinationDiffers, match="max_msgs is 5, not 6"):
         session.create(small("limits", max_messages=6))
+
+
+class Died(BaseException):
+    """The program is gone: nothing of it runs on."""
+
+
+STEPS = (
+    *("opening", "opened", "locked", "staged SLA_move_deu", "staged SLA_move_dus", "decided", "finished"),
+    *("kill opened", "kill locked", "kill decided", ""),
+)
+
+
+def test_transactions_are_whole_whoever_dies(cluster: LocalCluster, open_session: OpenSession) -> None:
+    """Messages go from one queue to two others. The program dies at each step, or the node that it is at."""
+    session = open_session("moving")
+    for name in ("move.in", "move.eu", "move.us"):
+        session.create(small(name))
+    for number in range(len(STEPS)):
+        session.producer("move.in").send(b"%d" % number)
+    consumer = session.consumer("move.in", "mover")
+    moved, plan = 0, iter(STEPS)
+    while moved < len(STEPS):
+        step = next(plan, "")
+        identity = f"move-{step.replace(' ', '-')}-{moved}"
+
+        def fault(name: str, step: str = step, at: MessageSession = session) -> None:
+            if name == step:
+                raise Died
+            if f"kill {name}" == step:
+                cluster.kill(node_index(cluster, at))
+
+        received = consumer.receive(LIMIT_S)
+        assert received is not None
+        try:
+            with session.transaction(identity, limit_s=SEND_S, fault=fault) as transaction:
+                transaction.acknowledge(received)
+                transaction.send("move.eu", received.data)
+                transaction.send("move.us", received.data)
+            is_committed = True
+        except Died:
+            is_committed = step in ("decided", "finished")
+            session.close()
+            session = open_session("moving")
+            assert session.outcome(identity) == is_committed
+            consumer = session.consumer("move.in", "mover")
+        if step.startswith("kill"):
+            cluster.restore()
+            assert session.outcome(identity)
+        moved += is_committed
+    assert consumer.receive(0.5) is None
+    for name in ("move.eu", "move.us"):
+        reader = open_session().consumer(name, "reader")
+        assert sorted(numbers(reader, len(STEPS))) == list(range(len(STEPS)))
+        assert reader.receive(0.5) is None
+
+
+def test_a_transaction_in_one_domain_is_one_batch(open_session: OpenSession) -> None:
+    session = open_session()
+    for name in ("mall.a", "mall.b"):
+        session.create(Destination(name, domain="mall", max_bytes=1 << 20, max_messages=4))
+    with session.transaction() as transaction:
+        for number in range(4):
+            transaction.send("mall.a" if number % 2 else "mall.b", b"%d" % number)
+    with pytest.raises(DestinationFull), session.transaction() as transaction:
+        transaction.send("mall.a", b"4")
+    assert numbers(session.consumer("mall.a", "reader"), 2) == [1, 3]
+    assert numbers(session.consumer("mall.b", "reader"), 2) == [0, 2]
+    assert session.recover_transactions().rolled_back == 0
 
 
 def test_a_large_message_travels_in_fragments(cluster: LocalCluster, open_session: OpenSession) -> None:

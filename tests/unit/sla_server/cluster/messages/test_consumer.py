@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
 import nats.js.errors
+import pytest
 from nats.js.api import ConsumerConfig
 
 from pmdaemon.runtime.backoff import Backoff
-from sla_server.cluster.messages.catalogue import Catalogue, Destination, DestinationKind
-from sla_server.cluster.messages.consumer import (
-    Consumer,
+from sla_server.cluster.messages.catalogue import Destination, DestinationKind
+from sla_server.cluster.messages.consumer import Consumer, cause_of_death, run_handler
+from sla_server.cluster.messages.credit import BlockedBy, ReceiveShares
+from sla_server.cluster.messages.errors import DestinationFull, NotConfirmed
+from sla_server.cluster.messages.feed import (
     DestinationFeed,
     Received,
     Seen,
-    cause_of_death,
+    Visibility,
     engine_name,
     refusal_of,
-    run_handler,
 )
-from sla_server.cluster.messages.errors import DestinationFull, NotConfirmed
 from sla_server.cluster.messages.link import EngineLink
 from sla_server.cluster.messages.names import Selector
 from sla_server.cluster.messages.producer import EXPIRES
+from sla_server.cluster.messages.transaction_records import Mark
 
 
 def test_cause_of_death() -> None:
@@ -61,6 +64,7 @@ class FakeLink:
         self.there = there
         self.made: list[tuple[object, object]] = []
         self.asked: asyncio.Queue[str] = asyncio.Queue()
+        self.wanted: list[dict[str, int]] = []
         self.came: Callable[[Any], Awaitable[None]]
 
     async def retry(self, attempt: Callable[[], Awaitable[None]], what: str, limit_s: float) -> None:
@@ -87,25 +91,37 @@ class FakeLink:
     async def ask(self, _subject: str, body: dict[str, Any]) -> None:
         self.made.append((body["action"], body["config"]["ack_wait"]))
 
-    async def publish(self, _subject: str, _data: bytes, reply: str = "") -> None:
-        self.asked.put_nowait(reply)
+    async def publish(self, _subject: str, data: bytes, reply: str = "") -> None:
+        if reply:
+            self.wanted.append(json.loads(data))
+            self.asked.put_nowait(reply)
 
 
 class FakeConsumer:
     credit = 5
+    credit_bytes = 1000
     ack_wait_s = 30.0
     name = "reader"
 
     def __init__(self) -> None:
         self.ready_feeds = 0
+        self.ready: list[str] = []
+
+    def add_ready(self, received: Received) -> None:
+        self.ready.append(received.identity)
 
     def add_ready_feed(self) -> None:
         self.ready_feeds += 1
 
 
-def feed_of(link: FakeLink, consumer: FakeConsumer) -> DestinationFeed:
+def feed_of(link: FakeLink, consumer: FakeConsumer, visibility: object = None) -> DestinationFeed:
     feed = DestinationFeed(
-        cast(Consumer, consumer), cast(EngineLink, link), Destination("q"), lambda *_: None
+        cast(Consumer, consumer),
+        cast(EngineLink, link),
+        Destination("q"),
+        lambda *_: None,
+        cast(Visibility, visibility),
+        ReceiveShares(1000, 1 << 20),
     )
     feed._pause = Backoff(0.0, 0.0)  # no test waits
     return feed
@@ -170,8 +186,84 @@ def test_an_error_that_no_one_knows_ends_no_consumer() -> None:
 def test_what_ends_a_request() -> None:
     assert refusal_of({"Status": "408", "Description": "Request Timeout"}) == ""
     assert refusal_of({"Status": "404"}) == ""
+    assert refusal_of({"Status": "409", "Description": "Batch Completed"}) == ""
     assert refusal_of({"Status": "409", "Description": "Consumer Deleted"}) == "409 Consumer Deleted"
     assert refusal_of({}) == "no status"
+
+
+def test_a_message_that_is_larger_than_all_credit_comes_alone() -> None:
+    link, consumer = FakeLink(), FakeConsumer()
+    too_large = {"Status": "409", "Description": "Message Size Exceeds MaxBytes"}
+
+    async def run() -> None:
+        feed = feed_of(link, consumer, Decisions(is_committed=True))
+        async with asyncio.timeout(60):
+            await link.asked.get()
+            await link.came(came(1))
+            await link.came(SimpleNamespace(subject="_INBOX.1.1", headers=too_large))
+            assert feed.blocked_by is BlockedBy.CONSUMER_BYTES
+            await feed.give_back(feed._held["1"])  # as its consumer does
+            await link.asked.get()
+            await link.came(SimpleNamespace(subject="_INBOX.1.2", headers=too_large))
+            await link.asked.get()
+        await feed.close()
+
+    asyncio.run(run())
+    assert [(wanted["batch"], wanted.get("max_bytes")) for wanted in link.wanted] == [
+        (5, 1000),
+        (5, 1000),
+        (1, None),
+    ]
+
+
+class Decisions:
+    """A transaction that is open until ``decided``, and messages that another one has acknowledged."""
+
+    def __init__(self, *, is_committed: bool, taken: int = 0) -> None:
+        self.decided = asyncio.Event()
+        self._is_committed = is_committed
+        self._taken = taken
+
+    async def is_committed(self, mark: Mark) -> bool:
+        assert mark == Mark("t", "o")
+        await self.decided.wait()
+        return self._is_committed
+
+    async def is_taken(self, _stream: str, _consumer: str, sequence: int) -> bool:
+        return sequence == self._taken
+
+
+def came(sequence: int, deliveries: int = 1, **headers: str) -> SimpleNamespace:
+    return SimpleNamespace(
+        subject="sla.d.q.q",
+        data=b"%d" % sequence,
+        reply=f"ack.{sequence}",
+        headers={"Nats-Msg-Id": str(sequence)}
+        | {key.replace("_", "-"): text for key, text in headers.items()},
+        metadata=SimpleNamespace(num_delivered=deliveries, sequence=SimpleNamespace(stream=sequence)),
+    )
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_what_is_behind_an_open_transaction_waits_with_it(*, is_committed: bool) -> None:
+    link, consumer = FakeLink(), FakeConsumer()
+
+    async def run() -> None:
+        decisions = Decisions(is_committed=is_committed, taken=4)
+        feed = feed_of(link, consumer, decisions)
+        async with asyncio.timeout(60):
+            await link.asked.get()
+            for message in (came(1), came(2, Sla_Transaction="t o"), came(3), came(4, 2), came(5, 2)):
+                await link.came(message)
+            await asyncio.sleep(0)
+            assert consumer.ready == ["1"]
+            decisions.decided.set()
+            while "5" not in consumer.ready:
+                await asyncio.sleep(0)
+        await feed.close()
+
+    asyncio.run(run())
+    assert consumer.ready == (["1", "2", "3", "5"] if is_committed else ["1", "3", "5"])
 
 
 class FakeReceived:
@@ -226,7 +318,8 @@ def test_what_cannot_be_buried_is_given_back() -> None:
     def full(*_: object) -> None:
         raise DestinationFull("_DMQ", "maximum bytes")
 
-    consumer = Consumer(link, cast(Catalogue, None), Selector("q"), "reader", full, max_deliveries=2)
+    nothing = cast(Any, None)
+    consumer = Consumer(link, nothing, Selector("q"), "reader", full, nothing, nothing, max_deliveries=2)
     received = FakeReceived()
     received.headers, received.reject = {}, full  # type: ignore[attr-defined]
     assert consumer.remove_if_dead(cast(Received, received))

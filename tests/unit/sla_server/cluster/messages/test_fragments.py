@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sla_server.cluster.messages.consumer import Received
 from sla_server.cluster.messages.errors import DestinationFull, FragmentsDamaged
+from sla_server.cluster.messages.feed import Received
 from sla_server.cluster.messages.fragments import (
     FRAGMENT_BYTES,
     Assembly,

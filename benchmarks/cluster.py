@@ -1,0 +1,76 @@
+"""``make bench-cluster``: the message system on three nodes of this machine, one run of about an hour.
+
+Every node syncs each message. Small messages, replicas 3, 64 in flight, beside bare nats-py; a large one
+beside the engine's object store; a stopped subscriber among ten; the gap at a producer when the primary is
+killed or hands over; messages lost or doubled while single nodes and pairs are killed; transactions over
+three destinations that die at each step; clients whose node is killed.
+
+``make bench-cluster ARGS="--only kills --kills 20"`` is one row, smaller. Rows: small, stopped, large,
+failover, kills, transactions, connections. The node that is killed, its clients and the benchmark share the
+machine: rates are worth as ratios, gaps as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks import cluster_faults, cluster_rates, harness
+from tests.support.cluster import LocalCluster
+
+Row = Callable[[LocalCluster, Path, argparse.Namespace], tuple[dict[str, float], dict[str, Any]]]
+ROWS: Final[dict[str, Row]] = {
+    "small": lambda cluster, path, asked: cluster_rates.small(cluster, path, asked.messages),
+    "stopped": lambda cluster, path, asked: cluster_rates.stopped(cluster, path, asked.topic_messages),
+    "large": lambda cluster, path, asked: cluster_rates.large(cluster, path, asked.large_bytes),
+    "failover": lambda cluster, path, asked: cluster_faults.failover(cluster, path, asked.failovers),
+    "transactions": lambda cluster, path, asked: cluster_faults.transactions(
+        cluster, path, asked.transactions
+    ),
+    "connections": lambda cluster, path, asked: cluster_faults.connections(cluster, path, asked.clients),
+    "kills": lambda cluster, path, asked: cluster_faults.kills(cluster, path, asked.kills, asked.seed),
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """Its options."""
+    made = argparse.ArgumentParser(prog="make bench-cluster ARGS=...")
+    made.add_argument("--only", action="append", choices=sorted(ROWS), help="this row; may be repeated")
+    made.add_argument("--messages", type=int, default=20_000, help="small ones, of each sample")
+    made.add_argument("--topic-messages", type=int, default=3000, help="to ten subscribers, of each sample")
+    made.add_argument("--large-bytes", type=int, default=10**9, help="of the large message")
+    made.add_argument("--failovers", type=int, default=20, help="kills of the primary, and hand-overs")
+    made.add_argument("--kills", type=int, default=200, help="of nodes")
+    made.add_argument("--transactions", type=int, default=500, help="messages that are moved by them")
+    made.add_argument("--clients", type=int, default=1000, help="connections")
+    made.add_argument("--seed", type=int, default=1, help="of the kills")
+    return made
+
+
+def measure(asked: argparse.Namespace) -> harness.Sample:
+    """Each row on a cluster of its own: none waits for what another one has left."""
+    sample = harness.Sample({})
+    for name, row in ROWS.items():
+        if asked.only and name not in asked.only:
+            continue
+        print(f"{name} ...", flush=True)
+        store_bytes = 3 * asked.large_bytes + (1 << 30) if name == "large" else 2 << 30
+        with (
+            tempfile.TemporaryDirectory(prefix="sla-bench-") as directory,
+            LocalCluster(store_bytes=store_bytes) as cluster,
+        ):
+            cluster.wait_ready()
+            sample.peers["nats-server"] = cluster.engine.text
+            values, raw = row(cluster, Path(directory), asked)
+        print("  " + ", ".join(f"{key} {value:.4g}" for key, value in values.items()), flush=True)
+        sample.values |= values
+        sample.raw |= raw
+    return sample
+
+
+if __name__ == "__main__":
+    chosen = parser().parse_args()
+    harness.main("cluster", lambda: measure(chosen), 1, harness.Options.of(parser(), chosen))
