@@ -10,7 +10,7 @@ REAL := tests/crash tests/e2e tests/integration
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 unexport PYTHONDONTWRITEBYTECODE # some hundred interpreters start: each would compile everything again
-.PHONY: help demo demo-cluster test test-loaded setup setup-bench crash crash-events chaos fuzz bench-mailbox bench-queue bench-poll bench-fleet bench-spark bench-spark_large bench-spark_fleet fmt lint types check unit bench docs wheel deb deb-try screenshots bench-cluster clean
+.PHONY: help demo demo-cluster test test-loaded setup setup-bench crash crash-events chaos fuzz bench-mailbox bench-queue bench-poll bench-fleet bench-cluster bench-spark bench-spark_large bench-spark_fleet fmt lint types check unit bench docs wheel deb deb-try screenshots bench-cluster clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

@@ -1,6 +1,6 @@
 """Figures that rows lacked: failed I/Os of a slice, and the peak of a cap's bursts.
 
-Revision: 0021.
+Revision: 0022.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0021"
-down_revision = "0020"
+revision = "0022"
+down_revision = "0021"
 branch_labels = None
 depends_on = None
 
