@@ -513,3 +513,20 @@ def test_what_a_stranger_asks_for_reaches_the_log_printable_and_bounded(secure_g
     for text in (line["reason"], line["peer"], said.decode()):
         assert text.isprintable()
         assert len(text) < 500
+
+
+def test_a_client_with_extended_headers_gets_no_export_that_has_lost_them(tmp_path, monkeypatch):
+    gateway = Gateway(tmp_path, monkeypatch)
+    monkeypatch.setattr(gateway.exports, "has_extended", lambda _client: True)
+    gateway.say(FLAGS, p.option(p.Opt.EXTENDED_HEADERS), p.option(p.Opt.GO, p.go_data("file")))
+    found, _ = gateway.heard()
+    assert [kind for _, kind, _ in found] == [p.Rep.ACK, p.Rep.ERR_UNKNOWN]
+    assert b"connect again" in found[1][2]
+    gateway.exports.volumes["up"].extended.has = True
+    gateway.say(p.option(p.Opt.GO, p.go_data("up")))
+    gateway.rig.loop.turn()
+    gateway.rig.loop.handlers[gateway.far.fileno()](OUT)
+    gateway.rig.deliver(gateway.far, p.greeting() + p.option_reply(p.Opt.EXTENDED_HEADERS, p.Rep.ERR_UNSUP))
+    found, _ = gateway.heard()
+    assert [kind for _, kind, _ in found] == [p.Rep.ERR_UNKNOWN]
+    assert not gateway.exports.volumes["up"].extended.has, "it is asked again before others are offered any"
