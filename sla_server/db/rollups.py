@@ -15,7 +15,7 @@ with ``OWNER``, which is the name of no ingest queue.
 
 ``hours`` and ``days`` have the columns of ``rollups`` (``hour_us``, ``day_us`` in the place of ``slot_us``):
 sums, of what is a maximum the largest, and the histograms added up. Columns that an older release's rollups
-lack are 0.
+lack are null.
 
 Thread: one at a time.
 """

@@ -43,8 +43,7 @@ def summed(rows: DataFrame, column: str, period_us: int, out_time: str) -> DataF
 
     begin = F.expr(f"{column} div {period_us} * {period_us}").alias(out_time)
     return rows.groupBy(begin, "stream_id").agg(
-        # A file that an older release wrote lacks the newest columns.
-        *(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in rollups.SUMS),
+        *(F.sum(name).alias(name) for name in rollups.SUMS),
         *(F.max(name).alias(name) for name in rollups.GAUGES),
         F.collect_list("hist").alias("hist"),
     )

@@ -67,6 +67,8 @@ def known_history() -> History:
                     "svc_sum_us": ios * 100,
                     "cost_milli": ios * 1000,
                     "covered_us": SLOT_US,
+                    "sequential": ios // 2,
+                    "placed": ios,
                 }
             )
         late = 4000 if 80 + batch_rate > 400 else 20
