@@ -193,6 +193,21 @@ def test_the_log_has_records_of_all_nodes_in_order_also_of_hours_without_the_clu
         assert not deadline.passed, found
     assert found == expected
 
+    async def follow(admin: Admin) -> list[str]:
+        client, seen = await admin.client(), list[str]()
+        async for row, is_late in log_stream.read(
+            client, begin_us, follow=True, node="n2", now_us=SystemClock().unix_us
+        ):
+            assert not is_late
+            seen += [f"n2 {row.line}"] if row.line.startswith(("line-", "last")) else []
+            if len(seen) == len(expected) // 3:
+                append(_home(agents, 1) / "log", [encoded(SystemClock().unix_us(), "info", "last")])
+            if row.line == "last":
+                return seen
+        return seen
+
+    assert agents.ask(follow) == [*expected[1::3], "n2 last"]
+
 
 @pytest.fixture
 def open_session(agents: Agents, tmp_path: Path) -> Iterator[Callable[..., MessageSession]]:
