@@ -271,8 +271,7 @@ def connections(
     ]
     try:
         for child in children:
-            assert child.stdout is not None
-            assert child.stdout.readline().strip() == "ready"
+            _answer(child, "ready")
         victim = cluster.nodes[0].config.listen
         killed_s = time.monotonic()
         cluster.kill(0)
@@ -282,8 +281,7 @@ def connections(
             child.stdin.write(f"{victim}\n")
             child.stdin.flush()
         for child in children:
-            assert child.stdout is not None
-            found.append(json.loads(child.stdout.readline()))
+            found.append(json.loads(_answer(child, "{")))
     finally:
         for child in children:
             child.kill()
@@ -294,6 +292,15 @@ def connections(
     lost = sum(one["lost"] for one in found)
     assert lost, "no client was connected to the node that was killed"
     return values, {"connections": {"clients": clients, "that_lost_their_node": lost}}
+
+
+def _answer(child: subprocess.Popen[str], start: str) -> str:
+    """The next line of a child that begins so; others are of its log."""
+    assert child.stdout is not None
+    for line in child.stdout:
+        if line.startswith(start):
+            return line
+    raise RuntimeError(f"a process of clients has ended: {child.wait()}")
 
 
 class CountedLink(EngineLink):
