@@ -83,7 +83,7 @@ const COLUMNS = [
     drawSpark(td.firstChild.firstChild, keyOf(row));
   }},
   {label: "Error budget left", title: "Of the whole period: bad time that may still come", fill: fillBudget},
-  {label: "What the server does, and why", cls: "wrap full", fill: (td, row) => {
+  {label: "What the server does", title: "And what was found", cls: "wrap full", fill: (td, row) => {
     if (!td.firstChild) td.append(element("span"), element("small", {class: "because"}), element("small"));
     setText(td.firstChild, actionsFor(row, page.snapshot));
     const why = page.whys.get(keyOf(row));
