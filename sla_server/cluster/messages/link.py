@@ -337,7 +337,10 @@ class EngineLink:
             while left := asyncio.all_tasks(self._loop):
                 for task in left:  # again, if one has lost it: ``wait_for`` does when its time comes then
                     task.cancel()
-                self._loop.run_until_complete(asyncio.wait(left, timeout=CANCEL_S))
+                ended, _ = self._loop.run_until_complete(asyncio.wait(left, timeout=CANCEL_S))
+                for task in ended:
+                    if not task.cancelled():
+                        task.exception()  # nothing waits for it; unread, it would be logged
         finally:
             self._loop.close()
 
