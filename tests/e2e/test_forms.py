@@ -413,7 +413,9 @@ def test_an_administrator_adds_changes_and_shuts_out_who_may_come_in(
         until(driver, lambda: "this browser" in text(driver, "#users"), "the session that looks")
         picture(driver, f"users-sessions-{width}")
         assert violations(driver) == []
-        assert [line for line in console_errors(driver) if "400" not in line] == [], "but for what was refused"
+        assert [line for line in console_errors(driver) if "400" not in line] == [], (
+            "but for what was refused"
+        )
     actions = [header["body"]["action"] for header in site.mailbox.recorded]
     wanted = ["user-add", "user-change", "user-change", "sessions-end", "token-revoke", "token-create"]
     assert [each for each in actions if each in wanted] == wanted
