@@ -61,11 +61,15 @@ def add(name: str, file: Path, roles: tuple[str, ...]) -> None:
 
     write_whole(file, text)
     try:
-        _change(added)
-    except BaseException:
+        is_done = _change(added)
+    except (
+        BadUsage
+    ):  # nothing was changed; after any other failure the account may exist, and this be its only secret
         file.unlink(missing_ok=True)
         raise
     click.echo(f"{file} written, mode 0600; carry it to the program that is {name}, then delete it here")
+    if not is_done:
+        raise SystemExit(1)
 
 
 @account.command("list")
@@ -97,7 +101,8 @@ def remove(name: str) -> None:
         _check_known(name, body)
         return {key: value for key, value in body.items() if key != name}
 
-    _change(removed)
+    if not _change(removed):
+        raise SystemExit(1)
 
 
 @account.command()
@@ -117,7 +122,8 @@ def role(name: str, roles: tuple[str, ...], added: tuple[str, ...]) -> None:
         accounts.check_roles(name, wanted)
         return {**body, name: {**body[name], "roles": list(wanted)}}
 
-    _change(changed)
+    if not _change(changed):
+        raise SystemExit(1)
 
 
 def _check_known(name: str, body: Mapping[str, Any]) -> None:
@@ -125,8 +131,8 @@ def _check_known(name: str, body: Mapping[str, Any]) -> None:
         raise BadUsage(f"there is no account {name}; there are {', '.join(sorted(body)) or 'none'}")
 
 
-def _change(changed: Any) -> None:
-    """Change the accounts on all nodes, and say how many have them in force."""
+def _change(changed: Any) -> bool:
+    """Change the accounts on all nodes, say how many have them in force; returns whether all have."""
     from sla_server.cluster import accounts, documents
 
     _, own, _ = resolved()
@@ -137,5 +143,4 @@ def _change(changed: Any) -> None:
     document, answers = ask(change)
     print_answers(answers, lambda answer: f"revision {answer.result.get('revision')}")
     click.echo(f"revision {document.revision} of the accounts holds in the cluster")
-    if not answers.is_done:
-        raise SystemExit(1)
+    return answers.is_done
