@@ -151,7 +151,7 @@ class Gcra:
         rate_per_s: units a second, above 0.
         tau_ns: burst depth.
 
-    Invariant: ``tat_ns`` never moves back, except through ``set_rate``, which keeps the debt in units.
+    Invariant: ``tat_ns`` never moves back, except through ``change``.
     """
 
     __slots__ = ("ns_per_unit", "rate_per_s", "tat_ns", "tau_ns")
@@ -173,15 +173,20 @@ class Gcra:
         start_ns = self.tat_ns if self.tat_ns > now_ns else now_ns
         self.tat_ns = start_ns + int(amount * self.ns_per_unit)
 
-    def set_rate(self, rate_per_s: float, now_ns: int) -> None:
-        """Change the rate while running; what is owed stays the same number of units."""
+    def change(self, rate_per_s: float, tau_ns: int, now_ns: int) -> None:
+        """Change rate and burst while running.
+
+        What is owed beyond the burst stays the same number of units. What is left of the burst stays the same
+        time, at most the new burst: whoever has used a long one is not held for it by a smaller rate or burst,
+        and no change gives it back.
+        """
         if not rate_per_s > 0:
             raise ValueError(f"a rate must be above 0, not {rate_per_s}")
-        debt_ns = self.tat_ns - now_ns
-        if debt_ns > 0:
-            self.tat_ns = now_ns + int(debt_ns * self.rate_per_s / rate_per_s)
-        self.rate_per_s = rate_per_s
-        self.ns_per_unit = 1e9 / rate_per_s
+        ready_ns = self.ready_ns()
+        if ready_ns > now_ns:
+            ready_ns = now_ns + int((ready_ns - now_ns) * self.rate_per_s / rate_per_s)
+        self.rate_per_s, self.tau_ns = rate_per_s, tau_ns
+        self.tat_ns, self.ns_per_unit = ready_ns + tau_ns, 1e9 / rate_per_s
 
 
 class RateSet:
@@ -260,6 +265,5 @@ def _changed(rate: Gcra | None, rate_per_s: float | None, tau_ns: int, now_ns: i
         return None
     if rate is None:
         return Gcra(rate_per_s, tau_ns)
-    rate.set_rate(rate_per_s, now_ns)
-    rate.tau_ns = tau_ns
+    rate.change(rate_per_s, tau_ns, now_ns)
     return rate
