@@ -47,6 +47,11 @@ def io_cost(base: float, transfer_bytes: float, unit_bytes: float = COST_BYTES) 
     return base + transfer_bytes / unit_bytes
 
 
+def at_once_s(length_s: float, ops_per_s: float, peak_ops_per_s: float) -> float:
+    """``Rates.burst_s`` of bursts that last ``length_s`` at their peak, which is above the rate."""
+    return min(max(length_s * (peak_ops_per_s / ops_per_s - 1), DEFAULT_BURST_S), MOST_RATE)
+
+
 @dataclass(frozen=True, slots=True)
 class Rates:
     """Up to three rates a second; None is no limit.
@@ -84,9 +89,16 @@ class Rates:
             _raised(self.ops_per_s, least.ops_per_s),
             _raised(self.bytes_per_s, least.bytes_per_s),
             _raised(self.cost_per_s, least.cost_per_s),
-            self.burst_s,
+            self._raised_burst_s(least),
             _raised(self.peak_ops_per_s, least.ops_per_s),
         )
+
+    def _raised_burst_s(self, least: Rates) -> float | None:
+        """A burst with a peak is no longer for a rate that was raised."""
+        ops, peak, floor = self.ops_per_s, self.peak_ops_per_s, least.ops_per_s
+        if self.burst_s is None or ops is None or peak is None or floor is None or not ops < min(floor, peak):
+            return self.burst_s
+        return at_once_s(self.burst_s / (peak / ops - 1), floor, max(peak, floor))
 
     def scaled(self, ratio: float) -> Rates:
         """Each rate times ``ratio``."""

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pmdaemon.wire.rates import DEFAULT_BURST_S, Gcra, Rates, RateSet
+from pmdaemon.wire.rates import DEFAULT_BURST_S, Gcra, Rates, RateSet, at_once_s
 
 TAU = 20_000_000
 SECOND = 10**9
@@ -160,3 +160,10 @@ def test_no_change_of_a_cap_gives_a_burst_again():
         rates.set_caps(BURST, (number + 1) * SECOND)
         admitted += sum(by_second(rates, (number + 1) * SECOND, 1))
     assert admitted <= 20 * 100 + 100
+
+
+def test_a_floor_above_a_cap_makes_its_bursts_no_longer():
+    cap = Rates(ops_per_s=10.0, burst_s=at_once_s(60, 10, 1000), peak_ops_per_s=1000.0)
+    assert cap.at_least(Rates(ops_per_s=50.0)).burst_s == pytest.approx(60 * 950 / 50)
+    assert cap.at_least(Rates(ops_per_s=2000.0)) == Rates(2000.0, None, None, DEFAULT_BURST_S, 2000.0)
+    assert cap.at_least(Rates(ops_per_s=5.0)) == cap
