@@ -111,14 +111,15 @@ class Rates:
         return Rates(self.ops_per_s, self.bytes_per_s, self.cost_per_s)
 
     def differs(self, other: Rates, ratio: float) -> bool:
-        """Whether a rate appears, goes, or differs by more than ``ratio`` of itself; or the burst differs."""
+        """Whether a rate or the burst appears, goes, or differs by more than ``ratio`` of itself."""
         pairs = (
             (self.ops_per_s, other.ops_per_s),
             (self.bytes_per_s, other.bytes_per_s),
             (self.cost_per_s, other.cost_per_s),
             (self.peak_ops_per_s, other.peak_ops_per_s),
+            (self.burst_s, other.burst_s),
         )
-        return self.burst_s != other.burst_s or any(
+        return any(
             (a is None) != (b is None) or (a is not None and b is not None and abs(a - b) > ratio * b)
             for a, b in pairs
         )
@@ -189,8 +190,8 @@ class Gcra:
         """Change rate and burst while running.
 
         What is owed beyond the burst stays the same number of units. What is left of the burst stays the same
-        time, at most the new burst: whoever has used a long one is not held for it by a smaller rate or burst,
-        and no change gives it back.
+        time, at most the new burst: whoever has used a long one is not held for that by a smaller rate or
+        burst, and no change gives it back.
         """
         if not rate_per_s > 0:
             raise ValueError(f"a rate must be above 0, not {rate_per_s}")

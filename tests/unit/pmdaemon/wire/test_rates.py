@@ -167,3 +167,11 @@ def test_a_floor_above_a_cap_makes_its_bursts_no_longer():
     assert cap.at_least(Rates(ops_per_s=50.0)).burst_s == pytest.approx(60 * 950 / 50)
     assert cap.at_least(Rates(ops_per_s=2000.0)) == Rates(2000.0, None, None, DEFAULT_BURST_S, 2000.0)
     assert cap.at_least(Rates(ops_per_s=5.0)) == cap
+
+
+def test_a_burst_that_hardly_differs_is_no_other_cap():
+    """Of a share that is raised to the least rate the burst follows from the share, which always varies."""
+    shares = [BURST.scaled(ratio).at_least(Rates(ops_per_s=1.0)) for ratio in (0.005, 0.005005, 0.0052)]
+    assert not shares[0].differs(shares[1], 0.01)
+    assert shares[0].differs(shares[2], 0.01)
+    assert BURST.differs(Rates(100.0, peak_ops_per_s=300.0), 0.01)
