@@ -189,17 +189,15 @@ class Gcra:
     def change(self, rate_per_s: float, tau_ns: int, now_ns: int) -> None:
         """Change rate and burst while running.
 
-        What is owed beyond the burst stays the same number of units. What is left of the burst stays the same
-        time, at most the new burst: whoever has used a long one is not held for that by a smaller rate or
-        burst, and no change gives it back.
+        What is owed beyond the burst stays the same number of units, and so does what is left of it, at most
+        the new burst: whoever has used a long one is not held for that by a smaller rate or burst, and no
+        change gives it back.
         """
         if not rate_per_s > 0:
             raise ValueError(f"a rate must be above 0, not {rate_per_s}")
-        ready_ns = self.ready_ns()
-        if ready_ns > now_ns:
-            ready_ns = now_ns + int((ready_ns - now_ns) * self.rate_per_s / rate_per_s)
+        left_ns = int(min(now_ns - self.ready_ns(), self.tau_ns) * self.rate_per_s / rate_per_s)
         self.rate_per_s, self.tau_ns = rate_per_s, tau_ns
-        self.tat_ns, self.ns_per_unit = ready_ns + tau_ns, 1e9 / rate_per_s
+        self.tat_ns, self.ns_per_unit = now_ns + tau_ns - min(left_ns, tau_ns), 1e9 / rate_per_s
 
 
 class RateSet:

@@ -60,8 +60,8 @@ def test_another_rate_keeps_what_is_owed_beyond_the_burst_in_units():
     gcra.charge(0, 200 + 100 * TAU / SECOND)  # two seconds of it beyond the burst
     gcra.change(400, TAU, SECOND)  # 100 units are left: a quarter of a second at the new rate
     assert gcra.ready_ns() == SECOND + SECOND // 4
-    gcra.change(1, TAU, 100 * SECOND)  # nothing owed: nothing to convert
-    assert gcra.ready_ns() == SECOND + SECOND // 4
+    gcra.change(1000, TAU, 100 * SECOND)  # nothing owed, and the whole burst of 8 units left
+    assert gcra.ready_ns() == 100 * SECOND - 8 * SECOND // 1000
 
 
 def test_a_longer_burst_accumulates_from_its_beginning():
@@ -175,3 +175,18 @@ def test_a_burst_that_hardly_differs_is_no_other_cap():
     assert not shares[0].differs(shares[1], 0.01)
     assert shares[0].differs(shares[2], 0.01)
     assert BURST.differs(Rates(100.0, peak_ops_per_s=300.0), 0.01)
+
+
+def test_who_changes_between_two_gateways_has_no_burst_at_each():
+    """Most of the cap follows the load: what is left of a burst must not grow with the share."""
+    large, small = BURST.scaled(0.95), BURST.scaled(0.05)
+    used, other = RateSet(TAU), RateSet(TAU)
+    used.set_caps(large, 0)
+    other.set_caps(small, 0)
+    admitted = 0
+    for start_s in range(1, 101, 10):
+        used.set_caps(large, start_s * SECOND)
+        other.set_caps(small, start_s * SECOND)
+        admitted += sum(by_second(used, start_s * SECOND, 10))
+        used, other = other, used
+    assert admitted == pytest.approx(100 * 100 + 10 * 100, rel=0.06), "one burst of a thousand, and the rate"
