@@ -353,6 +353,7 @@ def _combine(
     summed = np.zeros((len(cut.COLUMNS), len(unique_ids)), dtype=np.int64)
     for column in range(len(cut.COLUMNS)):
         np.add.at(summed[column], row_of, counters[column])
+    np.minimum(summed[cut.SUMMED], cut.MAX_COUNTER, out=summed[cut.SUMMED])  # else the server refuses all
     summed[cut.COL["stream_id"]] = unique_ids
     hist["row"], missed["row"] = row_of[hist["row"]], row_of[missed["row"]]
     if len(unique_ids) < len(ids):

@@ -53,16 +53,14 @@ from gateway_agent.nbd.limits import (
 )
 from gateway_agent.nbd.stalls import StreamStalls
 from pmdaemon.wire import histogram
-from pmdaemon.wire.cut import COLUMNS, FAILED, IO_READ, IO_WRITE, OUTSTANDING
+from pmdaemon.wire.cut import COLUMNS, FAILED, IO_READ, IO_WRITE, MAX_COUNTER, OUTSTANDING
 from pmdaemon.wire.messages.plane_sets import Limit
 from pmdaemon.wire.rates import COST_BYTES, io_cost
 
 FAILED_BIT: Final = 4
 REFUSED_BIT: Final = 8  # by the gateway, for what it asks: its client's error
 LENGTH_SHIFT: Final = 4
-_MOST_LENGTH: Final = (
-    1 << 59
-) - 1  # what 64 bits have room for, shifted; a request that is refused may say more
+_MOST_LENGTH: Final = (1 << 49) - 1  # of what is counted; the sum of one fold is an int64
 PACK_IOS: Final = 256  # more tuples than that cost a stream more memory, and no less time
 FOLD_IOS: Final = 2048  # a fold of so many takes about 0.4 ms, its longest pause
 MOST_MEMBERS: Final = 4096  # names, for people; a stream is counted without one, too
@@ -131,7 +129,7 @@ class StreamAccount:
         self._charged_before = (0, 0, 0)
         self._counts: Ints = np.zeros(4, dtype=np.int64)  # by kind, lifetime
         self._refused: Ints = np.zeros(4, dtype=np.int64)  # of these, by the gateway: they are not charged
-        self._bytes: Ints = np.zeros(3, dtype=np.int64)  # read, written, charged for zeroing; lifetime
+        self._bytes = [0, 0, 0]  # read, written, charged for zeroing; lifetime
         self._flushes = 0  # that succeeded
         self._errors = 0
         self._sums_ns: Ints = np.zeros(3, dtype=np.int64)  # latency, service, delay; lifetime
@@ -166,7 +164,7 @@ class StreamAccount:
     def _charged(self) -> tuple[int, int, int]:
         """Lifetime requests charged as reads, and as writes; bytes charged."""
         reads, writes, zeroing, _ = (int(count) for count in self._counts - self._refused)
-        return reads, writes + zeroing + self._flushes, int(self._bytes.sum())
+        return reads, writes + zeroing + self._flushes, sum(self._bytes)
 
     def _cost(self) -> float:
         """Lifetime cost, each request at the costs of its time."""
@@ -275,7 +273,8 @@ class StreamAccount:
         is_io = is_read | is_write
         self._counts += np.bincount(kind, minlength=4)
         is_zeroing = kind == KIND_ZEROING
-        self._bytes += [transferred[each].sum() for each in (is_read, is_write, is_zeroing)]
+        for i, each in enumerate((is_read, is_write, is_zeroing)):
+            self._bytes[i] += int(transferred[each].sum())
         self._flushes += int(np.count_nonzero((kind == KIND_FLUSH) & (flags == 0)))
         latency_ns = (done_ns - arrived_ns)[is_io]
         service_ns, delay_ns = (replied_ns - sent_ns)[is_io], (sent_ns - arrived_ns)[is_io]
@@ -309,7 +308,7 @@ class StreamAccount:
     def _lifetime(self) -> dict[str, int]:
         """Lifetime value of every column that a cut carries as a difference."""
         reads, writes, zeroing, others = (int(count) for count in self._counts)
-        read_bytes, write_bytes, _ = (int(count) for count in self._bytes)
+        read_bytes, write_bytes, _ = self._bytes
         latency_ns, service_ns, delay_ns = (int(total) for total in self._sums_ns)
         return {
             "arrived": self.arrived,
@@ -337,7 +336,8 @@ class StreamAccount:
             session.cut_ended(now_ns)
         if lifetime == reported and not entries and not len(pendings):
             return None
-        row = {name: value - reported[name] for name, value in lifetime.items()}
+        # Zeroes of many TiB can cost more than the server takes of a cut; the rest is not counted.
+        row = {name: min(value - reported[name], MAX_COUNTER) for name, value in lifetime.items()}
         if (len(pendings) or row["errors"]) and not any(entry[0] >= FAILED for entry in entries):
             entries.append((OUTSTANDING + IO_READ, 0, 0, 0))  # no read or write waits, and none failed
         row |= {"stream_id": 0, "inflight": inflight, "held": held}

@@ -175,6 +175,7 @@ class RequestBuffer:
         write gets the flag here, for its storage; in the queue it is without.
         """
         view, position, end, transfers = self._view, self.parse_pos, self.end_pos, 0
+        ends, self.sequential = list(self._ends), 0
         while end - position >= p.EXTENDED_REQUEST.size:
             at = position - self._base
             magic, flags, command, cookie, offset, length = p.EXTENDED_REQUEST.unpack_from(view, at)
@@ -193,10 +194,13 @@ class RequestBuffer:
                 break
             if command == p.Cmd.WRITE:
                 flags &= ~p.CMD_FLAG_PAYLOAD_LEN
-            transfers += command in (p.Cmd.READ, p.Cmd.WRITE)
+            if command in (p.Cmd.READ, p.Cmd.WRITE):
+                transfers += 1
+                self.sequential += offset == ends[command]
+                ends[command] = offset + length
             self.last_cookie = cookie
             self.queue.append((now_ns, cookie, command, length, offset, flags, position))
-        self.parse_pos = position
+        self.parse_pos, self._ends = position, (ends[p.Cmd.READ], ends[p.Cmd.WRITE])
         if position > end and end - self.sent_pos >= self._capacity:
             self._was_full = True
         return transfers

@@ -287,6 +287,8 @@ class ClientHandshake(Machine):
 
     def _learn(self, size_bytes: int, flags: int) -> None:
         """A server that offers DF without structured replies cannot mean it."""
+        if size_bytes >> 63:
+            raise NbdProtocolError(self.peer, f"its size of {size_bytes} bytes exceeds 63 bits")
         self.facts = ExportFacts(size_bytes, flags).for_client(p.ReplyMode(self.agreed.structured))
 
     def _on_name_reply(self) -> bytes | None:

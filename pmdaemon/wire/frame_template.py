@@ -43,6 +43,11 @@ SHAPES_A_SIZE: Final = 4  # of equal size are, say, a cut with a long seq and on
 SIZES: Final = (
     4096  # sizes of answers that are remembered, a few hundred bytes each; then they are learned again
 )
+MOST_HEAD_BYTES: Final = 5 << 10
+"""Of both headers of an answer that is learned: some 1,000 streams. Larger ones change from cut to cut."""
+MOST_BYTES: Final = 8 << 20
+"""That all shapes take, about, with those that others have replaced; then they are learned again."""
+_OWN_BYTES: Final = 400  # of a shape, beside its heads
 CUT_KEYS: Final = ("gw", "ep", "seq", "n", "h", "m")
 REPLY_KEYS: Final = ("poll", "wall_us", "dropped")
 FREE_KEYS: Final = ("ep",)  # random numbers of 64 bits
@@ -193,6 +198,7 @@ class FrameTemplates:
     def __init__(self) -> None:
         self._by_header_bytes: dict[int, list[FrameTemplate]] = {}
         self._by_bytes: dict[int, list[tuple[Any, ...]]] = {}
+        self._bytes = 0
 
     def match(self, data: memoryview, size: int) -> Match | None:
         """What the first ``size`` bytes of ``data`` say, if they are one whole answer of a known shape."""
@@ -222,12 +228,22 @@ class FrameTemplates:
     def _keep(self, end: int, shape: FrameTemplate, cut_bytes: int) -> None:
         if len(self._by_bytes) >= SIZES:
             self._by_bytes.clear()
+        self._make_room(shape.head_bytes + shape.tail_bytes)
         between = end - shape.head_bytes - shape.tail_bytes
         parts = struct.Struct(f"{shape.head_bytes}s{between}x{shape.tail_bytes}s").unpack_from
         mask, pattern = shape.mask | 0xFFFFFFFF, shape.pattern | (cut_bytes - 4)
         known = self._by_bytes.setdefault(end, [])
         known.insert(0, (parts, mask, pattern, shape.read, cut_bytes, cut_bytes - shape.blob_at))
         del known[SHAPES_A_SIZE:]
+
+    def _make_room(self, head_bytes: int) -> None:
+        """For mask and pattern of one shape."""
+        more = 2 * head_bytes + _OWN_BYTES
+        if self._bytes + more > MOST_BYTES:
+            self._by_bytes.clear()
+            self._by_header_bytes.clear()
+            self._bytes = 0
+        self._bytes += more
 
     def learn(self, data: memoryview) -> bool:
         """Learn the shape of an accepted answer; False if it has none, or is no usual answer."""
@@ -241,12 +257,15 @@ class FrameTemplates:
         if cut.flags not in (0, FLAG_LIVE) or reply.flags:
             return False
         head = _unpadded(cut.raw)
+        if len(head) + len(reply.raw) > MOST_HEAD_BYTES:
+            return False
         if any(len(item.header) != item.raw[PREFIX.size] ^ 0x80 for item in frames):
             return False  # a key is there twice: which one counts no shape can say
         try:
             shape = FrameTemplate(head, bytes(reply.raw))
         except _Unlearnable:
             return False
+        self._make_room(len(head) + len(reply.raw))
         known = self._by_header_bytes.setdefault(len(head) - PREFIX.size, [])
         known.insert(0, shape)
         del known[SHAPES_A_SIZE:]

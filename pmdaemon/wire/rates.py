@@ -47,6 +47,11 @@ def io_cost(base: float, transfer_bytes: float, unit_bytes: float = COST_BYTES) 
     return base + transfer_bytes / unit_bytes
 
 
+def at_once_s(length_s: float, ops_per_s: float, peak_ops_per_s: float) -> float:
+    """``Rates.burst_s`` of bursts that last ``length_s`` at their peak, which is above the rate."""
+    return min(max(length_s * (peak_ops_per_s / ops_per_s - 1), DEFAULT_BURST_S), MOST_RATE)
+
+
 @dataclass(frozen=True, slots=True)
 class Rates:
     """Up to three rates a second; None is no limit.
@@ -84,9 +89,16 @@ class Rates:
             _raised(self.ops_per_s, least.ops_per_s),
             _raised(self.bytes_per_s, least.bytes_per_s),
             _raised(self.cost_per_s, least.cost_per_s),
-            self.burst_s,
+            self._raised_burst_s(least),
             _raised(self.peak_ops_per_s, least.ops_per_s),
         )
+
+    def _raised_burst_s(self, least: Rates) -> float | None:
+        """A burst with a peak is no longer for a rate that was raised."""
+        ops, peak, floor = self.ops_per_s, self.peak_ops_per_s, least.ops_per_s
+        if self.burst_s is None or ops is None or peak is None or floor is None or not ops < min(floor, peak):
+            return self.burst_s
+        return at_once_s(self.burst_s / (peak / ops - 1), floor, max(peak, floor))
 
     def scaled(self, ratio: float) -> Rates:
         """Each rate times ``ratio``."""
@@ -99,14 +111,15 @@ class Rates:
         return Rates(self.ops_per_s, self.bytes_per_s, self.cost_per_s)
 
     def differs(self, other: Rates, ratio: float) -> bool:
-        """Whether a rate appears, goes, or differs by more than ``ratio`` of itself; or the burst differs."""
+        """Whether a rate or the burst appears, goes, or differs by more than ``ratio`` of itself."""
         pairs = (
             (self.ops_per_s, other.ops_per_s),
             (self.bytes_per_s, other.bytes_per_s),
             (self.cost_per_s, other.cost_per_s),
             (self.peak_ops_per_s, other.peak_ops_per_s),
+            (self.burst_s, other.burst_s),
         )
-        return self.burst_s != other.burst_s or any(
+        return any(
             (a is None) != (b is None) or (a is not None and b is not None and abs(a - b) > ratio * b)
             for a, b in pairs
         )
@@ -151,7 +164,7 @@ class Gcra:
         rate_per_s: units a second, above 0.
         tau_ns: burst depth.
 
-    Invariant: ``tat_ns`` never moves back, except through ``set_rate``, which keeps the debt in units.
+    Invariant: ``tat_ns`` never moves back, except through ``change``.
     """
 
     __slots__ = ("ns_per_unit", "rate_per_s", "tat_ns", "tau_ns")
@@ -173,15 +186,18 @@ class Gcra:
         start_ns = self.tat_ns if self.tat_ns > now_ns else now_ns
         self.tat_ns = start_ns + int(amount * self.ns_per_unit)
 
-    def set_rate(self, rate_per_s: float, now_ns: int) -> None:
-        """Change the rate while running; what is owed stays the same number of units."""
+    def change(self, rate_per_s: float, tau_ns: int, now_ns: int) -> None:
+        """Change rate and burst while running.
+
+        What is owed beyond the burst stays the same number of units, and so does what is left of it, at most
+        the new burst: whoever has used a long one is not held for that by a smaller rate or burst, and no
+        change gives it back.
+        """
         if not rate_per_s > 0:
             raise ValueError(f"a rate must be above 0, not {rate_per_s}")
-        debt_ns = self.tat_ns - now_ns
-        if debt_ns > 0:
-            self.tat_ns = now_ns + int(debt_ns * self.rate_per_s / rate_per_s)
-        self.rate_per_s = rate_per_s
-        self.ns_per_unit = 1e9 / rate_per_s
+        left_ns = int(min(now_ns - self.ready_ns(), self.tau_ns) * self.rate_per_s / rate_per_s)
+        self.rate_per_s, self.tau_ns = rate_per_s, tau_ns
+        self.tat_ns, self.ns_per_unit = now_ns + tau_ns - min(left_ns, tau_ns), 1e9 / rate_per_s
 
 
 class RateSet:
@@ -260,6 +276,5 @@ def _changed(rate: Gcra | None, rate_per_s: float | None, tau_ns: int, now_ns: i
         return None
     if rate is None:
         return Gcra(rate_per_s, tau_ns)
-    rate.set_rate(rate_per_s, now_ns)
-    rate.tau_ns = tau_ns
+    rate.change(rate_per_s, tau_ns, now_ns)
     return rate

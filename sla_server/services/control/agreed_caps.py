@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from pmdaemon.wire.rates import DEFAULT_BURST_S, Rates
+from pmdaemon.wire.rates import Rates, at_once_s
 from sla_server.agreements.promise import VolumeClass
 from sla_server.services.control.decisions import RaiseEvent
 from sla_server.services.control.inventory import BackendInventory
@@ -40,8 +40,7 @@ def rates_of(agreed: VolumeClass) -> Rates:
     cap, peak, length_s = agreed.cap_iops, agreed.burst_iops, agreed.burst_s
     if cap is None or peak is None or length_s is None or peak <= cap:
         return Rates(ops_per_s=cap)
-    at_once_s = max(length_s * (peak - cap) / cap, DEFAULT_BURST_S)
-    return Rates(ops_per_s=cap, burst_s=at_once_s, peak_ops_per_s=peak)
+    return Rates(ops_per_s=cap, burst_s=at_once_s(length_s, cap, peak), peak_ops_per_s=peak)
 
 
 class AgreedCaps:

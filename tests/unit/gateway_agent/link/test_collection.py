@@ -327,3 +327,12 @@ def test_what_is_sequential_is_added_up_and_not_known_where_a_source_does_not_co
     idle = sample(rows=[counters(), counters(3)], streams=(key, own), sequential=np.array([0, 1]))
     assert known(idle) == {ids["own"]: 1}
     assert merged(host).sequential == b""
+
+
+def test_sums_of_several_samples_stay_within_what_the_server_takes_of_a_cut():
+    key = (StreamKey("v", "c", "b"),)
+    rows = [counters(4, cum_reads=1 << 50, cost_milli=cut.MAX_COUNTER)]
+    made = merged(sample(rows=rows, streams=key), sample("nbd-1", rows=rows, streams=key))
+    assert cut.fault_of(made) is None
+    assert made.column("cost_milli").tolist() == [cut.MAX_COUNTER]
+    assert (made.column("reads").tolist(), made.column("cum_reads").tolist()) == ([8], [1 << 51])

@@ -18,7 +18,7 @@ from gateway_agent.nbd.cuts import (
     RunDelay,
     StreamTable,
 )
-from gateway_agent.nbd.limits import KIND_READ, KIND_WRITE
+from gateway_agent.nbd.limits import KIND_READ, KIND_WRITE, KIND_ZEROING
 from pmdaemon.wire import cut, frame, histogram
 from pmdaemon.wire.histogram import SERVICE
 from pmdaemon.wire.messages.plane_sets import PlaneThresholds, ThresholdEntry
@@ -489,3 +489,21 @@ def test_a_cut_says_how_many_of_each_row_were_sequential():
     maker.io("host-b", count=2)
     later = as_cut(maker.raw(frame.decode(maker.raw()).header["id"]))
     assert cut.sequential_counts(later.sequential).tolist() == [2]
+
+
+def test_requests_of_any_length_keep_the_counters_of_a_cut_within_what_the_server_takes():
+    """With extended headers one request zeroes up to the size of the export, 8 EiB, and many fit in a cut."""
+    maker = Maker()
+    stream = maker.made.table.get(EXPORT, "host-a", maker.made.thresholds)
+    zeroes = (0, word_of(KIND_ZEROING, 1 << 63, failed=False), 10**8, 10**8, 10**8)
+    got = 0
+    for _ in range(3):
+        stream.record([zeroes] * 5000, 2 * 10**8)
+        raw = maker.raw(got)
+        got, found = frame.decode(raw).header["id"], as_cut(raw)
+        assert cut.fault_of(found) is None
+        assert found.column("others").tolist() == [5000]
+        assert found.column("cost_milli").tolist() == [cut.MAX_COUNTER]
+    maker.io(count=2)
+    later = as_cut(maker.raw(got)).column("cost_milli").tolist()
+    assert 0 < later[0] < 10**9, "what was beyond is in no later cut"

@@ -321,3 +321,23 @@ def test_a_file_has_none_and_no_upstream_is_asked_because_of_it(tmp_path):
     assert not table.has_extended(ClientIdentity("uid-0", None))
     assert asked == []
     table.close()
+
+
+def test_requests_with_extended_headers_are_counted_as_sequential_too():
+    buffer = RequestBuffer("client", extended=True)
+
+    def sequential(*requests):
+        raw = b"".join(requests)
+        buffer.room()[: len(raw)] = raw
+        buffer.received(len(raw), 1)
+        return buffer.sequential
+
+    def read(begin):
+        return say(p.Cmd.READ, begin, AT + begin, 512)
+
+    def write(begin):
+        return say(p.Cmd.WRITE, begin, AT + begin, 512) + bytes(512)
+
+    assert sequential(read(0), read(512), write(1024), read(1024)) == 2
+    assert sequential(say(p.Cmd.TRIM, 9, 0, TIB)) == 0, "of this call, which has neither reads nor writes"
+    assert sequential(write(1536), read(0), write(2048)) == 2

@@ -283,3 +283,12 @@ def test_both_sides_understand_each_other_in_chunks():
     assert Open("vol-1", CHUNKS_AND_STATUS) in far.feed(said)
     near.feed(sent(far.opened(FACTS)))
     assert (near.state, near.agreed) == (HandshakeState.READY, Agreed(True, p.ALLOCATION_ID))
+
+
+@pytest.mark.parametrize("size_bytes", [1 << 63, (1 << 64) - 512])
+def test_an_export_whose_size_exceeds_63_bits_is_refused(size_bytes):
+    """REGISTER has no room for it: the server would refuse the gateway, with all of its volumes."""
+    near, far = ClientHandshake("vol-1", "up"), ServerHandshake(["vol-1"], "client test")
+    far.feed(near.feed(far.greeting()))
+    with pytest.raises(NbdProtocolError, match="63 bits"):
+        near.feed(sent(far.opened(replace(FACTS, size_bytes=size_bytes))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pmdaemon.errors import WireError
-from pmdaemon.wire import cut, frame
+from pmdaemon.wire import cut, frame, frame_template
 from pmdaemon.wire.frame_template import SHAPES_A_SIZE, SIZES, FrameTemplates, Match
 from pmdaemon.wire.kinds import Kind
 
@@ -221,3 +222,29 @@ def test_answers_of_ever_new_sizes_are_recognised_and_memory_is_bounded() -> Non
         assert match(shapes, answer(CUT, REPLY, 8 * blocks)) is not None
     assert match(shapes, answer(CUT, REPLY, 0)) is not None
     assert len(shapes._by_bytes) <= SIZES  # memory, which shows nowhere else
+
+
+def with_streams(rows: int) -> memoryview:
+    return answer(CUT | {"n": rows, "sq": bytes(4 * rows)}, REPLY)
+
+
+def test_the_header_of_a_cut_of_very_many_streams_is_not_learned() -> None:
+    """A gateway whose rows change from cut to cut would fill the memory with shapes of 16 KB."""
+    shapes = FrameTemplates()
+    tracemalloc.start()
+    for rows in range(1300, 4000, 10):
+        assert not shapes.learn(with_streams(rows))
+    assert tracemalloc.get_traced_memory()[0] < 1 << 20
+    tracemalloc.stop()
+    assert match(learned(with_streams(1000)), with_streams(1000)) is not None
+
+
+def test_shapes_beyond_what_they_may_take_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame_template, "MOST_BYTES", 64 << 10)
+    shapes = FrameTemplates()
+    for rows in range(1, 1000, 10):
+        assert shapes.learn(with_streams(rows))
+        assert match(shapes, with_streams(rows)) is not None
+    known = [rows for rows in range(1, 1000, 10) if match(shapes, with_streams(rows)) is not None]
+    assert known[-1] == 991
+    assert 2 <= len(known) <= 10

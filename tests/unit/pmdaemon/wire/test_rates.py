@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pmdaemon.wire.rates import DEFAULT_BURST_S, Gcra, Rates, RateSet
+from pmdaemon.wire.rates import DEFAULT_BURST_S, Gcra, Rates, RateSet, at_once_s
 
 TAU = 20_000_000
 SECOND = 10**9
@@ -55,13 +55,20 @@ def test_the_debt_has_no_bound():
     assert gcra.ready_ns() == 100 * SECOND - TAU
 
 
-def test_another_rate_keeps_the_debt_in_units():
+def test_another_rate_keeps_what_is_owed_beyond_the_burst_in_units():
     gcra = Gcra(100, TAU)
-    gcra.charge(0, 200)  # two seconds of debt
-    gcra.set_rate(400, SECOND)  # 100 units are left: a quarter of a second at the new rate
-    assert gcra.tat_ns == SECOND + SECOND // 4
-    gcra.set_rate(1, 100 * SECOND)  # nothing owed: nothing to convert
-    assert gcra.tat_ns == SECOND + SECOND // 4
+    gcra.charge(0, 200 + 100 * TAU / SECOND)  # two seconds of it beyond the burst
+    gcra.change(400, TAU, SECOND)  # 100 units are left: a quarter of a second at the new rate
+    assert gcra.ready_ns() == SECOND + SECOND // 4
+    gcra.change(1000, TAU, 100 * SECOND)  # nothing owed, and the whole burst of 8 units left
+    assert gcra.ready_ns() == 100 * SECOND - 8 * SECOND // 1000
+
+
+def test_a_longer_burst_accumulates_from_its_beginning():
+    gcra = Gcra(100, TAU)
+    gcra.charge(10 * SECOND, 2)
+    gcra.change(100, 30 * SECOND, 10 * SECOND)
+    assert gcra.ready_ns() == 10 * SECOND, "no more than was left of the former"
 
 
 @pytest.mark.parametrize("rate", [0, -1, float("nan")])
@@ -69,7 +76,7 @@ def test_a_rate_is_above_zero(rate):
     with pytest.raises(ValueError, match="above 0"):
         Gcra(rate, TAU)
     with pytest.raises(ValueError, match="above 0"):
-        Gcra(1, TAU).set_rate(rate, 0)
+        Gcra(1, TAU).change(rate, TAU, 0)
 
 
 @given(
@@ -122,3 +129,64 @@ def test_of_two_caps_the_smaller_peak_and_the_smaller_burst_hold_and_both_are_di
     assert (half.ops_per_s, half.peak_ops_per_s, half.burst_s) == (50.0, 150.0, 10.0)
     assert BURST.differs(Rates(100.0, burst_s=10.0, peak_ops_per_s=310.0), 0.01)
     assert half.at_least(Rates(ops_per_s=400.0)).peak_ops_per_s == 400.0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Rates(ops_per_s=5.0, burst_s=10.0, peak_ops_per_s=15.0),  # its share has moved to another gateway
+        Rates(ops_per_s=100.0),  # the agreement has no burst any more
+        BURST.tighter(Rates(cost_per_s=50.0)),  # a throttle has come
+    ],
+)
+def test_who_has_used_a_burst_goes_on_at_the_rate_when_the_cap_changes(other):
+    rates = RateSet(TAU)
+    rates.set_caps(BURST, 0)
+    by_second(rates, SECOND, 10)
+    rates.set_caps(other, 11 * SECOND)
+    found = by_second(rates, 11 * SECOND, 10)
+    most = min(other.ops_per_s, (other.cost_per_s or 1e9))
+    assert found == pytest.approx([most] * 10, abs=3)
+
+
+def test_no_change_of_a_cap_gives_a_burst_again():
+    rates, small = RateSet(TAU), Rates(ops_per_s=5.0, burst_s=10.0, peak_ops_per_s=15.0)
+    rates.set_caps(BURST, 0)
+    by_second(rates, SECOND, 10)
+    admitted = 0
+    for number in range(11, 31, 2):
+        rates.set_caps(small if number % 4 == 1 else BURST.without_burst(), number * SECOND)
+        admitted += sum(by_second(rates, number * SECOND, 1))
+        rates.set_caps(BURST, (number + 1) * SECOND)
+        admitted += sum(by_second(rates, (number + 1) * SECOND, 1))
+    assert admitted <= 20 * 100 + 100
+
+
+def test_a_floor_above_a_cap_makes_its_bursts_no_longer():
+    cap = Rates(ops_per_s=10.0, burst_s=at_once_s(60, 10, 1000), peak_ops_per_s=1000.0)
+    assert cap.at_least(Rates(ops_per_s=50.0)).burst_s == pytest.approx(60 * 950 / 50)
+    assert cap.at_least(Rates(ops_per_s=2000.0)) == Rates(2000.0, None, None, DEFAULT_BURST_S, 2000.0)
+    assert cap.at_least(Rates(ops_per_s=5.0)) == cap
+
+
+def test_a_burst_that_hardly_differs_is_no_other_cap():
+    """Of a share that is raised to the least rate the burst follows from the share, which always varies."""
+    shares = [BURST.scaled(ratio).at_least(Rates(ops_per_s=1.0)) for ratio in (0.005, 0.005005, 0.0052)]
+    assert not shares[0].differs(shares[1], 0.01)
+    assert shares[0].differs(shares[2], 0.01)
+    assert BURST.differs(Rates(100.0, peak_ops_per_s=300.0), 0.01)
+
+
+def test_who_changes_between_two_gateways_has_no_burst_at_each():
+    """Most of the cap follows the load: what is left of a burst must not grow with the share."""
+    large, small = BURST.scaled(0.95), BURST.scaled(0.05)
+    used, other = RateSet(TAU), RateSet(TAU)
+    used.set_caps(large, 0)
+    other.set_caps(small, 0)
+    admitted = 0
+    for start_s in range(1, 101, 10):
+        used.set_caps(large, start_s * SECOND)
+        other.set_caps(small, start_s * SECOND)
+        admitted += sum(by_second(used, start_s * SECOND, 10))
+        used, other = other, used
+    assert admitted == pytest.approx(100 * 100 + 10 * 100, rel=0.06), "one burst of a thousand, and the rate"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pmdaemon.wire.messages.agent import BURST_CAPS, CLIENT_CAPS
+from pmdaemon.wire.messages.plane_sets import PlaneCaps
 from pmdaemon.wire.rates import Rates
 from sla_server.agreements.promise import Priority, VolumeClass
 from sla_server.services.control.agreed_caps import rates_of
@@ -160,3 +161,11 @@ def test_an_agent_that_cannot_hold_a_burst_to_its_peak_is_sent_none() -> None:
 def test_a_cap_of_bursts_that_are_no_faster_is_a_plain_one() -> None:
     level = VolumeClass("a", Priority.GOLD, ("erp",), cap_iops=100.0, burst_iops=100.0, burst_s=5.0)
     assert rates_of(level) == Rates(ops_per_s=100.0)
+
+
+def test_the_longest_burst_of_the_lowest_cap_is_one_that_a_plane_takes() -> None:
+    """It refuses a set with one rate that cannot be, and all caps of the gateway with it."""
+    widest = VolumeClass("a", Priority.GOLD, ("erp",), cap_iops=1e-9, burst_iops=1e9, burst_s=3600.0)
+    sent = caps_of(world(widest, features=(CLIENT_CAPS, BURST_CAPS)).step((A, USE, 0)), A)
+    taken = PlaneCaps.parse({"gen": 1, "caps": [*sent.caps]})
+    assert taken.volumes["erp"].peak_ops_per_s == 1e9
