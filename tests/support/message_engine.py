@@ -208,6 +208,8 @@ class LossyLink(EngineLink):
         self.stream = cast(Any, SimpleNamespace(publish=self._publish_js, stream_info=self._info))
         self.loop = asyncio.new_event_loop()
         self._replaced = {}
+        self._denied = set()
+        self._account = ""
 
     @property
     def limit_bytes(self) -> int:

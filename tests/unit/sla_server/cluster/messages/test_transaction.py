@@ -176,6 +176,42 @@ def test_an_outage_from_any_step_on_leaves_all_or_nothing(make_world: MakeWorld)
     assert ends == {TransactionPhase.ROLLED_BACK, TransactionPhase.IN_DOUBT, TransactionPhase.COMMITTED}
 
 
+def test_a_commit_repeated_in_the_same_outage_does_not_say_rolled_back(make_world: MakeWorld) -> None:
+    """What the first try has decided no later failure of a repetition may deny."""
+    for place in range(steps_of(make_world)):
+        for fault in (Fault.LOST, Fault.UNANSWERED):
+            for is_lost_again, is_given_back in itertools.product((True, False), repeat=2):
+                out = [fault]
+                world = make_world(
+                    lambda step, place=place, out=out: out[-1] if step >= place and out else None
+                )
+                transaction = world.begin()
+                with contextlib.suppress(MessagesError):
+                    transaction.commit()
+                if transaction.phase is TransactionPhase.IN_DOUBT and is_given_back:
+                    world.received.give_back()
+                if transaction.phase is TransactionPhase.IN_DOUBT and is_lost_again:
+                    out.append(Fault.LOST)
+                    with pytest.raises(TransactionInDoubt):
+                        transaction.commit()
+                out.clear()
+                if transaction.phase is TransactionPhase.IN_DOUBT:
+                    with contextlib.suppress(MessageTaken):
+                        transaction.commit()
+                world.engine.clock.advance(LATER_S)
+                world.check(is_committed=transaction.phase is TransactionPhase.COMMITTED)
+
+
+def test_a_commit_that_is_interrupted_can_be_called_again(make_world: MakeWorld) -> None:
+    world = make_world(lambda step: Fault.DIES_AFTER if step == 4 else None)
+    transaction = world.begin()
+    with pytest.raises(Died):  # as KeyboardInterrupt is: no Exception
+        transaction.commit()
+    world.session.link.is_dead = False
+    transaction.commit()
+    assert world.check(is_committed=True)
+
+
 def test_a_coordinator_that_was_only_slow_is_fenced(make_world: MakeWorld) -> None:
     """At each step others take it for dead: by a pass over all states, or by coming upon a message."""
     for place, how in itertools.product(range(steps_of(make_world)), ("recover", "receive", "taken")):
