@@ -204,6 +204,7 @@ class LossyLink(EngineLink):
         self.fault = fault
         self.steps = 0
         self.is_dead = False
+        self.asked: set[str] = set()
         self.client = cast(Any, self)
         self.stream = cast(Any, SimpleNamespace(publish=self._publish_js, stream_info=self._info))
         self.loop = asyncio.new_event_loop()
@@ -262,6 +263,7 @@ class LossyLink(EngineLink):
     def _step(self, subject: str, data: bytes, headers: Mapping[str, str] | None) -> dict[str, Any]:
         if self.is_dead:
             raise Died
+        self.asked.add(subject)
         fault = self.fault(self.steps)
         self.steps += 1
         if fault is Fault.DIES_BEFORE:

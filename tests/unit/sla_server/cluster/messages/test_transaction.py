@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 from collections.abc import Callable, Iterator
 from typing import cast
 
 import pytest
 
+from sla_server.cluster import accounts
+from sla_server.cluster.accounts import Account
 from sla_server.cluster.messages.errors import (
     BadSettings,
     DestinationFull,
@@ -432,3 +435,50 @@ def test_what_is_not_held_cannot_be_acknowledged(make_world: MakeWorld) -> None:
     world.received.is_held = False
     with pytest.raises(MessageTaken, match="given back"):
         transaction.commit()
+
+
+def permitted(engine: Engine, *roles: str) -> Callable[[str], bool]:
+    """Whether the engine lets an account of these roles publish to a subject."""
+    allowed, _ = accounts.permissions(Account("shop", roles, ""), engine.destinations.values())
+    patterns = [
+        re.compile(re.escape(text).replace(r"\*", "[^.]+").replace(">", ".+")) for text in allowed
+    ]
+    return lambda subject: any(pattern.fullmatch(subject) for pattern in patterns)
+
+
+def test_roles_of_all_that_takes_part_suffice_for_a_transaction(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.begin().commit()
+    asked = world.session.link.asked
+    is_permitted = permitted(world.engine, "consumer:source", "producer:eu", "producer:us", "producer:log")
+    assert not sorted(subject for subject in asked if not is_permitted(subject))
+    less = permitted(world.engine, "consumer:eu", "producer:us")
+    refused = {subject.split(".")[3] for subject in asked if not less(subject) and subject[:4] == "sla."}
+    assert refused == {"SLA_source", "eu", "log"}  # the lock of a message, and what goes elsewhere
+
+
+def test_a_consumer_may_find_out_what_becomes_of_a_message(make_world: MakeWorld) -> None:
+    """Also that it came again without any transaction, was left by a coordinator, or that none ever was."""
+    world = make_world(lambda step: Fault.DIES_BEFORE if step == 6 else None)
+    reader = world.other()
+    assert not reader.is_taken(world.received)
+    with pytest.raises(Died):
+        world.begin().commit()
+    world.engine.clock.advance(LATER_S)
+    assert world.seen(reader) == NOTHING
+    assert not reader.is_taken(world.received)
+    assert reader.link.run(reader.register.final("never", 5.0)) is not None
+    is_permitted = permitted(world.engine, "consumer:source")
+    assert not sorted(subject for subject in reader.link.asked if not is_permitted(subject))
+
+
+def test_roles_of_transactions_make_and_remove_nothing() -> None:
+    engine = Engine(has_batches=True)
+    engine.add("eu")
+    is_permitted = permitted(engine, "consumer:>", "producer:>", "monitor")
+    for call in ("CREATE", "UPDATE", "DELETE", "PURGE", "MSG.DELETE", "SNAPSHOT"):
+        assert not is_permitted(f"$JS.API.STREAM.{call}.SLA_TRANSACTIONS")
+    assert not is_permitted("$JS.API.CONSUMER.CREATE.SLA_TRANSACTIONS.x")
+    assert not is_permitted("sla.t.l.SLA_us.queue-us.1")
+    assert not permitted(engine, "monitor")("sla.t.s.x")
+    assert not permitted(engine, "producer:nothing")("sla.t.s.x")
