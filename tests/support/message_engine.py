@@ -26,6 +26,7 @@ import nats.js.errors
 from pmdaemon.runtime.clock import FakeClock
 from sla_server.cluster.messages.catalogue import Catalogue, Destination
 from sla_server.cluster.messages.errors import NotConfirmed
+from sla_server.cluster.messages.feed import engine_name
 from sla_server.cluster.messages.link import EngineLink, Trouble, classify
 from sla_server.cluster.messages.session import MessageSession
 from sla_server.cluster.messages.transaction import Transaction
@@ -286,7 +287,7 @@ class FakeReceived:
     def __init__(self, link: LossyLink, destination: Destination, sequence: int) -> None:
         self.link = link
         self.stream = destination.stream
-        self.engine_consumer = "queue-x"
+        self.engine_consumer = engine_name(destination, "x")
         self.sequence = sequence
         self.reply = f"$JS.ACK.{self.stream}.queue-x.1.{sequence}.1.1.0"
         self.is_held = True

@@ -134,6 +134,7 @@ def test_accounts_come_back_from_their_document_without_those_of_a_later_release
         (ORDERS.subject, "producer:orders.eu", "orders.eu"),
         ("sla.d.__ADMIN._ADMIN.all", "admin", "_ADMIN.all"),
         (f"$JS.API.CONSUMER.INFO.{ORDERS.stream}.x", "consumer:orders.eu", "orders.eu"),
+        (f"sla.t.l.{ORDERS.stream}.queue-orders_deu.7", "consumer:orders.eu", "orders.eu"),
         ("$JS.API.CONSUMER.CREATE.SLA___LOG.x", "monitor", "_LOG"),
         ("$JS.API.STREAM.CREATE.SLA_a", "admin", ""),
     ],
