@@ -12,6 +12,7 @@ import pytest
 
 from sla_server.cluster import accounts
 from sla_server.cluster.accounts import Account
+from sla_server.cluster.messages import transaction_recovery
 from sla_server.cluster.messages.errors import (
     BadSettings,
     DestinationFull,
@@ -27,7 +28,16 @@ from sla_server.cluster.messages.errors import (
 from sla_server.cluster.messages.feed import Received
 from sla_server.cluster.messages.transaction import Transaction, TransactionPhase
 from sla_server.cluster.messages.transaction_records import HELD_S, KEPT_S, MOST_BYTES, MOST_MESSAGES
-from tests.support.message_engine import Died, Engine, EngineSession, FakeReceived, Fault, no_fault
+from sla_server.cluster.messages.transaction_recovery import PassResult
+from tests.support.message_engine import (
+    Died,
+    Engine,
+    EngineSession,
+    FakeReceived,
+    Fault,
+    Stream,
+    no_fault,
+)
 
 LATER_S = 100.0
 ALL = {"eu": [b"1", b"4"], "us": [b"2"], "log": [b"3"]}
@@ -398,6 +408,46 @@ def test_states_and_locks_are_removed_once_all_is_consumed(make_world: MakeWorld
         stream.messages.clear()
     world.recover(reader)
     assert not states
+
+
+def test_old_states_go_however_many_young_ones_are_behind_them(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transaction_recovery, "MOST_STATES", 10)
+    world = make_world()
+    world.engine.add("other")
+    session, reader = world.session, world.other()
+    states = world.engine.streams.setdefault("SLA_TRANSACTIONS", Stream(world.engine.clock, is_one_each=True))
+
+    def commit(name: str) -> None:
+        transaction = session.transaction(name)
+        transaction.send("other", b"")
+        transaction.commit()
+
+    for number in range(40):
+        commit(f"old-{number}")
+    for _ in range(2):
+        world.recover(reader)
+    world.engine.clock.advance(2 * KEPT_S)
+    for number in range(40):
+        commit(f"young-{number}")
+    world.engine.streams[world.engine.destinations["other"].stream].messages.clear()
+    for _ in range(4):
+        world.recover(reader)
+    assert sorted(found.subject[8:11] for found in states.messages.values()) == ["you"] * 40
+    for _ in range(4):
+        world.recover(reader)
+    session.link.fault = lambda step: Fault.DIES_BEFORE if states.last_of("sla.t.s.left") else None
+    with pytest.raises(Died):
+        commit("left")
+    world.recover(reader)  # while it has time left
+    world.engine.clock.advance(LATER_S)
+    assert reader.link.run(reader.recovery.recover()).rolled_back == 1
+
+
+def test_passes_follow_each_other_soon_while_there_is_much_to_do() -> None:
+    assert transaction_recovery.pause_s(PassResult(is_behind=True)) == transaction_recovery.BUSY_S
+    assert transaction_recovery.pause_s(PassResult(read=9)) == transaction_recovery.RECOVER_S
 
 
 def test_limits_are_said(make_world: MakeWorld) -> None:
