@@ -203,9 +203,11 @@ class LossyLink(EngineLink):
     def __init__(self, engine: Engine, fault: Callable[[int], Fault | None] = no_fault) -> None:
         self.engine = engine
         self.fault = fault
+        self.connected_server_version = SimpleNamespace(major=2, minor=12 if engine.has_batches else 9)
         self.steps = 0
         self.is_dead = False
         self.asked: set[str] = set()
+        self.max_payload = 1 << 20
         self.client = cast(Any, self)
         self.stream = cast(Any, SimpleNamespace(publish=self._publish_js, stream_info=self._info))
         self.loop = asyncio.new_event_loop()
@@ -216,6 +218,10 @@ class LossyLink(EngineLink):
     @property
     def limit_bytes(self) -> int:
         return 1 << 20
+
+    def jetstream(self, **_options: object) -> Any:
+        """The keeper has its client of someone else."""
+        return self.stream
 
     def run(self, work: Coroutine[Any, Any, Result], limit_s: float | None = None) -> Result:
         outer = asyncio._get_running_loop()  # a fault of one session is another one's work

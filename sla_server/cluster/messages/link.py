@@ -398,7 +398,27 @@ class EngineLink:
             raise ClusterUnreachable(tried, str(exc) or type(exc).__name__) from exc
         self.stream = self.client.jetstream(timeout=ANSWER_S)
 
+    @property
+    def has_account(self) -> bool:
+        """Whether it is connected as an account, not as the product or without any name."""
+        return bool(self._account)
+
     async def _disconnect(self, goodbye: Coroutine[Any, Any, object] | None) -> None:
         if goodbye is not None:
             await goodbye
         await self.client.close()
+
+
+class BorrowedLink(EngineLink):
+    """Requests over a connection of someone else, in their loop: what ``TransactionRegister`` needs.
+
+    It has no thread, and is neither run nor closed.
+    """
+
+    def __init__(self, client: nats.aio.client.Client, name: str) -> None:
+        self.client = client
+        self.stream = client.jetstream(timeout=ANSWER_S)
+        self._name = name
+        self._account = ""
+        self._replaced = {}
+        self._denied = set()

@@ -316,7 +316,8 @@ class MessageSession:
         async def begin() -> None:
             self._recovery.start()
 
-        self.link.run(begin())
+        if not self.link.has_account:  # what others leave it may not see or remove: nodes do
+            self.link.run(begin())
         return Transaction(self, self._register, identity, limit_s, fault)
 
     def outcome(self, identity: str, limit_s: float = SEND_LIMIT_S) -> bool:

@@ -389,7 +389,9 @@ class Transaction:
 
     async def _opened(self, record: Record) -> int | None:
         """The sequence of the open state; None: an earlier ``commit`` of this transaction was stored."""
-        if self._is_repeated and await self._register.is_there():  # a decision needs no room for an open state
+        if (
+            self._is_repeated and await self._register.is_there()
+        ):  # a decision needs no room for an open state
             found = await self._register.read(self.identity, self._deadline.left_s())
             if found is not None and found[1].is_visible(self._mark):
                 return None
@@ -455,6 +457,8 @@ class Transaction:
             return State.OPEN
 
     async def _remove(self, staged: list[Staged]) -> None:
+        if self._link.has_account:  # which may remove nothing: consumers do when they come upon it
+            return
         try:
             for part in staged:
                 for sequence in range(part.first, part.last + 1):

@@ -490,9 +490,7 @@ def test_what_is_not_held_cannot_be_acknowledged(make_world: MakeWorld) -> None:
 def permitted(engine: Engine, *roles: str) -> Callable[[str], bool]:
     """Whether the engine lets an account of these roles publish to a subject."""
     allowed, _ = accounts.permissions(Account("shop", roles, ""), engine.destinations.values())
-    patterns = [
-        re.compile(re.escape(text).replace(r"\*", "[^.]+").replace(">", ".+")) for text in allowed
-    ]
+    patterns = [re.compile(re.escape(text).replace(r"\*", "[^.]+").replace(">", ".+")) for text in allowed]
     return lambda subject: any(pattern.fullmatch(subject) for pattern in patterns)
 
 
