@@ -14,6 +14,7 @@ from sla_server.cluster import accounts
 from sla_server.cluster.accounts import Account
 from sla_server.cluster.messages import transaction_recovery
 from sla_server.cluster.messages.errors import (
+    AccessDenied,
     BadSettings,
     DestinationFull,
     MessagesError,
@@ -322,6 +323,28 @@ def test_one_domain_alone_is_one_step() -> None:
     assert (reader.visible("shop.eu"), reader.visible("shop.us")) == ([b"1"] * 3, [b"2"] * 3)
     assert all("Sla-Transaction" not in found.headers for found in engine.stored("shop.eu"))
     reader.close()
+
+
+def test_a_batch_that_no_role_allows_is_refused_and_not_in_doubt() -> None:
+    engine = Engine(has_batches=True)
+    destination = engine.add("q")
+    session = EngineSession(engine)
+    session.link._account = "shop"
+
+    def refuse(step: int) -> Fault | None:
+        """The engine's refusal comes beside the answer that does not."""
+        if not step:
+            return None
+        session.link._denied.add(destination.subject)
+        return Fault.LOST
+
+    session.link.fault = refuse
+    transaction = session.transaction()
+    transaction.send("q", b"1")
+    with pytest.raises(AccessDenied, match="producer:q"):
+        transaction.commit()
+    assert transaction.phase is TransactionPhase.ROLLED_BACK
+    session.close()
 
 
 def test_a_batch_without_an_answer_is_in_doubt_and_can_be_repeated() -> None:
