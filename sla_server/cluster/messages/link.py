@@ -249,7 +249,7 @@ class EngineLink:
         """
         self.check_size(data, headers)
         stuck_since: Deadline | None = None
-        self._denied.discard(subject.lower())
+        self.forget_denial(subject)
 
         async def attempt() -> int:
             nonlocal stuck_since, is_open
@@ -260,10 +260,7 @@ class EngineLink:
                 )
                 return int(stored.seq)
             except (TimeoutError, nats.errors.TimeoutError):
-                if (
-                    subject.lower() in self._denied
-                ):  # the engine's refusal comes beside the answer that does not
-                    raise self._denial(subject) from None
+                self.check_not_denied(subject)
                 raise
             except NOT_SENT:
                 is_open = was_open
@@ -301,6 +298,19 @@ class EngineLink:
             raise nats.js.errors.APIError.from_error(found["error"])
         assert isinstance(found, dict)
         return found
+
+    def forget_denial(self, subject: str) -> None:
+        """A role may have been given since; before a request is sent."""
+        self._denied.discard(subject.lower())
+
+    def check_not_denied(self, subject: str) -> None:
+        """After a request had no answer: the engine's refusal comes beside it.
+
+        Raises:
+            AccessDenied: the account has no role for it.
+        """
+        if subject.lower() in self._denied:
+            raise self._denial(subject) from None
 
     def _denial(self, subject: str) -> AccessDenied:
         role, destination = access.needed(subject)

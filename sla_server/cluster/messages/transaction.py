@@ -45,6 +45,7 @@ from sla_server.cluster.errors import ClusterError
 from sla_server.cluster.messages.batch import is_repeated, store_batch
 from sla_server.cluster.messages.catalogue import DUPLICATES_S, Destination
 from sla_server.cluster.messages.errors import (
+    AccessDenied,
     BadSettings,
     DestinationFull,
     MessagesError,
@@ -313,7 +314,7 @@ class Transaction:
             self._is_open_batch = True
             try:
                 await store_batch(self._link, rows)
-            except (nats.js.errors.APIError, *NOT_SENT) as exc:
+            except (nats.js.errors.APIError, AccessDenied, *NOT_SENT) as exc:
                 if not is_repeated(
                     exc
                 ):  # repeated: an earlier try was stored, as identities are of this alone
@@ -324,7 +325,7 @@ class Transaction:
         problem: Exception
         try:
             await self._link.retry(attempt, f"transaction {self.identity}", self._deadline.left_s())
-        except NotConfirmed as exc:
+        except (NotConfirmed, AccessDenied) as exc:
             problem = exc
         except nats.js.errors.APIError as exc:
             problem = exc
