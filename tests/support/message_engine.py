@@ -120,6 +120,7 @@ class Engine:
     def __init__(self, *, has_batches: bool) -> None:
         self.clock = FakeClock()
         self.has_batches = has_batches
+        self.max_bytes = 1 << 20
         self.streams: dict[str, Stream] = {}
         self.destinations: dict[str, Destination] = {}
         self.acknowledged: set[str] = set()
@@ -190,7 +191,7 @@ class Engine:
         }
 
     def _config(self) -> dict[str, Any]:
-        return BATCHES if self.has_batches else {}
+        return (BATCHES if self.has_batches else {}) | {"max_bytes": self.max_bytes}
 
 
 def no_fault(_step: int) -> Fault | None:

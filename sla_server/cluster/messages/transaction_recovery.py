@@ -168,10 +168,10 @@ class TransactionRecovery:
 
     async def _is_gone(self, part: Staged) -> bool:
         """Whether all of these were consumed. A primary has what was stored so long ago."""
-        first, last, _bytes = await self._register.bounds(part.stream, STEP_S)
-        if last < part.last:
+        there = await self._register.bounds(part.stream, STEP_S)
+        if there.last < part.last:
             return False
-        for sequence in range(max(first, part.first), part.last + 1):
+        for sequence in range(max(there.first, part.first), part.last + 1):
             if await self._register.get({"seq": sequence}, STEP_S, part.stream) is not None:
                 return False
         return True

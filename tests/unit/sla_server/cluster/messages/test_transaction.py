@@ -468,6 +468,18 @@ def test_old_states_go_however_many_young_ones_are_behind_them(
     assert reader.link.run(reader.recovery.recover()).rolled_back == 1
 
 
+def test_room_is_that_of_the_stream_whatever_this_session_would_have_given_it(make_world: MakeWorld) -> None:
+    """Else the decision on what is open would have none."""
+    world = make_world()
+    world.begin().commit()
+    world.engine.max_bytes = 210  # two messages of 100 bytes are there
+    other = world.other()
+    transaction = other.transaction("second")
+    transaction.send("eu", b"second")
+    with pytest.raises(DestinationFull, match="take 200 of 210 bytes"):
+        transaction.commit()
+
+
 def test_passes_follow_each_other_soon_while_there_is_much_to_do() -> None:
     assert transaction_recovery.pause_s(PassResult(is_behind=True)) == transaction_recovery.BUSY_S
     assert transaction_recovery.pause_s(PassResult(read=9)) == transaction_recovery.RECOVER_S
