@@ -16,7 +16,8 @@ made of the cluster's own secrets.
 Who may send or receive anything takes part in transactions: reads states and locks, and writes states, for
 whoever comes upon one that is out of time rolls it back. So such accounts can end each other's transactions,
 and with programs of their own forge a state; they cannot send or receive more by it. Locks are those of the
-destinations that the account consumes. The stream of states is made and cleaned by nodes.
+destinations that the account consumes. The stream of states is made and cleaned by nodes, and
+``_DMQ`` made: who makes a stream may have the engine copy any other into it.
 
 Destinations of one domain share a stream, so whoever may consume one of them can ask the engine for the
 others. Answers to an account come under a prefix of its own, which no other may listen to.
@@ -224,8 +225,6 @@ def _of_consumer(destination: Destination) -> list[str]:
         # What it rejects, and what was handed out too often, is stored in _DMQ by its own session.
         names.subject(names.DEAD_MESSAGES, names.DEAD_MESSAGES),
         f"{_API}STREAM.INFO.{_DEAD}",
-        f"{_API}STREAM.CREATE.{_DEAD}",
-        f"$KV.{BUCKET}.{names.DEAD_MESSAGES}",
     ]
 
 

@@ -39,7 +39,7 @@ from sla_server.cluster.messages.consumer import (
     run_handler,
 )
 from sla_server.cluster.messages.credit import ReceiveShares
-from sla_server.cluster.messages.errors import DestinationFull, PayloadTooLarge
+from sla_server.cluster.messages.errors import DestinationFull, DestinationMissing, PayloadTooLarge
 from sla_server.cluster.messages.feed import Received
 from sla_server.cluster.messages.fragments import FIRST_IDENTITY, MANIFEST, FragmentStore, fragments_identity
 from sla_server.cluster.messages.identifiers import IdentifierSource
@@ -438,7 +438,10 @@ class MessageSession:
 
     def _store_dead(self, received: Received, reason: str) -> None:
         """Store a copy of a message in ``_DMQ``; the same identity however often it is tried."""
-        self.link.run(self.catalogue.create(Destination(names.DEAD_MESSAGES, replicas=self._replicas)))
+        try:
+            self.link.run(self.catalogue.get(names.DEAD_MESSAGES))
+        except DestinationMissing:  # for accounts, which may make none, a node has
+            self.link.run(self.catalogue.create(Destination(names.DEAD_MESSAGES, replicas=self._replicas)))
         headers = {
             key: value
             for key, value in received.headers.items()

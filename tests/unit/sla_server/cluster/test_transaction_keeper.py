@@ -8,6 +8,7 @@ import pytest
 from nats.aio.client import Client
 
 from sla_server.cluster import transaction_keeper
+from sla_server.cluster.messages.catalogue import Catalogue, Destination
 from sla_server.cluster.messages.transaction_recovery import PassResult
 from sla_server.cluster.transaction_keeper import TransactionKeeper
 from tests.support.message_engine import Died, Engine, EngineSession, Fault, LossyLink
@@ -22,10 +23,19 @@ def one_pass(engine: Engine, monkeypatch: pytest.MonkeyPatch, *, has_accounts: b
 
     def note(result: PassResult) -> float:
         results.append(result)
+        return 30.0
+
+    async def sleep(_seconds: float) -> None:
         raise OnePassDone
 
     monkeypatch.setattr(transaction_keeper, "pause_s", note)
+    monkeypatch.setattr(transaction_keeper.asyncio, "sleep", sleep)
     link = LossyLink(engine)
+
+    async def create(_catalogue: Catalogue, wanted: Destination) -> Destination:
+        return engine.add(wanted.name)
+
+    monkeypatch.setattr(Catalogue, "create", create)
     keeper = TransactionKeeper("n1", 3, lambda: has_accounts, engine.clock)
     with pytest.raises(OnePassDone):
         link.run(keeper.run(cast(Client, link)))
@@ -38,6 +48,7 @@ def test_the_stream_is_made_once_there_are_accounts(monkeypatch: pytest.MonkeyPa
     assert one_pass(engine, monkeypatch, has_accounts=False) == PassResult()
     assert "SLA_TRANSACTIONS" not in engine.streams
     one_pass(engine, monkeypatch, has_accounts=True)
+    assert list(engine.destinations) == ["_DMQ"]
     assert "SLA_TRANSACTIONS" in engine.streams
 
 
