@@ -45,7 +45,7 @@ def needed(subject: str) -> tuple[str, str]:
         name = ".".join(tokens[3:])
         return (ADMIN if name.startswith("_") else f"{PRODUCER}:{name}"), name
     stream = next((token for token in tokens if token.upper().startswith(_STREAM)), "")
-    if stream and {"CONSUMER", "ACK"} & {token.upper() for token in tokens}:
+    if stream and {"CONSUMER", "ACK", "L"} & {token.upper() for token in tokens}:
         name = decoded(stream[len(_STREAM) :])
         return (MONITOR if name.upper() == "_LOG" else f"{CONSUMER}:{name}"), name
     return ADMIN, ""

@@ -13,6 +13,12 @@ An account's secret is in the file that ``sla cluster account add`` writes for i
 the nodes, both of mode 0600. Between nodes, and in the documents that they share, it is sealed with a key
 made of the cluster's own secrets.
 
+Who may send or receive anything takes part in transactions: reads states and locks, and writes states, for
+whoever comes upon one that is out of time rolls it back. So such accounts can end each other's transactions,
+and with programs of their own forge a state; they cannot send or receive more by it. Locks are those of the
+destinations that the account consumes. The stream of states is made and cleaned by nodes, and
+``_DMQ`` made: who makes a stream may have the engine copy any other into it.
+
 Destinations of one domain share a stream, so whoever may consume one of them can ask the engine for the
 others. Answers to an account come under a prefix of its own, which no other may listen to.
 """
@@ -29,7 +35,10 @@ from typing import Any, Final
 from sla_server.cluster.access import ADMIN, CONSUMER, MONITOR, PRODUCER, PRODUCT_USER, inbox_of
 from sla_server.cluster.errors import BadAccount
 from sla_server.cluster.messages import names
-from sla_server.cluster.messages.catalogue import ANNOUNCEMENTS, BUCKET, Destination
+from sla_server.cluster.messages.catalogue import ANNOUNCEMENTS, BUCKET, Destination, DestinationKind
+from sla_server.cluster.messages.feed import engine_name
+from sla_server.cluster.messages.transaction_records import STREAM as TRANSACTIONS
+from sla_server.cluster.messages.transaction_records import lock_subject, state_subject
 from sla_server.cluster.server_conf import ROUTE_USER, SYSTEM_USER, Secrets
 
 DOCUMENT: Final = "accounts"
@@ -59,6 +68,12 @@ _MONITORS: Final = (
     f"CONSUMER.CREATE.{_LOG}.>",
     f"CONSUMER.MSG.NEXT.{_LOG}.*",
     f"CONSUMER.DELETE.{_LOG}.*",
+)
+_TRANSACTIONS: Final = (
+    f"{_API}STREAM.NAMES",
+    f"{_API}STREAM.INFO.{TRANSACTIONS}",
+    f"{_API}STREAM.MSG.GET.{TRANSACTIONS}",
+    state_subject("*"),
 )
 
 
@@ -196,20 +211,20 @@ def permissions(account: Account, destinations: Iterable[Destination]) -> tuple[
 
 
 def _of_producer(destination: Destination) -> list[str]:
-    return [destination.subject, f"{_API}STREAM.INFO.{destination.stream}"]
+    return [destination.subject, f"{_API}STREAM.INFO.{destination.stream}", *_TRANSACTIONS]
 
 
 def _of_consumer(destination: Destination) -> list[str]:
-    stream = destination.stream
+    stream, is_queue = destination.stream, destination.kind is DestinationKind.QUEUE
     calls = ("CONSUMER.INFO.{}.*", "CONSUMER.DURABLE.CREATE.{}.*", "CONSUMER.MSG.NEXT.{}.*", "STREAM.INFO.{}")
     return [
         *(_API + call.format(stream) for call in calls),
         f"$JS.ACK.{stream}.>",
+        *_TRANSACTIONS,
+        lock_subject(stream, engine_name(destination, "") if is_queue else "*", "*"),
         # What it rejects, and what was handed out too often, is stored in _DMQ by its own session.
         names.subject(names.DEAD_MESSAGES, names.DEAD_MESSAGES),
         f"{_API}STREAM.INFO.{_DEAD}",
-        f"{_API}STREAM.CREATE.{_DEAD}",
-        f"$KV.{BUCKET}.{names.DEAD_MESSAGES}",
     ]
 
 

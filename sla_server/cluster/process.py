@@ -27,13 +27,14 @@ from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.stop import ParentPipe, Stop
 from pmdaemon.runtime.watchdog import beat
 from sla_server import directories
-from sla_server.cluster import admin, documents, engine, essentials, membership, parameters
+from sla_server.cluster import accounts, admin, documents, engine, essentials, membership, parameters
 from sla_server.cluster.agent import NodeAgent, load_destinations, settings
 from sla_server.cluster.config import ClusterConfig
 from sla_server.cluster.log_spool import LogSpool, copied
 from sla_server.cluster.log_stream import LogForwarder
 from sla_server.cluster.node import Node
 from sla_server.cluster.shared import NodeDocuments
+from sla_server.cluster.transaction_keeper import TransactionKeeper
 from sla_server.cluster.watch import WATCH_S, NodeWatch
 from sla_server.config import ResolvedConfig
 
@@ -127,6 +128,13 @@ class NodeProcess:
             lambda: parameters.values(held.get(parameters.DOCUMENT).body),
         )
         agent.add_task(forwarder.run)
+        keeper = TransactionKeeper(
+            config.node,
+            min(config.replicas, len(config.peers) + 1),
+            lambda: bool(held.get(accounts.DOCUMENT).body),
+            self._clock,
+        )
+        agent.add_task(keeper.run)
         return node, NodeWatch(config, member, self._raise), agent
 
     def _keep_running(self, node: Node) -> None:

@@ -26,6 +26,7 @@ import nats.js.errors
 from pmdaemon.runtime.clock import FakeClock
 from sla_server.cluster.messages.catalogue import Catalogue, Destination
 from sla_server.cluster.messages.errors import NotConfirmed
+from sla_server.cluster.messages.feed import engine_name
 from sla_server.cluster.messages.link import EngineLink, Trouble, classify
 from sla_server.cluster.messages.session import MessageSession
 from sla_server.cluster.messages.transaction import Transaction
@@ -119,6 +120,7 @@ class Engine:
     def __init__(self, *, has_batches: bool) -> None:
         self.clock = FakeClock()
         self.has_batches = has_batches
+        self.max_bytes = 1 << 20
         self.streams: dict[str, Stream] = {}
         self.destinations: dict[str, Destination] = {}
         self.acknowledged: set[str] = set()
@@ -189,7 +191,7 @@ class Engine:
         }
 
     def _config(self) -> dict[str, Any]:
-        return BATCHES if self.has_batches else {}
+        return (BATCHES if self.has_batches else {}) | {"max_bytes": self.max_bytes}
 
 
 def no_fault(_step: int) -> Fault | None:
@@ -202,16 +204,25 @@ class LossyLink(EngineLink):
     def __init__(self, engine: Engine, fault: Callable[[int], Fault | None] = no_fault) -> None:
         self.engine = engine
         self.fault = fault
+        self.connected_server_version = SimpleNamespace(major=2, minor=12 if engine.has_batches else 9)
         self.steps = 0
         self.is_dead = False
+        self.asked: set[str] = set()
+        self.max_payload = 1 << 20
         self.client = cast(Any, self)
         self.stream = cast(Any, SimpleNamespace(publish=self._publish_js, stream_info=self._info))
         self.loop = asyncio.new_event_loop()
         self._replaced = {}
+        self._denied = set()
+        self._account = ""
 
     @property
     def limit_bytes(self) -> int:
         return 1 << 20
+
+    def jetstream(self, **_options: object) -> Any:
+        """The keeper has its client of someone else."""
+        return self.stream
 
     def run(self, work: Coroutine[Any, Any, Result], limit_s: float | None = None) -> Result:
         outer = asyncio._get_running_loop()  # a fault of one session is another one's work
@@ -260,6 +271,7 @@ class LossyLink(EngineLink):
     def _step(self, subject: str, data: bytes, headers: Mapping[str, str] | None) -> dict[str, Any]:
         if self.is_dead:
             raise Died
+        self.asked.add(subject)
         fault = self.fault(self.steps)
         self.steps += 1
         if fault is Fault.DIES_BEFORE:
@@ -282,7 +294,7 @@ class FakeReceived:
     def __init__(self, link: LossyLink, destination: Destination, sequence: int) -> None:
         self.link = link
         self.stream = destination.stream
-        self.engine_consumer = "queue-x"
+        self.engine_consumer = engine_name(destination, "x")
         self.sequence = sequence
         self.reply = f"$JS.ACK.{self.stream}.queue-x.1.{sequence}.1.1.0"
         self.is_held = True

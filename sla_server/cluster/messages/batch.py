@@ -18,6 +18,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import nats.errors
 import nats.js.errors
 
 from sla_server.cluster.messages.errors import BadSettings
@@ -33,6 +34,7 @@ async def store_batch(link: EngineLink, rows: Sequence[Row]) -> int:
     """Store ``rows``, which are for one stream; for ``EngineLink.retry``. The last one's sequence.
 
     Raises:
+        AccessDenied: none was stored.
         nats.js.errors.APIError: none was stored, or the primary knows no batches and has stored the first.
     """
     if not 1 <= len(rows) <= MAX_BATCH:
@@ -47,7 +49,12 @@ async def store_batch(link: EngineLink, rows: Sequence[Row]) -> int:
         elif place > 1:
             await link.client.publish(subject, data, headers=marked)
             continue
-        answer = await link.client.request(subject, data, timeout=ANSWER_S, headers=marked)
+        link.forget_denial(subject)
+        try:
+            answer = await link.client.request(subject, data, timeout=ANSWER_S, headers=marked)
+        except (TimeoutError, nats.errors.TimeoutError):
+            link.check_not_denied(subject)
+            raise
         found = json.loads(answer.data) if answer.data else {}
         if "error" in found:
             raise nats.js.errors.APIError.from_error(found["error"])

@@ -135,8 +135,7 @@ class Catalogue:
 
     async def open(self) -> None:
         """Make the bucket if there is none, read it, and keep up with it."""
-        version = self._link.client.connected_server_version
-        self.has_batches = (version.major, version.minor) >= _ATOMIC_SINCE
+        self.find_abilities()
 
         async def find_bucket() -> None:
             try:
@@ -154,6 +153,11 @@ class Catalogue:
         await self._link.client.subscribe(ANNOUNCEMENTS, cb=announced)
         await self._link.retry(self.refresh, "the catalogue", _CREATE_S)
         self._task = asyncio.create_task(self._keep_up())
+
+    def find_abilities(self) -> None:
+        """Learn what the engine of the node is able to do."""
+        version = self._link.client.connected_server_version
+        self.has_batches = (version.major, version.minor) >= _ATOMIC_SINCE
 
     async def get(self, name: str) -> Destination:
         """One destination.

@@ -249,7 +249,7 @@ class EngineLink:
         """
         self.check_size(data, headers)
         stuck_since: Deadline | None = None
-        self._denied.discard(subject.lower())
+        self.forget_denial(subject)
 
         async def attempt() -> int:
             nonlocal stuck_since, is_open
@@ -260,10 +260,7 @@ class EngineLink:
                 )
                 return int(stored.seq)
             except (TimeoutError, nats.errors.TimeoutError):
-                if (
-                    subject.lower() in self._denied
-                ):  # the engine's refusal comes beside the answer that does not
-                    raise self._denial(subject) from None
+                self.check_not_denied(subject)
                 raise
             except NOT_SENT:
                 is_open = was_open
@@ -301,6 +298,19 @@ class EngineLink:
             raise nats.js.errors.APIError.from_error(found["error"])
         assert isinstance(found, dict)
         return found
+
+    def forget_denial(self, subject: str) -> None:
+        """A role may have been given since; before a request is sent."""
+        self._denied.discard(subject.lower())
+
+    def check_not_denied(self, subject: str) -> None:
+        """After a request had no answer: the engine's refusal comes beside it.
+
+        Raises:
+            AccessDenied: the account has no role for it.
+        """
+        if subject.lower() in self._denied:
+            raise self._denial(subject) from None
 
     def _denial(self, subject: str) -> AccessDenied:
         role, destination = access.needed(subject)
@@ -401,7 +411,27 @@ class EngineLink:
             raise ClusterUnreachable(tried, str(exc) or type(exc).__name__) from exc
         self.stream = self.client.jetstream(timeout=ANSWER_S)
 
+    @property
+    def has_account(self) -> bool:
+        """Whether it is connected as an account, not as the product or without any name."""
+        return bool(self._account)
+
     async def _disconnect(self, goodbye: Coroutine[Any, Any, object] | None) -> None:
         if goodbye is not None:
             await goodbye
         await self.client.close()
+
+
+class BorrowedLink(EngineLink):
+    """Requests over a connection of someone else, in their loop: what ``TransactionRegister`` needs.
+
+    It has no thread, and is neither run nor closed.
+    """
+
+    def __init__(self, client: nats.aio.client.Client, name: str) -> None:
+        self.client = client
+        self.stream = client.jetstream(timeout=ANSWER_S)
+        self._name = name
+        self._account = ""
+        self._replaced = {}
+        self._denied = set()

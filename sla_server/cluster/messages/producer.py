@@ -208,7 +208,7 @@ class Outbox:
         try:
             await self._link.retry(attempt, "a batch of messages", limit_s)
         except Exception as exc:
-            if not isinstance(exc, nats.errors.Error | NotConfirmed):
+            if not isinstance(exc, nats.errors.Error | MessagesError):
                 log.exception("batch-not-stored", destination=self.destination.name)
             return False
         for message in group:

@@ -45,6 +45,7 @@ from sla_server.cluster.errors import ClusterError
 from sla_server.cluster.messages.batch import is_repeated, store_batch
 from sla_server.cluster.messages.catalogue import DUPLICATES_S, Destination
 from sla_server.cluster.messages.errors import (
+    AccessDenied,
     BadSettings,
     DestinationFull,
     MessagesError,
@@ -144,6 +145,8 @@ class Transaction:
         self._received: dict[str, Received] = {}
         self._size_bytes = 0
         self._is_open_batch = False
+        self._is_repeated = False
+        self._is_decided_against = False
 
     def __enter__(self) -> Transaction:
         return self
@@ -207,6 +210,8 @@ class Transaction:
             DestinationFull: rolled back.
             TransactionRolledBack: rolled back; see its kinds.
             NotConfirmed: rolled back, as the cluster gave no answer in time.
+
+        A call after one in doubt says "rolled back" only if that was decided: the first may have committed.
         """
         if self.phase not in (TransactionPhase.OPEN, TransactionPhase.IN_DOUBT):
             raise TransactionEnded(self.identity, self.phase.value)
@@ -214,13 +219,14 @@ class Transaction:
             raise TransactionInDoubt(
                 self.identity, DUPLICATES_S, "the engine may have forgotten the first try"
             )
-        is_first, self.phase = self.phase is TransactionPhase.OPEN, TransactionPhase.COMMITTING
-        if is_first and self._deadline.passed:
+        self._is_repeated = self.phase is TransactionPhase.IN_DOUBT
+        self.phase = TransactionPhase.COMMITTING
+        if not self._is_repeated and self._deadline.passed:
             self._end_rolled_back()
             raise TransactionRolledBack(
                 self.identity, f"it took longer than its limit_s of {self._limit_s:g} s"
             )
-        if not is_first:
+        if self._is_repeated:
             self._deadline = Deadline(self._limit_s)
         try:
             for destination in {sent.destination.name: sent.destination for sent in self._sent}.values():
@@ -232,8 +238,14 @@ class Transaction:
         except SessionClosed as exc:
             self.phase = TransactionPhase.IN_DOUBT
             raise TransactionInDoubt(self.identity, self._limit_s, str(exc)) from exc
-        except Exception:
+        except Exception as exc:
+            if self._is_repeated and not self._is_decided_against:
+                self.phase = TransactionPhase.IN_DOUBT
+                raise TransactionInDoubt(self.identity, self._limit_s, str(exc)) from exc
             self._end_rolled_back()
+            raise
+        except BaseException:  # of the calling thread alone: the link's may go on
+            self.phase = TransactionPhase.IN_DOUBT
             raise
         self.phase = TransactionPhase.COMMITTED
 
@@ -267,6 +279,10 @@ class Transaction:
         if problem:
             raise MessageTaken(received.stream, received.sequence, self.identity, problem)
 
+    def _check_all_held(self) -> None:
+        for received in self._received.values():
+            self._check_held(received)
+
     def _add(self, more_bytes: int) -> None:
         count = len(self._sent) + len(self._received) + 1
         if count > MOST_MESSAGES:
@@ -298,7 +314,7 @@ class Transaction:
             self._is_open_batch = True
             try:
                 await store_batch(self._link, rows)
-            except (nats.js.errors.APIError, *NOT_SENT) as exc:
+            except (nats.js.errors.APIError, AccessDenied, *NOT_SENT) as exc:
                 if not is_repeated(
                     exc
                 ):  # repeated: an earlier try was stored, as identities are of this alone
@@ -309,7 +325,7 @@ class Transaction:
         problem: Exception
         try:
             await self._link.retry(attempt, f"transaction {self.identity}", self._deadline.left_s())
-        except NotConfirmed as exc:
+        except (NotConfirmed, AccessDenied) as exc:
             problem = exc
         except nats.js.errors.APIError as exc:
             problem = exc
@@ -323,8 +339,8 @@ class Transaction:
         raise TransactionInDoubt(self.identity, self._limit_s, str(problem)) from problem
 
     async def _commit_in_phases(self, by_stream: Mapping[str, list[TransactionMessage]]) -> None:
-        for received in self._received.values():
-            self._check_held(received)
+        if not self._is_repeated:
+            self._check_all_held()
         taken = tuple(
             LockedMessage(received.stream, received.engine_consumer, received.sequence, received.reply)
             for received in self._received.values()
@@ -339,13 +355,16 @@ class Transaction:
         staged: list[Staged] = []
         try:
             self._fault("opened")
+            self._check_all_held()
             await self._register.take(taken, self._mark, self._deadline.left_s())
             self._fault("locked")
             for stream, sent in by_stream.items():
                 await self._stage(stream, sent, staged)
                 self._fault(f"staged {stream}")
         except Exception as exc:
-            await self._roll_back(opened, record, staged)
+            if await self._roll_back(opened, record, staged) is State.COMMITTED:  # by an earlier ``commit``
+                await self._finish()
+                return
             if isinstance(exc, nats.js.errors.APIError):
                 raise self._refused(exc, "") from exc
             raise
@@ -362,6 +381,7 @@ class Transaction:
         except (nats.errors.Error, OSError) as exc:
             raise TransactionInDoubt(self.identity, self._limit_s, str(exc)) from exc
         if not decided.is_visible(self._mark):
+            self._is_decided_against = True
             await self._remove(staged)
             raise TransactionRolledBack(self.identity, "another session decided so, as its time was up")
         self._fault("decided")
@@ -370,12 +390,19 @@ class Transaction:
 
     async def _opened(self, record: Record) -> int | None:
         """The sequence of the open state; None: an earlier ``commit`` of this transaction was stored."""
+        if (
+            self._is_repeated and await self._register.is_there()
+        ):  # a decision needs no room for an open state
+            found = await self._register.read(self.identity, self._deadline.left_s())
+            if found is not None and found[1].is_visible(self._mark):
+                return None
         try:
             return await self._register.open(self._mark, record, self._deadline.left_s())
         except TransactionRolledBack:
             found = await self._register.read(self.identity, CLEAN_S)
             if found is not None and found[1].is_visible(self._mark):
                 return None
+            self._is_decided_against = True
             raise
         except nats.js.errors.APIError as exc:
             raise self._refused(exc, "") from exc
@@ -416,18 +443,23 @@ class Transaction:
         except nats.js.errors.APIError as exc:
             raise self._refused(exc, part.destination.name) from exc
 
-    async def _roll_back(self, opened: int, record: Record, staged: list[Staged]) -> None:
-        """As well as it can be done: what is left is rolled back by whoever finds it."""
+    async def _roll_back(self, opened: int, record: Record, staged: list[Staged]) -> State:
+        """As well as it can be done: what is left is rolled back by whoever finds it. What it is now."""
         try:
             found = await self._register.decide(
                 self._mark, opened, record.decided(State.ROLLED_BACK), CLEAN_S
             )
             if found.state is State.ROLLED_BACK:
+                self._is_decided_against = True
                 await self._remove(staged)
+            return found.state
         except (ClusterError, nats.errors.Error, OSError) as exc:
             log.info("transaction-left-open", transaction=self.identity, problem=str(exc))
+            return State.OPEN
 
     async def _remove(self, staged: list[Staged]) -> None:
+        if self._link.has_account:  # which may remove nothing: consumers do when they come upon it
+            return
         try:
             for part in staged:
                 for sequence in range(part.first, part.last + 1):

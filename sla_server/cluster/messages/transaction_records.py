@@ -164,7 +164,7 @@ def identity_of(subject: str) -> str:
     return subject.removeprefix("sla.t.s.")
 
 
-def lock_subject(stream: str, consumer: str, sequence: int) -> str:
+def lock_subject(stream: str, consumer: str, sequence: int | str) -> str:
     """Where it is stored which transaction acknowledges a message."""
     return f"sla.t.l.{stream}.{consumer}.{sequence}"
 

@@ -1,6 +1,7 @@
 """Ends what others have left of transactions: any session may, at any time, and several at once.
 
-A pass reads states, from where the last one stopped, ``MOST_STATES`` at most:
+A pass reads the states of which the time is up, and ``MOST_STATES`` at most of those that are old, and of
+those that it has not read before; so states that are young and decided are read once, however many there are:
 
     open and out of time     rolled back, unless its coordinator decides first
     committed, and old       acknowledged again; locks and state go once no stream has a message of it
@@ -40,7 +41,10 @@ from sla_server.cluster.messages.transaction_register import Stored, Transaction
 
 log = structlog.get_logger("messages")
 MOST_STATES: Final = 500
+MOST_OPEN: Final = 10_000
+"""Open states that are remembered; more are read when the time of these is up."""
 RECOVER_S: Final = 30.0
+BUSY_S: Final = 2.0
 STEP_S: Final = 5.0
 
 
@@ -50,6 +54,8 @@ class PassResult(NamedTuple):
     read: int = 0
     rolled_back: int = 0
     removed: int = 0
+    is_behind: bool = False
+    """Whether there is much left to do, so that the next pass should come soon."""
 
 
 class TransactionRecovery:
@@ -58,7 +64,9 @@ class TransactionRecovery:
     def __init__(self, link: EngineLink, register: TransactionRegister) -> None:
         self._link = link
         self._register = register
-        self._next = 1
+        self._next_old = 1
+        self._next_new = 1
+        self._open: dict[str, int] = {}  # subject of the state: until when
         self._chance = random.Random()  # noqa: S311 - spreads passes, hides nothing
         self._task: asyncio.Task[None] | None = None
 
@@ -73,26 +81,62 @@ class TransactionRecovery:
         Raises:
             NotConfirmed: the cluster has no majority; the next pass goes on there.
         """
-        read = rolled_back = removed = 0
         if not await self._register.is_there():
             return PassResult()
+        old = await self._end_old()
+        new = await self._read_new()
+        return PassResult(
+            old.read + new.read,
+            old.rolled_back + new.rolled_back + await self._end_left_open(),
+            old.removed,
+            new.is_behind or old.is_behind,
+        )
+
+    async def _end_old(self) -> PassResult:
+        """From the front, where the oldest are, to the first that is not old."""
+        read = rolled_back = removed = 0
         now_unix_us = self._register.clock.unix_us()
         while read < MOST_STATES:
-            stored = await self._register.next_state(self._next, STEP_S)
-            if stored is None:
-                self._next = 1
+            stored = await self._register.next_state(self._next_old, STEP_S)
+            if stored is None or stored.at_unix_us + KEPT_S * 1e6 > now_unix_us:
+                self._next_old = 1
                 break
-            self._next, read = stored.sequence + 1, read + 1
-            try:
-                record = Record.parse(stored.data)
-            except (ValueError, KeyError, TypeError):  # of a later release, which ends it
+            self._next_old, read = stored.sequence + 1, read + 1
+            if (record := parsed(stored)) is None:
                 continue
-            if record.state is State.OPEN:
-                if record.until_unix_us <= now_unix_us:
-                    rolled_back += await self._roll_back(stored, record)
-            elif stored.at_unix_us + KEPT_S * 1e6 <= now_unix_us:
+            if record.state is not State.OPEN:
                 removed += await self._remove(stored, record)
-        return PassResult(read, rolled_back, removed)
+            elif record.until_unix_us <= now_unix_us:
+                rolled_back += await self._roll_back(stored, record)
+        return PassResult(read, rolled_back, removed, removed > MOST_STATES / 2)
+
+    async def _read_new(self) -> PassResult:
+        """Each state once, on from where the last pass stopped; what is open is remembered until its time."""
+        read = rolled_back = 0
+        now_unix_us = self._register.clock.unix_us()
+        while read < MOST_STATES and len(self._open) < MOST_OPEN:
+            stored = await self._register.next_state(self._next_new, STEP_S)
+            if stored is None:
+                return PassResult(read, rolled_back)
+            self._next_new, read = stored.sequence + 1, read + 1
+            if (record := parsed(stored)) is None or record.state is not State.OPEN:
+                continue
+            if record.until_unix_us <= now_unix_us:
+                rolled_back += await self._roll_back(stored, record)
+            else:
+                self._open[stored.subject] = record.until_unix_us
+        return PassResult(read, rolled_back, is_behind=True)
+
+    async def _end_left_open(self) -> int:
+        now_unix_us = self._register.clock.unix_us()
+        rolled_back = 0
+        for subject in [subject for subject, until in self._open.items() if until <= now_unix_us]:
+            stored = await self._register.last(subject, STEP_S)
+            record = parsed(stored) if stored is not None else None
+            if stored is not None and record is not None and record.state is State.OPEN:
+                rolled_back += await self._roll_back(stored, record)
+            del self._open[subject]
+        return rolled_back
 
     async def _roll_back(self, stored: Stored, record: Record) -> bool:
         mark = Mark(identity_of(stored.subject), record.owner)
@@ -124,20 +168,35 @@ class TransactionRecovery:
 
     async def _is_gone(self, part: Staged) -> bool:
         """Whether all of these were consumed. A primary has what was stored so long ago."""
-        first, last, _bytes = await self._register.bounds(part.stream, STEP_S)
-        if last < part.last:
+        there = await self._register.bounds(part.stream, STEP_S)
+        if there.last < part.last:
             return False
-        for sequence in range(max(first, part.first), part.last + 1):
+        for sequence in range(max(there.first, part.first), part.last + 1):
             if await self._register.get({"seq": sequence}, STEP_S, part.stream) is not None:
                 return False
         return True
 
     async def _run(self) -> None:
+        result = PassResult()
         while True:
-            await asyncio.sleep(RECOVER_S * self._chance.uniform(0.5, 1.5))  # sessions take turns
+            await asyncio.sleep(pause_s(result) * self._chance.uniform(0.5, 1.5))  # sessions take turns
+            result = PassResult()
             try:
-                await self.recover()
+                result = await self.recover()
             except (ClusterError, OSError, nats.errors.Error) as exc:
                 log.debug("transactions-not-recovered", problem=str(exc))
             except Exception:
                 log.exception("transactions-not-recovered")
+
+
+def pause_s(result: PassResult) -> float:
+    """To the next pass. Pure."""
+    return BUSY_S if result.is_behind else RECOVER_S
+
+
+def parsed(stored: Stored) -> Record | None:
+    """None: it is of a later release, which ends it. Pure."""
+    try:
+        return Record.parse(stored.data)
+    except (ValueError, KeyError, TypeError):
+        return None

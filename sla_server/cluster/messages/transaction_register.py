@@ -61,6 +61,15 @@ class Stored(NamedTuple):
     at_unix_us: int
 
 
+class Bounds(NamedTuple):
+    """First and last sequence of a stream, its bytes and their limit; -1: there is none."""
+
+    first: int
+    last: int
+    bytes: int
+    max_bytes: int
+
+
 class TransactionRegister:
     """See the module.
 
@@ -283,12 +292,18 @@ class TransactionRegister:
             self._atomic[stream] = await self._link.retry(attempt, f"settings of stream {stream}", limit_s)
         return self._atomic[stream]
 
-    async def bounds(self, stream: str, limit_s: float) -> tuple[int, int, int]:
-        """First and last sequence, and bytes, of a stream."""
+    async def bounds(self, stream: str, limit_s: float) -> Bounds:
+        """How much a stream has, and may have."""
 
-        async def attempt() -> tuple[int, int, int]:
-            state = (await self._link.ask(f"STREAM.INFO.{stream}", {}))["state"]
-            return int(state["first_seq"]), int(state["last_seq"]), int(state["bytes"])
+        async def attempt() -> Bounds:
+            found = await self._link.ask(f"STREAM.INFO.{stream}", {})
+            state, config = found["state"], found["config"]
+            return Bounds(
+                int(state["first_seq"]),
+                int(state["last_seq"]),
+                int(state["bytes"]),
+                int(config.get("max_bytes", -1)),
+            )
 
         return await self._link.retry(attempt, f"state of stream {stream}", limit_s)
 
@@ -342,10 +357,10 @@ class TransactionRegister:
     async def _check_room(self, limit_s: float) -> None:
         if not self._room_checked.passed:
             return
-        _first, _last, used_bytes = await self.bounds(STREAM, limit_s)
-        if used_bytes > FULL_RATIO * self._max_bytes:
+        found = await self.bounds(STREAM, limit_s)  # made by another session, it may have more or less
+        if 0 < found.max_bytes * FULL_RATIO < found.bytes:
             raise DestinationFull(
-                STREAM, f"states and locks of transactions take {used_bytes} of {self._max_bytes} bytes"
+                STREAM, f"states and locks of transactions take {found.bytes} of {found.max_bytes} bytes"
             )
         self._room_checked = Deadline(ROOM_S)
 

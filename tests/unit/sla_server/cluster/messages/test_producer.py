@@ -90,6 +90,9 @@ class FakeLink:
     def check_size(self, _data: bytes, _headers: object) -> None:
         pass
 
+    def forget_denial(self, _subject: str) -> None:
+        pass
+
     async def request(self, subject: str, _data: bytes, **_options: object) -> SimpleNamespace:
         self.sent.append(subject)
         return SimpleNamespace(data=self.answers.pop(0))

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 from collections.abc import Callable, Iterator
 from typing import cast
 
 import pytest
 
+from sla_server.cluster import accounts
+from sla_server.cluster.accounts import Account
+from sla_server.cluster.messages import transaction_recovery
 from sla_server.cluster.messages.errors import (
+    AccessDenied,
     BadSettings,
     DestinationFull,
     MessagesError,
@@ -24,7 +29,16 @@ from sla_server.cluster.messages.errors import (
 from sla_server.cluster.messages.feed import Received
 from sla_server.cluster.messages.transaction import Transaction, TransactionPhase
 from sla_server.cluster.messages.transaction_records import HELD_S, KEPT_S, MOST_BYTES, MOST_MESSAGES
-from tests.support.message_engine import Died, Engine, EngineSession, FakeReceived, Fault, no_fault
+from sla_server.cluster.messages.transaction_recovery import PassResult
+from tests.support.message_engine import (
+    Died,
+    Engine,
+    EngineSession,
+    FakeReceived,
+    Fault,
+    Stream,
+    no_fault,
+)
 
 LATER_S = 100.0
 ALL = {"eu": [b"1", b"4"], "us": [b"2"], "log": [b"3"]}
@@ -176,6 +190,42 @@ def test_an_outage_from_any_step_on_leaves_all_or_nothing(make_world: MakeWorld)
     assert ends == {TransactionPhase.ROLLED_BACK, TransactionPhase.IN_DOUBT, TransactionPhase.COMMITTED}
 
 
+def test_a_commit_repeated_in_the_same_outage_does_not_say_rolled_back(make_world: MakeWorld) -> None:
+    """What the first try has decided no later failure of a repetition may deny."""
+    for place in range(steps_of(make_world)):
+        for fault in (Fault.LOST, Fault.UNANSWERED):
+            for is_lost_again, is_given_back in itertools.product((True, False), repeat=2):
+                out = [fault]
+                world = make_world(
+                    lambda step, place=place, out=out: out[-1] if step >= place and out else None
+                )
+                transaction = world.begin()
+                with contextlib.suppress(MessagesError):
+                    transaction.commit()
+                if transaction.phase is TransactionPhase.IN_DOUBT and is_given_back:
+                    world.received.give_back()
+                if transaction.phase is TransactionPhase.IN_DOUBT and is_lost_again:
+                    out.append(Fault.LOST)
+                    with pytest.raises(TransactionInDoubt):
+                        transaction.commit()
+                out.clear()
+                if transaction.phase is TransactionPhase.IN_DOUBT:
+                    with contextlib.suppress(MessageTaken):
+                        transaction.commit()
+                world.engine.clock.advance(LATER_S)
+                world.check(is_committed=transaction.phase is TransactionPhase.COMMITTED)
+
+
+def test_a_commit_that_is_interrupted_can_be_called_again(make_world: MakeWorld) -> None:
+    world = make_world(lambda step: Fault.DIES_AFTER if step == 4 else None)
+    transaction = world.begin()
+    with pytest.raises(Died):  # as KeyboardInterrupt is: no Exception
+        transaction.commit()
+    world.session.link.is_dead = False
+    transaction.commit()
+    assert world.check(is_committed=True)
+
+
 def test_a_coordinator_that_was_only_slow_is_fenced(make_world: MakeWorld) -> None:
     """At each step others take it for dead: by a pass over all states, or by coming upon a message."""
     for place, how in itertools.product(range(steps_of(make_world)), ("recover", "receive", "taken")):
@@ -275,6 +325,28 @@ def test_one_domain_alone_is_one_step() -> None:
     reader.close()
 
 
+def test_a_batch_that_no_role_allows_is_refused_and_not_in_doubt() -> None:
+    engine = Engine(has_batches=True)
+    destination = engine.add("q")
+    session = EngineSession(engine)
+    session.link._account = "shop"
+
+    def refuse(step: int) -> Fault | None:
+        """The engine's refusal comes beside the answer that does not."""
+        if not step:
+            return None
+        session.link._denied.add(destination.subject)
+        return Fault.LOST
+
+    session.link.fault = refuse
+    transaction = session.transaction()
+    transaction.send("q", b"1")
+    with pytest.raises(AccessDenied, match="producer:q"):
+        transaction.commit()
+    assert transaction.phase is TransactionPhase.ROLLED_BACK
+    session.close()
+
+
 def test_a_batch_without_an_answer_is_in_doubt_and_can_be_repeated() -> None:
     engine = Engine(has_batches=True)
     engine.add("q")
@@ -361,6 +433,58 @@ def test_states_and_locks_are_removed_once_all_is_consumed(make_world: MakeWorld
     assert not states
 
 
+def test_old_states_go_however_many_young_ones_are_behind_them(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transaction_recovery, "MOST_STATES", 10)
+    world = make_world()
+    world.engine.add("other")
+    session, reader = world.session, world.other()
+    states = world.engine.streams.setdefault("SLA_TRANSACTIONS", Stream(world.engine.clock, is_one_each=True))
+
+    def commit(name: str) -> None:
+        transaction = session.transaction(name)
+        transaction.send("other", b"")
+        transaction.commit()
+
+    for number in range(40):
+        commit(f"old-{number}")
+    for _ in range(2):
+        world.recover(reader)
+    world.engine.clock.advance(2 * KEPT_S)
+    for number in range(40):
+        commit(f"young-{number}")
+    world.engine.streams[world.engine.destinations["other"].stream].messages.clear()
+    for _ in range(4):
+        world.recover(reader)
+    assert sorted(found.subject[8:11] for found in states.messages.values()) == ["you"] * 40
+    for _ in range(4):
+        world.recover(reader)
+    session.link.fault = lambda step: Fault.DIES_BEFORE if states.last_of("sla.t.s.left") else None
+    with pytest.raises(Died):
+        commit("left")
+    world.recover(reader)  # while it has time left
+    world.engine.clock.advance(LATER_S)
+    assert reader.link.run(reader.recovery.recover()).rolled_back == 1
+
+
+def test_room_is_that_of_the_stream_whatever_this_session_would_have_given_it(make_world: MakeWorld) -> None:
+    """Else the decision on what is open would have none."""
+    world = make_world()
+    world.begin().commit()
+    world.engine.max_bytes = 210  # two messages of 100 bytes are there
+    other = world.other()
+    transaction = other.transaction("second")
+    transaction.send("eu", b"second")
+    with pytest.raises(DestinationFull, match="take 200 of 210 bytes"):
+        transaction.commit()
+
+
+def test_passes_follow_each_other_soon_while_there_is_much_to_do() -> None:
+    assert transaction_recovery.pause_s(PassResult(is_behind=True)) == transaction_recovery.BUSY_S
+    assert transaction_recovery.pause_s(PassResult(read=9)) == transaction_recovery.RECOVER_S
+
+
 def test_limits_are_said(make_world: MakeWorld) -> None:
     world = make_world()
     transaction = world.session.transaction()
@@ -396,3 +520,48 @@ def test_what_is_not_held_cannot_be_acknowledged(make_world: MakeWorld) -> None:
     world.received.is_held = False
     with pytest.raises(MessageTaken, match="given back"):
         transaction.commit()
+
+
+def permitted(engine: Engine, *roles: str) -> Callable[[str], bool]:
+    """Whether the engine lets an account of these roles publish to a subject."""
+    allowed, _ = accounts.permissions(Account("shop", roles, ""), engine.destinations.values())
+    patterns = [re.compile(re.escape(text).replace(r"\*", "[^.]+").replace(">", ".+")) for text in allowed]
+    return lambda subject: any(pattern.fullmatch(subject) for pattern in patterns)
+
+
+def test_roles_of_all_that_takes_part_suffice_for_a_transaction(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.begin().commit()
+    asked = world.session.link.asked
+    is_permitted = permitted(world.engine, "consumer:source", "producer:eu", "producer:us", "producer:log")
+    assert not sorted(subject for subject in asked if not is_permitted(subject))
+    less = permitted(world.engine, "consumer:eu", "producer:us")
+    refused = {subject.split(".")[3] for subject in asked if not less(subject) and subject[:4] == "sla."}
+    assert refused == {"SLA_source", "eu", "log"}  # the lock of a message, and what goes elsewhere
+
+
+def test_a_consumer_may_find_out_what_becomes_of_a_message(make_world: MakeWorld) -> None:
+    """Also that it came again without any transaction, was left by a coordinator, or that none ever was."""
+    world = make_world(lambda step: Fault.DIES_BEFORE if step == 6 else None)
+    reader = world.other()
+    assert not reader.is_taken(world.received)
+    with pytest.raises(Died):
+        world.begin().commit()
+    world.engine.clock.advance(LATER_S)
+    assert world.seen(reader) == NOTHING
+    assert not reader.is_taken(world.received)
+    assert reader.link.run(reader.register.final("never", 5.0)) is not None
+    is_permitted = permitted(world.engine, "consumer:source")
+    assert not sorted(subject for subject in reader.link.asked if not is_permitted(subject))
+
+
+def test_roles_of_transactions_make_and_remove_nothing() -> None:
+    engine = Engine(has_batches=True)
+    engine.add("eu")
+    is_permitted = permitted(engine, "consumer:>", "producer:>", "monitor")
+    for call in ("CREATE", "UPDATE", "DELETE", "PURGE", "MSG.DELETE", "SNAPSHOT"):
+        assert not is_permitted(f"$JS.API.STREAM.{call}.SLA_TRANSACTIONS")
+    assert not is_permitted("$JS.API.CONSUMER.CREATE.SLA_TRANSACTIONS.x")
+    assert not is_permitted("sla.t.l.SLA_us.queue-us.1")
+    assert not permitted(engine, "monitor")("sla.t.s.x")
+    assert not permitted(engine, "producer:nothing")("sla.t.s.x")
