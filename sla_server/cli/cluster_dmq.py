@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from sla_server.cli import formatting
-from sla_server.cli.cluster_node import ask
+from sla_server.cli.cluster_node import ask, resolved
 from sla_server.cli.errors import BadUsage
 from sla_server.cli.formatting import Column, build, console
 from sla_server.cli.output import DATA_OUTPUT, print_json
@@ -95,6 +95,7 @@ def drop(messages: tuple[int, ...], origin: str, yes: bool) -> None:
     """Remove each MESSAGE, or all of an origin, for good."""
     from sla_server.cluster import dead_messages
 
+    resolved()  # before the question: here may be no node at all
     if not yes:
         click.confirm(
             f"Remove {', '.join(map(str, messages)) or f'all messages of {origin}'} for good?", abort=True

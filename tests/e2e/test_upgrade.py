@@ -32,7 +32,7 @@ import os
 from pathlib import Path
 if Path(os.environ["SLA_TEST_RELEASE"]).read_text() == "old":
     from pmdaemon.wire.messages import agent
-    def of(cls, gateway_id, name, epoch, software):
+    def of(cls, gateway_id, name, epoch, software, of_planes=()):
         return cls(agent.PROTO_MIN, agent.PROTO_MAX, (), {OLD!r}, gateway_id, name, epoch)
     agent.Hello.of = classmethod(of)
 """
