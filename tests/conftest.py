@@ -68,6 +68,7 @@ LONGEST = (
     "tests/e2e/test_delivery.py",
     "tests/integration/sla_server/relay/test_relay.py",
     "tests/integration/sla_server/events/test_pair.py",
+    "tests/integration/sla_server/cluster/test_administration.py",
     "tests/integration/sla_server/cluster/test_local_cluster.py",
     "tests/integration/sla_server/cluster/messages/test_messages.py",
 )
