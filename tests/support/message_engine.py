@@ -296,7 +296,7 @@ class FakeReceived:
         self.stream = destination.stream
         self.engine_consumer = engine_name(destination, "x")
         self.sequence = sequence
-        self.reply = f"$JS.ACK.{self.stream}.queue-x.1.{sequence}.1.1.0"
+        self.reply = f"$JS.ACK.{self.stream}.{self.engine_consumer}.1.{sequence}.1.1.0"
         self.is_held = True
         self.age_s = 0.0
 

@@ -11,6 +11,10 @@ The stream keeps one message a subject. A state is written with the sequence of 
 A message sent in a transaction of two phases has the header ``Sla-Transaction``, the same text as the value
 of a lock: the transaction's identity, and its owner (random, of one try). It is visible if the state of this
 identity is *committed* and of this owner. All else means rolled back: presumed abort.
+
+Every account with a role may store anything under these subjects, and the nodes act on what they find there
+with the rights of the product. So each field is checked where it is read (``Record.parse``): above all, what
+is acknowledged must be a message of the stream and consumer that it is said to be of.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
+from pmdaemon.runtime.excerpt import excerpt
 from sla_server.cluster.messages import names
 from sla_server.cluster.messages.errors import BadSettings
 
@@ -37,6 +42,12 @@ KEPT_S: Final = 3600.0
 HELD_S: Final = KEPT_S / 2
 """A message in hand for longer cannot be acknowledged in a transaction. It may have been handed out to
 another session meanwhile, whose transaction took it; the lock that says so must still be there."""
+MOST_OPEN_S: Final = KEPT_S
+"""So long after it was stored an open state's time is up, whatever it says: far longer than any commit."""
+MOST_US: Final = 1 << 62
+_STREAM_NAME: Final = re.compile(r"SLA_[A-Za-z0-9_-]{1,240}")
+_CONSUMER: Final = re.compile(r"[A-Za-z0-9_-]{1,500}")
+_TEXT_LENGTH: Final = 256
 _IDENTITY: Final = re.compile(r"[A-Za-z0-9_-]{1,120}")
 _MADE: Final = re.compile(r"[0-9a-f]{32}")
 
@@ -119,17 +130,20 @@ class Record:
         """What ``encode`` has made.
 
         Raises:
-            ValueError, KeyError, TypeError: it is of a later release.
+            ValueError: it is of a later release, or no session of ours has stored it.
         """
-        fields: dict[str, Any] = json.loads(data)
-        return cls(
-            State(fields["state"]),
-            fields["owner"],
-            fields["session"],
-            int(fields["until_unix_us"]),
-            tuple(Staged(*part) for part in fields["staged"]),
-            tuple(LockedMessage(*part) for part in fields["taken"]),
-        )
+        try:
+            fields: dict[str, Any] = dict(json.loads(data))
+            return cls(
+                State(fields["state"]),
+                _text(fields["owner"]),
+                _text(fields["session"]),
+                _whole(fields["until_unix_us"], 0),
+                tuple(_staged(*part) for part in _parts(fields["staged"])),
+                tuple(_taken(*part) for part in _parts(fields["taken"])),
+            )
+        except (KeyError, TypeError, RecursionError) as exc:
+            raise ValueError(f"no state of a transaction: {type(exc).__name__}") from exc
 
     def decided(self, state: State, staged: Sequence[Staged] = ()) -> Record:
         """The same transaction with its decision."""
@@ -138,6 +152,48 @@ class Record:
     def is_visible(self, mark: Mark) -> bool:
         """Whether what has this mark is visible."""
         return self.state is State.COMMITTED and self.owner == mark.owner
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or len(value) > _TEXT_LENGTH:
+        raise ValueError(f"{excerpt(value)} is no name")
+    return value
+
+
+def _whole(value: object, least: int) -> int:
+    if type(value) is not int or not least <= value < MOST_US:
+        raise ValueError(f"{excerpt(value)} is no whole number from {least} on")
+    return value
+
+
+def _parts(value: object) -> list[Any]:
+    if not isinstance(value, list) or len(value) > MOST_MESSAGES:
+        raise ValueError(f"{excerpt(value)} is no list of at most {MOST_MESSAGES}")
+    return value
+
+
+def _stream_name(value: object) -> str:
+    if not isinstance(value, str) or not _STREAM_NAME.fullmatch(value):
+        raise ValueError(f"{excerpt(value)} is no stream of a destination")
+    return value
+
+
+def _staged(stream: object, first: object, last: object) -> Staged:
+    begin = _whole(first, 1)
+    return Staged(_stream_name(stream), begin, _whole(last, begin))
+
+
+def _taken(stream: object, consumer: object, sequence: object, reply: object) -> LockedMessage:
+    if not isinstance(consumer, str) or not _CONSUMER.fullmatch(consumer):
+        raise ValueError(f"{excerpt(consumer)} is no consumer")
+    found = LockedMessage(_stream_name(stream), consumer, _whole(sequence, 1), str(reply))
+    # $JS.ACK.STREAM.CONSUMER.DELIVERIES.SEQUENCE, and numbers of the engine
+    begin = re.escape(f"$JS.ACK.{found.stream}.{consumer}.")
+    if len(found.reply) > 4 * _TEXT_LENGTH or not re.fullmatch(
+        rf"{begin}[0-9]+\.{found.sequence}(\.[0-9]+)+", found.reply
+    ):
+        raise ValueError(f"{excerpt(reply)} is no acknowledgement of message {found.sequence}")
+    return found
 
 
 def check_identity(identity: str) -> None:

@@ -37,7 +37,12 @@ from sla_server.cluster.messages.transaction_records import (
     State,
     identity_of,
 )
-from sla_server.cluster.messages.transaction_register import Stored, TransactionRegister
+from sla_server.cluster.messages.transaction_register import (
+    Stored,
+    TransactionRegister,
+    record_of,
+    text_of,
+)
 
 log = structlog.get_logger("messages")
 MOST_STATES: Final = 500
@@ -155,7 +160,7 @@ class TransactionRecovery:
                 await self._acknowledge(taken.reply)
         for taken in record.taken:
             lock = await self._register.last(taken.subject, STEP_S)
-            if lock is not None and Mark.parse(lock.data.decode()) == mark:
+            if lock is not None and Mark.parse(text_of(lock)) == mark:
                 await self._register.delete(STREAM, lock.sequence, STEP_S)
         await self._register.delete(STREAM, stored.sequence, STEP_S)
         return True
@@ -195,8 +200,8 @@ def pause_s(result: PassResult) -> float:
 
 
 def parsed(stored: Stored) -> Record | None:
-    """None: it is of a later release, which ends it. Pure."""
+    """None: it is of a later release, which ends it, or of no session of ours. Pure."""
     try:
-        return Record.parse(stored.data)
-    except (ValueError, KeyError, TypeError):
+        return record_of(stored)
+    except ValueError:
         return None

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import calendar
+import dataclasses
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -32,6 +33,7 @@ from sla_server.cluster.messages.errors import (
 from sla_server.cluster.messages.link import EngineLink, Trouble, classify
 from sla_server.cluster.messages.producer import IDENTITY, SEND_LIMIT_S
 from sla_server.cluster.messages.transaction_records import (
+    MOST_OPEN_S,
     STATES,
     STREAM,
     SUBJECTS,
@@ -156,7 +158,7 @@ class TransactionRegister:
     async def read(self, identity: str, limit_s: float) -> tuple[int, Record] | None:
         """Sequence and state of a transaction; None if there is none, or this primary has it not yet."""
         stored = await self.last(state_subject(identity), limit_s)
-        return None if stored is None else (stored.sequence, Record.parse(stored.data))
+        return None if stored is None else (stored.sequence, record_of(stored))
 
     async def is_committed(self, mark: Mark, limit_s: float = SEND_LIMIT_S) -> bool:
         """Whether what has this mark is visible; waits for the decision, and takes it after the time is up.
@@ -227,7 +229,7 @@ class TransactionRegister:
             there = await self.last(part.subject, deadline.left_s())
             if there is None:
                 expected = 0
-            elif (other := Mark.parse(there.data.decode())) == mark:
+            elif (other := Mark.parse(text_of(there))) == mark:
                 return
             else:
                 record = await self.final(other.identity, deadline.left_s())
@@ -243,7 +245,7 @@ class TransactionRegister:
         if not await self.is_there():
             return False
         there = await self.last(part.subject, SEND_LIMIT_S)
-        return there is not None and await self.is_committed(Mark.parse(there.data.decode()))
+        return there is not None and await self.is_committed(Mark.parse(text_of(there)))
 
     async def last(self, subject: str, limit_s: float) -> Stored | None:
         """What is stored under a subject."""
@@ -363,6 +365,22 @@ class TransactionRegister:
                 STREAM, f"states and locks of transactions take {found.bytes} of {found.max_bytes} bytes"
             )
         self._room_checked = Deadline(ROOM_S)
+
+
+def record_of(stored: Stored) -> Record:
+    """The state that is stored; one that is open is so no longer than a transaction can be. Pure.
+
+    Raises:
+        ValueError: it is none of ours, or of a later release.
+    """
+    found = Record.parse(stored.data)
+    limit_us = stored.at_unix_us + int(MOST_OPEN_S * 1e6)
+    return dataclasses.replace(found, until_unix_us=min(found.until_unix_us, limit_us))
+
+
+def text_of(lock: Stored) -> str:
+    """Of a lock; whoever stored it may have stored any bytes. Pure."""
+    return lock.data.decode(errors="replace")
 
 
 def _headers(subject: str, by: str, expected: int) -> dict[str, str]:
