@@ -16,6 +16,9 @@ path in the object model, as libvirt writes it) and the name of its block node.
 Limits of QEMU are whole numbers a second, with 0 for none. All fields of a group are set, as QEMU keeps what
 is not named and refuses mixtures: a burst needs its rate, a total excludes rates of reads and writes.
 
+A QEMU that its guest has taken over may answer anything. Every number is checked where it is read, so that
+it costs the volumes of this process, and none of another.
+
 Source: QEMU's qapi/block-core.json, block.json and qom.json, of 2.5 to 9.
 """
 
@@ -28,6 +31,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pmdaemon.runtime.excerpt import excerpt
 from pmdaemon.wire.histogram import BUCKETS, EDGES_NS
 from pmdaemon.wire.rates import Rates
 
@@ -37,6 +41,7 @@ BOUNDARIES_NS: Final = [int(edge) for edge in EDGES_NS[1:BUCKETS]]
 """Shape (98,): between our 99 buckets."""
 STATISTICS: Final = "query-blockstats"
 DRIVES: Final = "query-block"
+MOST_COUNTED: Final = 1 << 62
 _PERIPHERAL: Final = "/machine/peripheral/"
 _SETTABLE: Final = ("bps", "bps_rd", "bps_wr", "iops", "iops_rd", "iops_wr")
 _GROUP_KINDS: Final = ("bps-total", "bps-read", "bps-write", "iops-total", "iops-read", "iops-write")
@@ -192,19 +197,29 @@ def drives_in(answer: Any) -> Iterator[tuple[Drive, Mapping[str, Any]]]:
         ValueError: the answer has another form.
     """
     if not isinstance(answer, list):
-        raise ValueError(f"a list of drives was expected, not {str(answer)[:80]}")
+        raise ValueError(f"a list of drives was expected, not {excerpt(answer)}")
     for row in answer:
         if not isinstance(row, dict):
-            raise ValueError(f"a drive was expected, not {str(row)[:80]}")
-        device, path = str(row.get("device") or ""), str(row.get("qdev") or "")
+            raise ValueError(f"a drive was expected, not {excerpt(row)}")
+        device, path = _name(row.get("device")), _name(row.get("qdev"))
         inserted = row.get("inserted")
         node = row.get("node-name") or (inserted.get("node-name") if isinstance(inserted, dict) else "")
-        known = {device, path, str(node or "")}
+        known = {device, path, _name(node)}
         if path.startswith(_PERIPHERAL):
             known.add(path.removeprefix(_PERIPHERAL).split("/")[0])
         address = ("id", path) if path else ("device", device)
         if address[1]:
             yield Drive(frozenset(known - {""}), address), row
+
+
+def _name(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _whole_number(value: object) -> int:
+    if type(value) is not int or not 0 <= value < MOST_COUNTED:
+        raise ValueError(f"{excerpt(value)} is no count")
+    return value
 
 
 def drive_limits(row: Mapping[str, Any]) -> Limits:
@@ -227,7 +242,7 @@ def _as_limits(iops: Any, size: Any, separate: list[Any]) -> Limits:
     """Limits of reads or of writes alone are shown as what they are not: no total of ours."""
     if any(separate):
         return Limits(-1, -1)
-    return Limits(*(int(value) or None for value in (iops, size)))
+    return Limits(*(_whole_number(value) or None for value in (iops, size)))
 
 
 class DriveCounts(NamedTuple):
@@ -270,28 +285,31 @@ def drive_statistics(row: Mapping[str, Any]) -> DriveStatistics:
     """
     try:
         stats: Mapping[str, Any] = row["stats"]
-        failed = [int(stats.get(f"failed_{kind}_operations", 0)) for kind in ("rd", "wr", "flush", "unmap")]
-        done = [int(stats.get(f"{kind}_operations", 0)) for kind in ("rd", "wr", "flush", "unmap")]
+        failed = [
+            _whole_number(stats.get(f"failed_{kind}_operations", 0))
+            for kind in ("rd", "wr", "flush", "unmap")
+        ]
+        done = [_whole_number(stats.get(f"{kind}_operations", 0)) for kind in ("rd", "wr", "flush", "unmap")]
         counts = DriveCounts(
             done[0] + failed[0],
             done[1] + failed[1],
-            int(stats["rd_bytes"]),
-            int(stats["wr_bytes"]),
+            _whole_number(stats["rd_bytes"]),
+            _whole_number(stats["wr_bytes"]),
             sum(done[2:]) + sum(failed[2:]),
             failed[0],
             failed[1],
             sum(failed[2:]),
-            int(stats["rd_total_time_ns"]),
-            int(stats["wr_total_time_ns"]),
+            _whole_number(stats["rd_total_time_ns"]),
+            _whole_number(stats["wr_total_time_ns"]),
         )
         histograms = [stats.get(f"{kind}_latency_histogram") for kind in ("rd", "wr")]
         if not all(histograms):
             return DriveStatistics(counts, has_other_histogram=any(histograms))
         if any(list(each["boundaries"]) != BOUNDARIES_NS for each in histograms if each):
             return DriveStatistics(counts, has_other_histogram=True)
-        bins = np.array([each["bins"] for each in histograms if each], dtype=np.int64)
-        if bins.shape != (2, BUCKETS):
-            raise ValueError(f"histograms of shape {bins.shape}, expected (2, {BUCKETS})")
-        return DriveStatistics(counts, bins)
+        rows = [[_whole_number(value) for value in each["bins"]] for each in histograms if each]
+        if [len(row) for row in rows] != [BUCKETS, BUCKETS]:
+            raise ValueError(f"histograms of {len(rows[0])} and {len(rows[1])} bins, expected {BUCKETS}")
+        return DriveStatistics(counts, np.array(rows, dtype=np.int64))
     except (KeyError, TypeError, AttributeError) as exc:
         raise ValueError(f"the statistics of a drive came without {exc}") from exc

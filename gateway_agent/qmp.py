@@ -50,6 +50,7 @@ from gateway_agent.qemu import (
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.backoff import Backoff
 from pmdaemon.runtime.clock import Clock
+from pmdaemon.runtime.excerpt import printable
 from pmdaemon.runtime.threads import ThreadGroup, ThreadInbox
 
 CONNECT_S: Final = 5.0  # QEMU greets within milliseconds, unless its main loop hangs or serves another client
@@ -58,6 +59,7 @@ CLOSE_S: Final = 1.0
 RETRY_S: Final = (0.5, 5.0)  # a VM that starts is found within seconds; one that is off costs next to nothing
 LOOK_S: Final = 1.0  # how soon an idle connection that has ended is noticed
 BEAT_S: Final = 5.0
+MOST_CHARACTERS: Final = 200  # of what QEMU says in words
 MOST_ANSWER_BYTES: Final = 8 << 20  # of one line; the statistics of a drive with histograms take some 4 KB
 STOP_S: Final = 3.0
 RELEASE_S: Final = 3.0  # of one monitor; the agent's parent waits for it
@@ -218,7 +220,9 @@ def _in_words(exc: OSError | ConnectError) -> str:
         return "not permitted: run the agent as root, or as the user of QEMU"
     if isinstance(cause, EOFError):
         return GONE
-    return getattr(cause, "strerror", None) or f"it does not speak QMP: {cause}"
+    return (
+        getattr(cause, "strerror", None) or f"it does not speak QMP: {printable(str(cause), MOST_CHARACTERS)}"
+    )
 
 
 def is_off(error: QemuUnusable) -> bool:
@@ -245,7 +249,8 @@ async def execute(client: QMPClient, command: Command) -> Any:
     try:
         return await client.execute(command.name, command.arguments or None)
     except ExecuteError as exc:
-        return Refusal(exc.error_class, exc.error.error.desc)
+        error = exc.error.error
+        return Refusal(printable(exc.error_class, MOST_CHARACTERS), printable(error.desc, MOST_CHARACTERS))
 
 
 async def close(client: QMPClient) -> None:

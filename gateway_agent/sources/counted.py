@@ -2,9 +2,9 @@
 
     base ──reading──► current ──► sample: current - base, row by row        spooled: current becomes the base
 
-A volume that appears later, or whose counters ran backwards (replaced, made again), starts again: what it did
-before this reading is of no known interval. Lifetime sums begin with this link process: I/O between its death
-and its restart is in no cut.
+A volume that appears later, or whose counters ran backwards (replaced, made again) or made a step that no
+storage makes, starts again: what it did before this reading is of no known interval. Lifetime sums begin with
+this link process: I/O between its death and its restart is in no cut.
 
 Counters are tuples of whole numbers that only grow, among them the four of ``LifetimeCounts``. Completions
 are all that is known, so ``arrived`` equals completed.
@@ -18,18 +18,25 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 from gateway_agent.sources.sample import Sample, StreamKey, no_hist, no_missed
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.wire import cut
 from pmdaemon.wire.rates import COST_BYTES
 
+MOST_IOS: Final = 1 << 36
+"""Of one kind between two readings: 19 million a second for an hour."""
+MOST_SUM: Final = 1 << 59
+"""Bytes or nanoseconds between two readings; sums of several fit 63 bits."""
+_ARE_IOS: Final = ("reads", "writes", "others")
+
 
 class LifetimeCounts(Protocol):
     """Lifetime counters: a NamedTuple of integers."""
 
     def __iter__(self) -> Iterator[int]: ...
+    def _asdict(self) -> dict[str, int]: ...
     @property
     def reads(self) -> int:
         """Completed."""
@@ -50,6 +57,14 @@ C = TypeVar("C", bound=LifetimeCounts)
 def is_later(before: LifetimeCounts, now: LifetimeCounts) -> bool:
     """Whether ``now`` can have been counted behind ``before``: not if what counts was made again."""
     return all(a >= b for a, b in zip(now, before, strict=True))
+
+
+def is_possible(step: LifetimeCounts) -> bool:
+    """Whether storage can have done this between two readings; else the counters are not what they say."""
+    return all(
+        value <= (MOST_IOS if name in _ARE_IOS or name.startswith("failed_") else MOST_SUM)
+        for name, value in step._asdict().items()
+    )
 
 
 def minus(now: C, before: C) -> C:
@@ -113,7 +128,7 @@ class CountedSource(ABC, Generic[C]):
         steps, rows, streams = list[tuple[str, C]](), [], []
         for volume, now in current.counts.items():
             before = base.counts.get(volume)
-            if before is None or not is_later(before, now):
+            if before is None or not is_later(before, now) or not is_possible(minus(now, before)):
                 before = self._first[volume] = now
             step = minus(now, before)
             steps.append((volume, step))

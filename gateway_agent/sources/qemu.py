@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from gateway_agent.enforcers.qemu import CLIENT
 from gateway_agent.qemu import Bins, DriveCounts, DriveStatistics
-from gateway_agent.sources.counted import CountedSource, Reading, export_of
+from gateway_agent.sources.counted import MOST_IOS, CountedSource, Reading, export_of
 from pmdaemon.wire import cut
 from pmdaemon.wire.cut import FAILED, IO_ANY, IO_READ, IO_WRITE
 from pmdaemon.wire.histogram import TOTAL_READ, TOTAL_WRITE
@@ -156,7 +156,7 @@ def _histogram(
         if volume not in known or volume not in before or volume not in now:
             continue
         gained = now[volume] - before[volume]
-        if (gained < 0).any():
+        if ((gained < 0) | (gained > MOST_IOS)).any():
             continue
         kind, bucket = np.nonzero(gained)
         place = bucket + np.where(kind == 0, TOTAL_READ, TOTAL_WRITE)
