@@ -74,15 +74,25 @@ class Resolver:
         """
         with self._lock:
             lookup = self._lookups.get((host, port))
-            if lookup is None:
+            if is_first := lookup is None:
                 lookup = self._lookups[host, port] = _Lookup()
-                name = f"dns-{host}"[:15]
-                threading.Thread(target=self._run, args=(host, port, lookup), name=name, daemon=True).start()
+        if is_first:
+            self._start(host, port, lookup)
         if not lookup.done.wait(deadline.left_s()):
             raise TimeoutError(f"the name {host} was not resolved in time")
         if lookup.error is not None:
             raise lookup.error
         return lookup.addresses
+
+    def _start(self, host: str, port: int, lookup: _Lookup) -> None:
+        """Without the lock: a thread that dies of want of memory before it runs holds up its starter alone."""
+        thread = threading.Thread(
+            target=self._run, args=(host, port, lookup), name=f"dns-{host}"[:15], daemon=True
+        )
+        try:
+            thread.start()
+        except (RuntimeError, MemoryError) as exc:
+            self._end(host, port, lookup, OSError(f"no thread to look {host} up: {exc or 'no memory'}"))
 
     @property
     def running(self) -> int:
@@ -91,16 +101,21 @@ class Resolver:
             return len(self._lookups)
 
     def _run(self, host: str, port: int, lookup: _Lookup) -> None:
+        error: OSError | None = None
         try:
             lookup.addresses = list(self._lookup(host, port, 0, socket.SOCK_STREAM))
         except OSError as exc:
-            lookup.error = OSError(f"the name {host} is not known ({exc.strerror or exc})")
+            error = OSError(f"the name {host} is not known ({exc.strerror or exc})")
         except UnicodeError:
-            lookup.error = OSError(f"{host} is no host name")
+            error = OSError(f"{host} is no host name")
         finally:
-            with self._lock:
-                del self._lookups[host, port]
-            lookup.done.set()
+            self._end(host, port, lookup, error)
+
+    def _end(self, host: str, port: int, lookup: _Lookup, error: OSError | None) -> None:
+        lookup.error = error
+        with self._lock:
+            del self._lookups[host, port]
+        lookup.done.set()
 
 
 def connect(host: str, port: int, deadline: Deadline, resolver: Resolver) -> socket.socket:
