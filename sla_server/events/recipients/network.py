@@ -85,7 +85,7 @@ class Resolver:
         return lookup.addresses
 
     def _start(self, host: str, port: int, lookup: _Lookup) -> None:
-        """Without the lock: a thread that dies of want of memory before it runs holds up its starter alone."""
+        """Without the lock: one that dies of want of memory before it runs holds up its starter alone."""
         thread = threading.Thread(
             target=self._run, args=(host, port, lookup), name=f"dns-{host}"[:15], daemon=True
         )
