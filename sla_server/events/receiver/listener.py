@@ -13,6 +13,8 @@ A peer that was refused before its body was read is answered, and what it still 
 DRAIN_S: a connection that is closed with bytes unread is reset, and the answer with it. One host has half of
 the places at most; further connections of it are closed at once.
 
+A fault of ours ends the connection that met it; only a disk that fails ends the thread.
+
 Certificates are read again when their file changes, at the next connection.
 
 Threads: ``ev-post-N``, watched: at rest while they wait for a peer. State:
@@ -35,7 +37,7 @@ from typing import Any, Final
 import h11
 import structlog
 
-from pmdaemon.errors import ConfigError
+from pmdaemon.errors import ConfigError, SlaError
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Deadline
 from pmdaemon.runtime.sockets import open_listener
@@ -151,6 +153,10 @@ class EventListener:
                     watchdog.beat()
         except (OSError, h11.ProtocolError) as exc:
             log.info("connection-ended", host=host, reason=reason_of(exc))
+        except SlaError:  # the disk fails: nothing can be recorded any more
+            raise
+        except Exception:  # no peer ends the process by what it sends
+            log.exception("connection-failed", host=host)
 
     def _secured(self, sock: socket.socket) -> socket.socket:
         sock.settimeout(REQUEST_S)

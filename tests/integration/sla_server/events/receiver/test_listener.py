@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from cryptography import x509
 
+from pmdaemon.diskqueue.errors import QueuePoisoned
 from pmdaemon.runtime.clock import Deadline, SystemClock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
@@ -25,6 +26,7 @@ from sla_server.events.receiver.listener import EventListener, ListenerFiles
 from sla_server.events.recipients.base import CONFIRMED, Outcome
 from sla_server.events.recipients.build import RecipientBuilder
 from sla_server.events.recipients.webhook import body, signature
+from tests.support.delivery_process import until
 from tests.support.nbd_certificates import NbdAuthority
 from tests.support.notices import notice
 
@@ -101,6 +103,37 @@ def answer_of(sock: socket.socket) -> tuple[int, bytes]:
     response = http.client.HTTPResponse(sock)
     response.begin()
     return response.status, response.read()
+
+
+def test_a_defect_of_ours_ends_the_connection_that_met_it(
+    rig: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = content_of(1)
+    with monkeypatch.context() as patch, rig.connect() as sock:
+        patch.setattr(rig.handler, "_accept", [].pop)
+        sock.sendall(request(content) + content)
+        assert sock.recv(1) == b""
+    with rig.connect() as sock:
+        sock.sendall(request(content) + content)
+        assert answer_of(sock)[0] == 200
+    assert len(rig.taken) == 1
+
+
+def test_a_disk_that_fails_ends_the_thread(rig: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And with it, by the owner's policy, the process: it is started again with its queues opened again."""
+
+    def accept(_items: Sequence[QueuedEvent]) -> int:
+        raise QueuePoisoned("main", "EIO")
+
+    content = content_of(1)
+    monkeypatch.setattr(rig.handler, "_accept", accept)
+    with rig.connect() as sock:
+        sock.sendall(request(content) + content)
+        assert sock.recv(1) == b""
+    until(lambda: rig.threads.failed is not None, "the thread has died")
+    failed, rig.threads._failure = rig.threads.failed, None  # expected here, and nowhere else
+    assert failed is not None
+    assert isinstance(failed[1], QueuePoisoned)
 
 
 def test_a_webhook_recipient_delivers_over_one_connection(rig: Listening) -> None:
