@@ -14,6 +14,9 @@ Thread: any.
 
 from __future__ import annotations
 
+from sla_server import lean_httpx  # noqa: F401 - before httpx: see there
+
+# isort: split
 import hmac
 import secrets
 import ssl

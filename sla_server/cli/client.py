@@ -15,6 +15,9 @@ name localhost has two, and a different process can listen at each.
 
 from __future__ import annotations
 
+from sla_server import lean_httpx  # noqa: F401 - before httpx: see there
+
+# isort: split
 import getpass
 import ipaddress
 import os

@@ -15,6 +15,9 @@ A connection is kept for the next delivery. Thread: the recipient's.
 
 from __future__ import annotations
 
+from sla_server import lean_httpx  # noqa: F401 - before httpx: see there
+
+# isort: split
 import ssl
 import time
 from collections.abc import Iterable, Mapping

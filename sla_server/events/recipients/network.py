@@ -13,6 +13,9 @@ State: ``Resolver._lookups``, guarded by its lock. A recipient has its own backe
 
 from __future__ import annotations
 
+from sla_server import lean_httpx  # noqa: F401 - before httpx: see there
+
+# isort: split
 import contextlib
 import select
 import socket

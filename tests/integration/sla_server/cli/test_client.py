@@ -305,6 +305,10 @@ HEAVY = (
     "psycopg",
     "pydantic",
     "rich.traceback",
+    "rich.progress",
+    "pygments",
+    "anyio",
+    "trio",
 )
 
 
