@@ -10,6 +10,7 @@ import ipaddress
 import os
 import re
 import shlex
+import shutil
 import socket
 import time
 import uuid
@@ -22,6 +23,7 @@ import click
 from pmdaemon.pki import certificates
 from pmdaemon.pki.authority import CA_DAYS, DAY_S, Authority, IssuedCertificate
 from pmdaemon.runtime.config import parse_address
+from pmdaemon.runtime.files import sync_directory
 from pmdaemon.wire.names import is_name
 from sla_server import config as configuration
 from sla_server.cli import formatting
@@ -203,17 +205,8 @@ def nbd(name: str, hosts: tuple[str, ...], days: float, output: Path) -> None:
     authority = _authority(config)
     key, certificate = authority.nbd_credential(name, hosts, days * DAY_S)
     kind = "server" if hosts else "client"
-    try:
-        output.mkdir(mode=0o700)
-        for file, content in (
-            (f"{kind}-key.pem", key),
-            (f"{kind}-cert.pem", certificate),
-            ("ca-cert.pem", (config.ca_dir / "ca.crt").read_bytes()),
-        ):
-            with _new_file(output / file) as stream:
-                stream.write(content)
-    except OSError as exc:
-        raise BadUsage(f"-o {output}: {exc.strerror}; name a directory that does not exist yet") from exc
+    ca_pem = (config.ca_dir / "ca.crt").read_bytes()
+    _write_files(output, {f"{kind}-key.pem": key, f"{kind}-cert.pem": certificate, "ca-cert.pem": ca_pem})
     _record("ca-nbd", name, hosts=", ".join(hosts), days=f"{days:.0f}")
     click.echo(f"written to {output}, good for {days:.0f} days\n{_NBD_USE[kind]}")
 
@@ -254,11 +247,17 @@ def page(hosts: tuple[str, ...], days: float, output: Path) -> None:
 
 
 def _write_files(output: Path, contents: dict[str, bytes]) -> None:
+    """Files in a new directory: on disk before the audit log has them, or gone with it."""
     try:
         output.mkdir(mode=0o700)
-        for file, content in contents.items():
-            with _new_file(output / file) as stream:
-                stream.write(content)
+        try:
+            for file, content in contents.items():
+                with _new_file(output / file) as stream:
+                    stream.write(content)
+            sync_directory(output.absolute().parent)
+        except BaseException:
+            shutil.rmtree(output, ignore_errors=True)
+            raise
     except OSError as exc:
         raise BadUsage(f"-o {output}: {exc.strerror}; name a directory that does not exist yet") from exc
 
@@ -275,13 +274,7 @@ def pair_(name: str, days: float, output: Path) -> None:
     _check_name(name)
     config = _config()
     made = _authority(config).partner_credential(name, days * DAY_S)
-    try:
-        output.mkdir(mode=0o700)
-        for file, content in (("pair.pem", made), ("ca.crt", (config.ca_dir / "ca.crt").read_bytes())):
-            with _new_file(output / file) as stream:
-                stream.write(content)
-    except OSError as exc:
-        raise BadUsage(f"-o {output}: {exc.strerror}; name a directory that does not exist yet") from exc
+    _write_files(output, {"pair.pem": made, "ca.crt": (config.ca_dir / "ca.crt").read_bytes()})
     _record("ca-pair", name, days=f"{days:.0f}")
     click.echo(
         f"written to {output}, good for {days:.0f} days. Move it to server {name} as DATA_DIR/pair; "
@@ -310,11 +303,14 @@ _NBD_USE: Final = {
 
 @contextlib.contextmanager
 def _new_file(path: Path) -> Iterator[BinaryIO]:
-    """A file that did not exist (mode 0600), gone again if the block fails."""
+    """A file that did not exist (mode 0600): on disk after the block, gone again if that fails."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(fd, "wb") as stream:
             yield stream
+            stream.flush()
+            os.fsync(fd)
+        sync_directory(path.absolute().parent)
     except BaseException:
         path.unlink(missing_ok=True)
         raise

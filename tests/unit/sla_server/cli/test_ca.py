@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from pathlib import Path
 
@@ -225,3 +227,44 @@ def test_a_certificate_for_a_partner_opens_both_ends_and_is_no_gateways(sla: She
         certificates.credential(made)
     assert sla("pair", "site-a", "-o", str(tmp_path / "pair")).exit_code == 2
     assert sla("pair", "no name", "-o", str(tmp_path / "other")).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("issue", "host-1", "--gateway-id", GATEWAY, "-o"),
+        ("nbd", "client-1", "-o"),
+        ("page", "--host", "sla.example", "-o"),
+        ("pair", "server-1", "-o"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_keys_are_on_disk_before_they_are_recorded_or_not_there_at_all(
+    sla: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    """A certificate whose key a power cut has taken would be recorded, and of no use."""
+    sla("init")
+    synced: list[Path] = []
+    fails_at = 0
+    real = os.fsync
+
+    def fsync(fd: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{fd}"))
+        if path.is_relative_to(tmp_path / "made"):
+            synced.append(path)
+            if len(synced) == fails_at:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    (tmp_path / "made").mkdir()
+    output = tmp_path / "made" / "out"
+    done = sla(*command, str(output))
+    assert done.exit_code == 0, done.output
+    files = [path for path in output.rglob("*") if path.is_file()] if output.is_dir() else [output]
+    assert {*files, *(path.parent for path in files), output.parent} <= set(synced)
+    for fails_at in range(1, len(synced) + 1):
+        output = tmp_path / "made" / str(fails_at)
+        synced.clear()
+        assert "Input/output error" in sla(*command, str(output)).output
+        assert not output.exists()
