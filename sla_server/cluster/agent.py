@@ -272,8 +272,8 @@ async def read_destinations(client: Client, known: Mapping[str, Destination]) ->
     found = {}
     for name in sorted(subject.removeprefix(f"$KV.{BUCKET}.") for subject in info.state.subjects or {}):
         try:
-            found[name] = known.get(name) or Destination.parse((await bucket.get(name)).value or b"")
-        except (nats.js.errors.KeyNotFoundError, ValueError, KeyError, TypeError):
+            found[name] = known.get(name) or Destination.of_key(name, (await bucket.get(name)).value or b"")
+        except (nats.js.errors.KeyNotFoundError, ValueError):
             continue  # removed by hand, or of a later release
     return found
 

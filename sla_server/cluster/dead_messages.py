@@ -144,7 +144,9 @@ async def _origin(client: Client, message: DeadMessage) -> Destination:
     with _translated(f"reading the settings of {message.origin}"):
         try:
             bucket = await client.jetstream(timeout=ANSWER_S).key_value(BUCKET)
-            return Destination.parse((await bucket.get(message.origin)).value or b"")
+            return Destination.of_key(message.origin, (await bucket.get(message.origin)).value or b"")
+        except ValueError as exc:
+            raise ClusterRefused(f"the settings of {message.origin} cannot be read: {exc}") from exc
         except (nats.js.errors.KeyNotFoundError, nats.js.errors.BucketNotFoundError) as exc:
             raise ClusterRefused(
                 f"message {message.sequence} comes from {message.origin or 'no known destination'}, which is "

@@ -26,8 +26,14 @@ import nats.js.api
 import nats.js.errors
 import structlog
 
+from pmdaemon.runtime.excerpt import excerpt
 from sla_server.cluster.messages import names
-from sla_server.cluster.messages.errors import BadSettings, DestinationDiffers, DestinationMissing
+from sla_server.cluster.messages.errors import (
+    BadSettings,
+    DestinationDiffers,
+    DestinationMissing,
+    MessagesError,
+)
 from sla_server.cluster.messages.link import ANSWER_S, EngineLink
 
 log = structlog.get_logger("messages")
@@ -102,13 +108,38 @@ class Destination:
 
     @classmethod
     def parse(cls, document: bytes) -> Destination:
-        """From its document; fields of a later release are left out."""
-        fields = json.loads(document)
-        known = {field.name for field in dataclasses.fields(cls)}
-        return cls(
-            **{key: value for key, value in fields.items() if key in known}
-            | {"kind": DestinationKind(fields["kind"])}
-        )
+        """From its document; fields of a later release are left out.
+
+        Raises:
+            ValueError: it is of a later release, or no session of ours has stored it.
+        """
+        try:
+            fields: dict[str, Any] = dict(json.loads(document))
+            known = {field.name for field in dataclasses.fields(cls)}
+            given = {key: value for key, value in fields.items() if key in known}
+            found = cls(**given | {"kind": DestinationKind(fields["kind"])})
+            texts, numbers = (
+                (found.name, found.domain),
+                (found.replicas, found.max_bytes, found.max_messages),
+            )
+            if any(type(text) is not str for text in texts) or any(type(n) is not int for n in numbers):
+                raise TypeError("a field has a value of another type")
+            found.check(reserved=True)
+        except (KeyError, TypeError, AttributeError, RecursionError, MessagesError) as exc:
+            raise ValueError(f"no document of a destination: {excerpt(str(exc))}") from exc
+        return found
+
+    @classmethod
+    def of_key(cls, key: str, document: bytes) -> Destination:
+        """From what the catalogue has under a name.
+
+        Raises:
+            ValueError: as ``parse``, or it is the document of another destination.
+        """
+        found = cls.parse(document)
+        if found.name != key:
+            raise ValueError(f"it is the document of {excerpt(found.name)}")
+        return found
 
     def differences(self, other: Destination) -> dict[str, tuple[object, object]]:
         """Field -> (here, there), of those that differ."""
@@ -216,10 +247,10 @@ class Catalogue:
                         raise
                     continue  # removed by hand, with a mark in its place; it may be made again
                 try:
-                    found = Destination.parse(entry.value or b"")
-                except (ValueError, KeyError, TypeError, AttributeError) as exc:  # of a later release
+                    found = Destination.of_key(key, entry.value or b"")
+                except ValueError as exc:  # of a later release
                     self._unreadable.add(key)
-                    log.warning("destination-not-readable", destination=key, problem=repr(exc))
+                    log.warning("destination-not-readable", destination=key, problem=str(exc))
                 else:
                     self._add(found)
 

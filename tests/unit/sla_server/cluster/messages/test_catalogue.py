@@ -10,7 +10,9 @@ from typing import cast
 import nats.js.api
 import nats.js.errors
 import pytest
+from nats.aio.client import Client
 
+from sla_server.cluster.agent import read_destinations
 from sla_server.cluster.messages.catalogue import Catalogue, Destination, DestinationKind, stream_config
 from sla_server.cluster.messages.errors import BadName, BadSettings
 from sla_server.cluster.messages.fragments import STREAM
@@ -105,6 +107,43 @@ def test_neither_a_strange_document_nor_a_listener_keeps_others_from_being_found
     asyncio.run(run())
     assert found == ["a", "d"]
     assert bucket.read == ["a", "b", "c", "d"]  # each once
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        b"[" * 100_000,
+        b"null",
+        b'{"name": "b"}',
+        b'{"name": ["b"], "kind": "queue"}',
+        b'{"name": "other", "kind": "queue"}',
+        b'{"name": "b", "kind": "queue", "domain": 5}',
+        b'{"name": "b", "kind": "queue", "domain": "TRANSACTIONS"}',
+        b'{"name": "b", "kind": "queue", "domain": "a b"}',
+        b'{"name": "b", "kind": "queue", "replicas": []}',
+        b'{"name": "b", "kind": "queue", "replicas": 9}',
+        b'{"name": "b", "kind": "queue", "max_bytes": 1e999}',
+        b'{"name": "b", "kind": "queue", "max_messages": true}',
+    ],
+    ids=lambda document: document[:60].decode(),
+)
+def test_no_document_keeps_sessions_or_nodes_from_those_behind_it(document: bytes) -> None:
+    """Any account with the role admin may write it; nodes make permissions of all that they read."""
+    documents = {"a": Destination("a").encode(), "b": document, "c": Destination("c").encode()}
+    bucket, nodes = FakeBucket(documents), FakeBucket(documents)
+
+    async def run() -> None:
+        catalogue = Catalogue(cast(EngineLink, bucket), 3)
+        found: list[str] = []
+        catalogue.listen(lambda destination: found.append(destination.name))
+        await catalogue.refresh()
+        await catalogue.refresh()
+        assert found == ["a", "c"]
+        client = cast(Client, SimpleNamespace(jetstream=lambda **_options: nodes))
+        assert sorted(await read_destinations(client, {})) == ["a", "c"]
+
+    asyncio.run(run())
+    assert bucket.read == ["a", "b", "c"]  # each once
 
 
 def test_a_document_that_was_removed_by_hand_keeps_none_behind_it_from_being_found() -> None:
