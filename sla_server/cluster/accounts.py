@@ -36,6 +36,7 @@ from sla_server.cluster.access import ADMIN, CONSUMER, MONITOR, PRODUCER, PRODUC
 from sla_server.cluster.errors import BadAccount
 from sla_server.cluster.messages import names
 from sla_server.cluster.messages.catalogue import ANNOUNCEMENTS, BUCKET, Destination, DestinationKind
+from sla_server.cluster.messages.errors import BadSelector
 from sla_server.cluster.messages.feed import engine_name
 from sla_server.cluster.messages.transaction_records import STREAM as TRANSACTIONS
 from sla_server.cluster.messages.transaction_records import lock_subject, state_subject
@@ -149,7 +150,7 @@ def accounts_of(body: Mapping[str, Any]) -> dict[str, Account]:
             account = Account(name, tuple(str(role) for role in entry["roles"]), str(entry["sealed"]))
             check_name(name)
             check_roles(name, account.roles)
-        except (BadAccount, KeyError, TypeError):
+        except (BadAccount, BadSelector, KeyError, TypeError):
             continue
         found[name] = account
     return found

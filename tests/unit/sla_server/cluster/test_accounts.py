@@ -126,6 +126,9 @@ def test_accounts_come_back_from_their_document_without_those_of_a_later_release
         "later": {"roles": ["auditor"], "sealed": "x"},
         "sla": accounts.entry_of(good),
         "none": 5,
+        "selector": {"roles": ["producer:regex:("], "sealed": "x"},
+        "token": {"roles": ["consumer:a b"], "sealed": "x"},
+        "roles": {"roles": 7, "sealed": "x"},
     }
     assert accounts.accounts_of(body) == {"shop": good}
 
