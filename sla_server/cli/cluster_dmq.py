@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from pmdaemon.runtime.excerpt import printable_lines
 from sla_server.cli import formatting
 from sla_server.cli.cluster_node import ask, resolved
 from sla_server.cli.errors import BadUsage
@@ -65,10 +66,10 @@ def show(message: int, output: str) -> None:
         print_json(asdict(found) | {"data": text})
         return
     for name in ("sequence", "at", "origin", "reason", "identity"):
-        click.echo(f"{name:9} {getattr(found, name)}")
+        click.echo(f"{name:9} {printable_lines(str(getattr(found, name)))}")
     for key, value in sorted(found.headers.items()):
-        click.echo(f"header    {key}: {value}")
-    click.echo(f"\n{text}")
+        click.echo(f"header    {printable_lines(f'{key}: {value}')}")
+    click.echo(f"\n{printable_lines(text)}")
 
 
 @dmq.command()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pmdaemon.runtime.excerpt import printable_lines
 from sla_server.cli.cluster_node import ask
 from sla_server.cli.moments import moment_us
 from sla_server.cli.output import DATA_OUTPUT
@@ -51,4 +52,5 @@ def _print(record: LogRecord, *, is_late: bool, output: str) -> None:
     if output == "json":  # an object a line, as they come
         click.echo(json.dumps({**asdict(record), "is_late": is_late}))
     else:
-        click.echo(f"{'late: ' if is_late else ''}node={record.node} {record.line}")
+        line = printable_lines(f"node={record.node} {record.line}")
+        click.echo(f"{'late: ' if is_late else ''}{line}")
