@@ -10,6 +10,8 @@ that prints, warnings and the interpreter's own words take the same way.
 
 Of a service of systemd a line becomes an entry of the journal, with fields to select by (``journal``).
 
+No value begins a line of its own, or reaches the terminal of its reader as a command.
+
 A line that comes with an exception has its text (``error``) and names the file of its traceback
 (``traceback``, see ``failures``): no traceback is written to the log.
 
@@ -293,7 +295,10 @@ class _Renderer:
             line: Any = event
             for step in self._steps:
                 line = step(logger, method, line)
-            return line if isinstance(line, str) else str(line)
+            if isinstance(line, JournalEntry):  # which journalctl shows safely
+                return line
+            text = line if isinstance(line, str) else str(line)
+            return text if text.isprintable() else printable(text, len(text))
         except Exception as exc:  # noqa: BLE001 - a log line must not raise, not even for want of memory
             return (
                 f"timestamp={_now()} level={method} process={self._process} event={name} "

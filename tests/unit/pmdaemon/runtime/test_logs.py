@@ -149,6 +149,17 @@ def test_a_value_that_cannot_be_rendered_does_not_raise(capfd: pytest.CaptureFix
     assert "event=surrogate" in second
 
 
+def test_no_value_reaches_a_terminal_as_a_command_or_begins_a_line(capfd: pytest.CaptureFixture[str]) -> None:
+    logs.configure("x")
+    structlog.get_logger("x").warning(
+        "hostile", value="a\x1b]0;pwned\x07b\r\u2028\x9bevent=forged", ok="grün"
+    )
+    [line] = capfd.readouterr().err.splitlines()
+    assert line.isprintable()
+    assert "pwned" in line
+    assert "ok=grün" in line
+
+
 def test_what_libraries_log_is_a_line_without_a_traceback(capfd: pytest.CaptureFixture[str]) -> None:
     logs.configure("appserver")
     try:
