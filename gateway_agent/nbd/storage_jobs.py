@@ -300,8 +300,14 @@ class WorkerPool:
         self._workers = workers
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._group = ThreadGroup()
-        for number in range(workers):
-            self._group.start(f"{name[:11]}-w{number}", self._work)
+        try:
+            for number in range(workers):
+                self._group.start(f"{name[:11]}-w{number}", self._work)
+        except BaseException:  # no room for a thread: those that were started end, the next pool tries again
+            for _ in range(workers):
+                self._jobs.put(None)
+            os.close(self._wake_fd)
+            raise
         loop.watch(self._wake_fd, IN, self._on_done, lambda _exc: None)
 
     def submit(self, job: StorageJob) -> None:

@@ -422,9 +422,14 @@ class TlsEngine:
     def submit(self, opening: TlsOpening) -> None:
         """Let the thread do the next step of ``opening``."""
         if self._wake_fd < 0:
-            self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-            self.loop.watch(self._wake_fd, IN, self._on_done, lambda _exc: None)
-            self._group.start("nbd-tls", self._work)
+            wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            try:
+                self._group.start("nbd-tls", self._work)
+            except BaseException:  # no room for a thread: this handshake fails, the next one tries again
+                os.close(wake_fd)
+                raise
+            self._wake_fd = wake_fd
+            self.loop.watch(wake_fd, IN, self._on_done, lambda _exc: None)
         self._jobs.put(opening)
 
     def _work(self) -> None:

@@ -1,5 +1,6 @@
 """Jobs of file mode: what does them, and how a structured read is laid out."""
 
+import contextlib
 import os
 import threading
 
@@ -18,7 +19,8 @@ from gateway_agent.nbd.storage_jobs import (
     WorkerPool,
     problem_of,
 )
-from pmdaemon.runtime.clock import SystemClock
+from gateway_agent.nbd.tls import TlsEngine
+from pmdaemon.runtime.clock import Deadline, SystemClock
 from tests.support.nbd import MIB, assembled, chunks
 
 
@@ -60,6 +62,68 @@ def test_workers_run_jobs_report_to_the_loop_and_stop():
         loop.step()
     assert done == [True] * 20
     pool.stop()
+    loop.close()
+
+
+@pytest.fixture
+def without_threads(monkeypatch):
+    """The system has no room for a thread, within the block."""
+
+    @contextlib.contextmanager
+    def block():
+        def full(_self):
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", full)
+            yield
+
+    return block
+
+
+def test_a_flush_for_which_there_was_no_thread_keeps_no_later_one_from_its_own(tmp_path, without_threads):
+    loop, done = EventLoop(SystemClock()), []
+    (tmp_path / "disk.img").write_bytes(bytes(4096))
+    storage = VolumeStorage("vol-1", str(tmp_path / "disk.img"), read_only=False)
+    turns = LoopRunner(loop)
+    runner = SyncedRunner(loop, "vol-1", turns)
+    job = StorageJob(storage, (0, 1, p.Cmd.FLUSH, 0, 0, 0, 0), bytearray(16), done.append)
+    before = len(os.listdir("/proc/self/fd"))
+    with without_threads(), pytest.raises(RuntimeError, match="can't start"):
+        runner.submit(job)
+    assert len(os.listdir("/proc/self/fd")) == before
+    runner.submit(job)
+    while not done:
+        loop.step()
+    assert job.error == 0
+    turns.stop()
+    runner.stop()
+    storage.release()
+    loop.close()
+
+
+def test_a_handshake_for_which_there_was_no_thread_keeps_no_later_one_from_its_own(without_threads):
+    loop, computed = EventLoop(SystemClock()), []
+
+    class Opening:
+        def compute(self):
+            self.was_computed = True
+
+        def computed(self):
+            computed.append(self.was_computed)
+
+    engine = TlsEngine(loop)
+    before = len(os.listdir("/proc/self/fd"))
+    with without_threads(), pytest.raises(RuntimeError, match="can't start"):
+        engine.submit(Opening())
+    assert len(os.listdir("/proc/self/fd")) == before
+    engine.submit(Opening())
+    deadline = Deadline(60)
+    while not computed and not deadline.passed:
+        loop.at("turn", loop.clock.monotonic_ns() + 10_000_000, lambda _now_ns: None)
+        loop.step()
+    assert computed == [True]
+    engine.stop()
     loop.close()
 
 
