@@ -210,7 +210,11 @@ class FileWriter:
                 )
         if self._pending:
             table = pa.concat_tables(self._pending)
-            self._encoder.start("db-encode", lambda: self._encode(table), ENCODE_S)
+            try:
+                self._encoder.start("db-encode", lambda: self._encode(table), ENCODE_S)
+            except (RuntimeError, MemoryError) as exc:
+                problem = f"the thread db-encode cannot be started ({exc or 'no memory'})"
+                raise ArchiveFailed(self._aside or Path(self._name), problem) from exc
         self._pending, self._pending_rows = [], 0
 
     def _encode(self, table: pa.Table) -> None:

@@ -137,6 +137,21 @@ def test_a_file_that_lacks_a_row_group_is_not_published(files, tmp_path, monkeyp
     assert list(tmp_path.rglob("*.parquet")) == []
 
 
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()])
+def test_a_row_group_for_which_there_was_no_thread_is_a_file_that_failed(files, tmp_path, monkeypatch, error):
+    """The writer writes it again from the queue; any other error would end dbmanager."""
+
+    def start(*_given):
+        raise error
+
+    with parquet.FileWriter(files, NAME, parquet.CUT_SCHEMA) as writer:
+        writer.write(table(1))
+        monkeypatch.setattr(parquet.ThreadGroup, "start", start)
+        with pytest.raises(ArchiveFailed, match="thread"):
+            writer.finish("cuts", T0, T0, T0 + 1)
+    assert list(tmp_path.rglob("*.parquet")) == []
+
+
 def test_a_merged_file_that_lacks_a_row_group_is_not_published(files, tmp_path, monkeypatch):
     parts = [put(files, NAME.replace("1-1", f"{number}-{number}"), table(number)) for number in (1, 2, 3)]
     monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 1)
