@@ -13,6 +13,8 @@ A peer that was refused before its body was read is answered, and what it still 
 DRAIN_S: a connection that is closed with bytes unread is reset, and the answer with it. One host has half of
 the places at most; further connections of it are closed at once.
 
+Without descriptors no thread tries to accept for a second.
+
 A fault of ours ends the connection that met it; only a disk that fails ends the thread.
 
 Certificates are read again when their file changes, at the next connection.
@@ -28,6 +30,7 @@ import select
 import socket
 import ssl
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -40,7 +43,7 @@ import structlog
 from pmdaemon.errors import ConfigError, SlaError
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Deadline
-from pmdaemon.runtime.sockets import open_listener
+from pmdaemon.runtime.sockets import accept, open_listener
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
 from sla_server.events.receiver.handler import PostAnswer, PostHandler
@@ -95,6 +98,7 @@ class EventListener:
         self._lock = threading.Lock()
         self._hosts: Counter[str] = Counter()
         self._busy = 0
+        self._rest_until_s = 0.0  # one number, replaced whole by any thread
         self._context: ssl.SSLContext | None = None
         self._seen: tuple[int, ...] = ()
         if files is not None:
@@ -115,16 +119,24 @@ class EventListener:
     def _run(self, stop: Stop) -> None:
         while not stop.is_set():
             watchdog.rest()
+            rest_s = self._rest_until_s - time.monotonic()
+            if rest_s > 0 and stop.wait(rest_s):
+                return
             readers: list[Any] = [self._listener, stop]
             select.select(readers, [], [])
-            try:
-                sock, peer = self._listener.accept()
-            except OSError:  # another thread was faster, the peer has gone, or no descriptor is free
-                stop.wait(LEAST_S)
+            accepted = accept(self._listener, self._rest)
+            if accepted is None:
+                if self._rest_until_s <= time.monotonic():  # another thread was faster, or the peer has gone
+                    stop.wait(LEAST_S)
                 continue
+            sock, peer = accepted
             with sock, self._place(peer[0]) as is_free:
                 if is_free:
                     self._serve(sock, peer[0], stop)
+
+    def _rest(self, for_ns: int) -> None:
+        """Of all threads: no descriptor is free, and the socket stays readable."""
+        self._rest_until_s = time.monotonic() + for_ns / 1e9
 
     @contextlib.contextmanager
     def _place(self, host: str) -> Iterator[bool]:

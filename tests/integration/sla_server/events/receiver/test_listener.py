@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import http.client
 import json
+import os
 import socket
 import ssl
 import time
@@ -117,6 +119,43 @@ def test_a_defect_of_ours_ends_the_connection_that_met_it(
         sock.sendall(request(content) + content)
         assert answer_of(sock)[0] == 200
     assert len(rig.taken) == 1
+
+
+class OutOfDescriptors:
+    """A listener that a peer waits at, and for which there is no descriptor."""
+
+    def __init__(self, waiting: socket.socket) -> None:
+        self.fileno = waiting.fileno
+
+    def accept(self) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+class CountedStop(Stop):
+    """Set by the third wait, which it does not wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[float] = []
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        self.waits.append(timeout_s or 0.0)
+        if len(self.waits) == 3:
+            self.set("the test ends")
+        return self.is_set()
+
+
+def test_without_descriptors_the_listener_rests(rig: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The peer waits on, so that the socket is readable all the time."""
+    rig.stop.set("no other thread takes it")
+    rig.threads.join(LIMIT_S)
+    stop = CountedStop()
+    with rig.connect():
+        monkeypatch.setattr(rig.listener, "_listener", OutOfDescriptors(rig.listener._listener))
+        rig.listener._run(stop)
+        monkeypatch.undo()
+    assert len(stop.waits) == 3
+    assert min(stop.waits) > 0.5
 
 
 def test_a_disk_that_fails_ends_the_thread(rig: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
