@@ -14,7 +14,7 @@ on connecting.
 Nothing here blocks but the store's sync: local delivery goes on in other threads whatever the partner does. A
 partner that does not read is disconnected when ``MOST_OUTGOING_BYTES`` wait for it. Certificates are read
 for each connection, so files that were replaced are used from the next one on. A listener that cannot be
-opened is tried again like a dial.
+opened is tried again like a dial. A fault of ours ends the connection that met it.
 
 Thread: ``ev-pair``.
 """
@@ -35,7 +35,7 @@ from typing import Final
 
 import structlog
 
-from pmdaemon.errors import ConfigError, WireError
+from pmdaemon.errors import ConfigError, SlaError, WireError
 from pmdaemon.pki.certificates import PARTNER_PREFIX
 from pmdaemon.pki.errors import PkiError
 from pmdaemon.runtime import watchdog
@@ -189,7 +189,7 @@ class PairLink:
                 self._accept()
             elif isinstance(key.data, MirrorConnection):
                 if key.data.transport.fileno() >= 0:  # else it ended in this turn
-                    self._ready(key.data, events)
+                    self._guarded(key.data, events)
             elif self._connecting is not None and key.fileobj is self._connecting[0]:
                 self._connected(self._connecting[0])
         self._give_up_late()
@@ -320,6 +320,15 @@ class PairLink:
         log.info("connected", partner=self._config.partner, dialled=connection.is_dialled)
 
     # Bytes.
+
+    def _guarded(self, connection: MirrorConnection, events: int) -> None:
+        try:
+            self._ready(connection, events)
+        except (SlaError, OSError):  # the disk fails: the thread ends, and says so
+            raise
+        except Exception:  # nothing that a peer sends ends the pair
+            log.exception("connection-failed", dialled=connection.is_dialled)
+            self._end(connection, "a fault of this server, of which its log says more")
 
     def _ready(self, connection: MirrorConnection, events: int) -> None:
         if connection.session is None:

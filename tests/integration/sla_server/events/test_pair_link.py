@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pmdaemon.diskqueue.errors import QueuePoisoned
 from pmdaemon.runtime.clock import server_clock
 from pmdaemon.runtime.threads import ThreadInbox
 from sla_server.events.config import EventPairConfig
@@ -83,3 +84,31 @@ def test_the_partners_host_has_all_places_that_are_free(listening: Listening) ->
     clients = [listening.connect(PARTNER) for _ in range(MOST_CANDIDATES + 1)]
     listening.turn_until(lambda: is_closed(clients[0]))
     assert [is_closed(each) for each in clients] == [True] + [False] * MOST_CANDIDATES
+
+
+def test_a_fault_of_ours_ends_the_connection_that_met_it_and_no_other(
+    listening: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_connection: object) -> None:
+        raise RecursionError("a defect")
+
+    other = listening.connect(PARTNER)
+    client = listening.connect(PARTNER)
+    listening.turn_until(lambda: len(listening.link._candidates) == 2)
+    monkeypatch.setattr(listening.link, "_secure", fails)
+    client.send(b"x")
+    listening.turn_until(lambda: is_closed(client))
+    assert not is_closed(other)
+    assert "fault" in listening.link.last_failure
+
+
+def test_a_disk_that_fails_ends_the_link(listening: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_connection: object) -> None:
+        raise QueuePoisoned("partner", "EIO")
+
+    client = listening.connect(PARTNER)
+    listening.turn_until(lambda: len(listening.link._candidates) == 1)
+    monkeypatch.setattr(listening.link, "_secure", fails)
+    client.send(b"x")
+    with pytest.raises(QueuePoisoned):
+        listening.turn_until(lambda: is_closed(client))
