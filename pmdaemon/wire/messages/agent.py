@@ -25,7 +25,18 @@ from pmdaemon.wire import cut, names
 from pmdaemon.wire.frame import encode_folding
 from pmdaemon.wire.frame_template import encode_poll
 from pmdaemon.wire.kinds import PROTO_MAX, PROTO_MIN, Kind
-from pmdaemon.wire.messages.base import Header, Key, WireMessage, count, maps, name, rows, text, whole
+from pmdaemon.wire.messages.base import (
+    MAX_TEXT,
+    Header,
+    Key,
+    WireMessage,
+    count,
+    maps,
+    name,
+    rows,
+    text,
+    whole,
+)
 from pmdaemon.wire.messages.client_caps import except_of
 from pmdaemon.wire.messages.costs import FITTED_COSTS
 
@@ -120,6 +131,16 @@ class Hello(WireMessage):
             software=text(header, "HELLO", "software"),
             features=features_of(header, "HELLO"),
         )
+
+    @staticmethod
+    def gateway_of(header: Header) -> str | None:
+        """The gateway it names, before all of it is checked; None: no UUID, and it will be refused."""
+        value = header.get("gw")
+        try:
+            is_short = isinstance(value, str) and len(value) <= MAX_TEXT
+            return str(uuid.UUID(value)) if is_short else None
+        except ValueError:
+            return None
 
 
 def features_of(header: Header, frame_name: str) -> tuple[str, ...]:
