@@ -50,7 +50,7 @@ from gateway_agent.nbd.sockets import (
 from gateway_agent.nbd.upstream_tls import upstream_context
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime import config as configuration
-from pmdaemon.runtime.config import StrictModel, describe, is_port, parse_address
+from pmdaemon.runtime.config import StrictModel, describe, parse_address, split_address
 from pmdaemon.space.config import SpaceConfig
 from pmdaemon.wire.names import is_name
 from pmdaemon.wire.rates import COST_BYTES, LEAST_BURST_S, MOST_BURST_S, Rates
@@ -518,9 +518,8 @@ def parse_server(text: str) -> tuple[str, int]:
     Raises:
         ValueError: another form.
     """
-    host, _, port = text.rpartition(":")
-    if not host or not is_port(port) or not int(port):
+    host, port = split_address(text) or ("", 0)
+    if not port:
         raise ValueError(f"{text!r} is not HOST:PORT")
-    host = host.strip("[]")
     check_host(host)
-    return ("127.0.0.1" if host == "localhost" else host), int(port)
+    return ("127.0.0.1" if host == "localhost" else host), port
