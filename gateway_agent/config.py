@@ -25,7 +25,6 @@ from pydantic import (
 )
 
 from gateway_agent.host_config import (
-    NAME_RULE,
     UNIX_PATH_BYTES,
     CgroupEntry,
     HostConfig,
@@ -260,7 +259,7 @@ class ReconnectConfig(StrictModel):
 class AgentConfig(StrictModel):
     """The operator's file."""
 
-    name: str
+    name: Name
     """What people call this gateway; its identity is ``state_dir/gateway_id``, made at the first start."""
     state_dir: Path = Path("/var/lib/gateway-agent")
     """Identity, spool, thresholds: must survive restarts. Mode 0700. A relative path begins where the agent
@@ -296,13 +295,6 @@ class AgentConfig(StrictModel):
     """QEMU processes of this host: virtual machines, and storage daemons."""
     space: SpaceConfig = Field(default_factory=SpaceConfig)
     """How full this host's pools of storage are."""
-
-    @field_validator("name")
-    @classmethod
-    def _is_name(cls, value: str) -> str:
-        if not is_name(value):
-            raise ValueError(NAME_RULE)
-        return value
 
     @field_validator("export", mode="before")
     @classmethod
