@@ -25,7 +25,6 @@ from pydantic import (
 )
 
 from gateway_agent.host_config import (
-    NAME_RULE,
     UNIX_PATH_BYTES,
     CgroupEntry,
     HostConfig,
@@ -50,7 +49,7 @@ from gateway_agent.nbd.sockets import (
 from gateway_agent.nbd.upstream_tls import upstream_context
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime import config as configuration
-from pmdaemon.runtime.config import StrictModel, describe, is_port, parse_address
+from pmdaemon.runtime.config import StrictModel, describe, parse_address, split_address
 from pmdaemon.space.config import SpaceConfig
 from pmdaemon.wire.names import is_name
 from pmdaemon.wire.rates import COST_BYTES, LEAST_BURST_S, MOST_BURST_S, Rates
@@ -260,7 +259,7 @@ class ReconnectConfig(StrictModel):
 class AgentConfig(StrictModel):
     """The operator's file."""
 
-    name: str
+    name: Name
     """What people call this gateway; its identity is ``state_dir/gateway_id``, made at the first start."""
     state_dir: Path = Path("/var/lib/gateway-agent")
     """Identity, spool, thresholds: must survive restarts. Mode 0700. A relative path begins where the agent
@@ -296,13 +295,6 @@ class AgentConfig(StrictModel):
     """QEMU processes of this host: virtual machines, and storage daemons."""
     space: SpaceConfig = Field(default_factory=SpaceConfig)
     """How full this host's pools of storage are."""
-
-    @field_validator("name")
-    @classmethod
-    def _is_name(cls, value: str) -> str:
-        if not is_name(value):
-            raise ValueError(NAME_RULE)
-        return value
 
     @field_validator("export", mode="before")
     @classmethod
@@ -518,9 +510,8 @@ def parse_server(text: str) -> tuple[str, int]:
     Raises:
         ValueError: another form.
     """
-    host, _, port = text.rpartition(":")
-    if not host or not is_port(port) or not int(port):
+    host, port = split_address(text) or ("", 0)
+    if not port:
         raise ValueError(f"{text!r} is not HOST:PORT")
-    host = host.strip("[]")
     check_host(host)
-    return ("127.0.0.1" if host == "localhost" else host), int(port)
+    return ("127.0.0.1" if host == "localhost" else host), port

@@ -12,20 +12,13 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from gateway_agent.devices import name_of
 from pmdaemon.runtime.config import StrictModel
-from pmdaemon.wire.names import is_name
+from pmdaemon.wire.names import NAME_RULE, checked_name, is_name
 from pmdaemon.wire.rates import LEAST_RATE, MOST_RATE, Rates
 
-NAME_RULE: Final = "must be 1-128 of letters, digits and . _ : @ -, beginning with a letter or digit"
 UNIX_PATH_BYTES: Final = 107  # sun_path of Linux, less its final NUL
 
 
-def _checked_name(value: str) -> str:
-    if not is_name(value):
-        raise ValueError(NAME_RULE)
-    return value
-
-
-Name = Annotated[str, AfterValidator(_checked_name)]
+Name = Annotated[str, AfterValidator(checked_name)]
 """A name of a volume or backend."""
 Rate = Annotated[float, Field(ge=LEAST_RATE, le=MOST_RATE, allow_inf_nan=False)]
 
@@ -142,19 +135,12 @@ class QemuVolume(StrictModel):
 class QemuEntry(StrictModel):
     """``[[qemu]]``: a QEMU process, counted and slowed through its monitor (QMP)."""
 
-    name: str
+    name: Name
     """What people call it: the VM, or the storage daemon."""
     socket: str
     """Path of a QMP socket that no other program uses: it serves one at a time."""
     volume: Annotated[list[QemuVolume], Field(min_length=1)]
     """Its drives and throttle groups."""
-
-    @field_validator("name")
-    @classmethod
-    def _is_name(cls, value: str) -> str:
-        if not is_name(value):
-            raise ValueError(NAME_RULE)
-        return value
 
     @field_validator("socket")
     @classmethod

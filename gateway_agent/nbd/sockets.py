@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from gateway_agent.errors import UpstreamError
 from pmdaemon.errors import ConfigError
-from pmdaemon.runtime.config import is_port
+from pmdaemon.runtime.config import split_address
 from pmdaemon.runtime.sockets import Listener, command_of, holder, why_not
 
 NBD_PORT = 10809  # IANA
@@ -81,12 +81,12 @@ def parse_listen(text: str) -> Address:
     scheme, _, rest = text.partition(":")
     if scheme == "unix" and rest:
         return Address(path=rest)
-    host, _, port = rest.rpartition(":")
-    if scheme != "tcp" or not host or not is_port(port):
+    found = split_address(rest)
+    if scheme != "tcp" or found is None:
         raise ValueError(f"{text!r} is neither unix:PATH nor tcp:HOST:PORT")
-    address = Address(host=host.strip("[]"), port=int(port))
-    check_host(address.host)
-    return address
+    host, port = found
+    check_host(host)
+    return Address(host=host, port=port)
 
 
 def collide(one: Address, other: Address) -> bool:

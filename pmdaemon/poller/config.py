@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime import config as files
-from pmdaemon.runtime.config import StrictModel, parse_address
+from pmdaemon.runtime.config import ListenAddress, StrictModel, parse_address
 
 MOST_PAIRS: Final = 256
 
@@ -68,7 +68,7 @@ class ListedGateway(StrictModel):
 class PmConfig(StrictModel):
     """The performance-monitor daemon: polling of the gateways."""
 
-    listen: str = "127.0.0.1:7411"
+    listen: ListenAddress = "127.0.0.1:7411"
     """Where agents dial in, "address:port"; port 0 takes a free one (see pmdaemon.port in the runtime
     directory). Loopback only, unless `[pmdaemon.tls] enabled = true`; 0.0.0.0 is everywhere."""
     interval_s: float = Field(default=1.0, ge=0.1, le=60.0)
@@ -97,12 +97,6 @@ class PmConfig(StrictModel):
     tls: TlsConfig = Field(default_factory=TlsConfig)
     gateway: list[ListedGateway] = Field(default_factory=list)
     """Gateways to dial. Those of the database's table gateway_list are dialled, too."""
-
-    @field_validator("listen")
-    @classmethod
-    def _is_address(cls, value: str) -> str:
-        parse_address(value)
-        return value
 
     @field_validator("agent_users")
     @classmethod

@@ -441,11 +441,12 @@ class Inbound:
         if received.kind != Kind.HELLO:
             self._drop(conn, farewell(received), planned=received.kind == Kind.BYE)
             return True
-        if self._migrator is None or not self._migrator.is_foreign(conn, received):
+        gateway_id = None if self._migrator is None else self._migrator.foreign_gateway(conn, received)
+        if self._migrator is None or gateway_id is None:
             return False
         if isinstance(frames, Generator):
             frames.close()  # the session keeps HELLO and what follows it, for the other pair
-        self._migrator.pass_on(conn, received.header["gw"], self)
+        self._migrator.pass_on(conn, gateway_id, self)
         return True
 
     def _refuse(self, conn: AgentConnection, error: WireError) -> None:

@@ -52,6 +52,7 @@ from pmdaemon.poller.standing_caps import StandingCaps
 from pmdaemon.runtime.threads import ThreadInbox
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.agent import Hello
 from pmdaemon.wire.messages.ends import Bye
 from pmdaemon.wire.messages.server import CapsOrder, DurableNotice
 from pmdaemon.wire.sni import gateway_named
@@ -62,7 +63,6 @@ if TYPE_CHECKING:
 # Some 60 us each: the end of many delays the other gateways by a millisecond at a time.
 ENDS_A_STEP: Final = 16
 REASON_CHARACTERS: Final = 300
-MAX_ID_CHARACTERS: Final = 64  # of a UUID in any of its forms; what is longer is refused here
 MOST_HOPS: Final = 3  # a connection that has been passed on so often is served where it is
 ROWS_A_NOTICE: Final = 900  # watermarks of one DURABLE, some 53 bytes each; a frame header has 64 KiB
 log = structlog.get_logger("moving")
@@ -209,16 +209,13 @@ class ShardMigrator:
 
     # -- new connections
 
-    def is_foreign(self, conn: AgentConnection, hello: frame.Frame) -> bool:
-        """Whether the sender of this HELLO must be served by another pair."""
-        gateway_id = hello.header.get("gw")
-        return (
-            self.ownership.is_shared
-            and conn.is_movable
-            and isinstance(gateway_id, str)
-            and len(gateway_id) <= MAX_ID_CHARACTERS  # it travels in a header to the parent
-            and self._is_of_another_pair(conn, gateway_id)
-        )
+    def foreign_gateway(self, conn: AgentConnection, hello: frame.Frame) -> str | None:
+        """The gateway of this HELLO if another pair must serve it."""
+        if not self.ownership.is_shared or not conn.is_movable:
+            return None
+        gateway_id = Hello.gateway_of(hello.header)
+        is_foreign = gateway_id is not None and self._is_of_another_pair(conn, gateway_id)
+        return gateway_id if is_foreign else None
 
     def _is_of_another_pair(self, conn: AgentConnection, gateway_id: str) -> bool:
         return self._hops.get(conn, 0) < MOST_HOPS and not self.ownership.is_mine(gateway_id)

@@ -16,8 +16,8 @@ Source: P7, P9, P10, P13, P16; DESIGN.md 3, 4.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Container
+from collections import Counter, defaultdict
+from collections.abc import Callable, Container, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
@@ -41,6 +41,7 @@ from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadInbox
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.base import Header, WireMessage
 from pmdaemon.wire.messages.server import (
     CapsOrder,
     CostsOrder,
@@ -53,8 +54,7 @@ from pmdaemon.wire.messages.server import (
 TOGETHER_NS: Final = 50_000_000  # polls may be late by that, but by no more than a twentieth of the interval
 MANY_DUE: Final = 64  # polls of one go: about a millisecond
 MAX_MESSAGES: Final = 256  # of one take; polls that fall due meanwhile wait for at most that many
-_FOR_ONE: Final = (Kind.SET_CAPS, Kind.SET_THRESHOLDS, Kind.SET_COSTS)  # name the gateway they are for
-_PASSED_ON: Final = (*_FOR_ONE, Kind.DURABLE)
+_ORDERS: Final = (CapsOrder, ThresholdsOrder, CostsOrder)  # name the gateway they are for
 _GONE: Final = Sent.GONE
 _SHARD: Final = attrgetter("shard")
 _NONE: Final[list[tuple[Kind, bytes]]] = []  # never changed: nothing to send besides the poll
@@ -221,65 +221,61 @@ class Outbound:
         """Carry out one message. A malformed one, a defect of the server, is logged and dropped."""
         try:
             received = frame.unfold(frame.decode_own(payload))
-            action = self._actions.get(received.kind)
-            if action is None:
+            known = self._actions.get(received.kind)
+            if known is None:
                 raise WireError(f"kind {received.kind} is not for a pair")
-            action(self, received.header)
+            parse, action = known
+            message = parse(received.header)
+            action(self, message)
             self._counters["orders"] += 1
-            if self._ownership.is_shared and received.kind in _PASSED_ON:
-                self._pass_on(sender, received, passed_on)
+            if self._ownership.is_shared:
+                self._pass_on(sender, message, passed_on)
         except WireError as exc:
             self._counters["bad_orders"] += 1
             log.error("bad-message", sender=sender, error=str(exc))
 
-    def _pass_on(self, sender: str, received: frame.Frame, passed_on: bool) -> None:
+    def _pass_on(self, sender: str, message: WireMessage, passed_on: bool) -> None:
         """Orders and notices for gateways that belong to other pairs go there, once."""
-        header = received.header
-        if received.kind in _FOR_ONE:
-            gateway_id = header.get("gw", "")  # text: the order was parsed before
-            away = {shard_of(gateway_id): header} if not self._ownership.is_mine(gateway_id) else {}
-        else:
-            away, notice = {}, DurableNotice.parse(header)
-            for row in notice.rows:
+        away: dict[int, WireMessage] = {}
+        if isinstance(message, _ORDERS):
+            if not self._ownership.is_mine(message.gateway_id):
+                away = {shard_of(message.gateway_id): message}
+        elif isinstance(message, DurableNotice):
+            rows: defaultdict[int, list[Sequence[Any]]] = defaultdict(list)
+            for row in message.rows:
                 if self._registry.get(row[0]) is None and not self._ownership.is_mine(row[0]):
-                    part = away.setdefault(shard_of(row[0]), DurableNotice(notice.incarnation, []).header())
-                    part["hw"].append(row)
+                    rows[shard_of(row[0])].append(row)
+            away = {shard: DurableNotice(message.incarnation, part) for shard, part in rows.items()}
         if passed_on:
             self._counters["mail_dropped"] += len(away)
             return
-        for shard, body in away.items():
-            self._to_inbound.put(Forward(shard, sender, frame.encode_folding(received.kind, body)))
+        for shard, part in away.items():
+            self._to_inbound.put(Forward(shard, sender, frame.encode_folding(part.KIND, part.header())))
 
-    def _watermarks(self, header: dict[str, Any]) -> None:
-        notice = WatermarksNotice.parse(header)
+    def _watermarks(self, notice: WatermarksNotice) -> None:
         if self._registry.open(notice.incarnation, notice.rows, self._now_ns()):
             log.info("watermarks", incarnation=notice.incarnation, rows=len(notice.rows))
             self._to_inbound.put(AnnounceAgain((DBMANAGER, SERVICES)))
 
-    def _durable(self, header: dict[str, Any]) -> None:
-        notice = DurableNotice.parse(header)
+    def _durable(self, notice: DurableNotice) -> None:
         if not self._registry.advance(notice.incarnation, notice.rows, self._now_ns()):
             self._counters["stale_durable_notices"] += 1
 
-    def _lease(self, header: dict[str, Any]) -> None:
+    def _lease(self, lease: Lease) -> None:
         self._standing_caps.renew_lease(self._now_ns())
-        incarnation = Lease.parse(header).incarnation
-        if incarnation != self._services_incarnation:
+        if lease.incarnation != self._services_incarnation:
             # A new services process: every session has to be announced to it again.
-            self._services_incarnation = incarnation
+            self._services_incarnation = lease.incarnation
             self._to_inbound.put(AnnounceAgain((SERVICES,)))
 
-    def _set_caps(self, header: dict[str, Any]) -> None:
-        order = CapsOrder.parse(header)
+    def _set_caps(self, order: CapsOrder) -> None:
         self._order(order.gateway_id, Kind.CAPS, self._standing_caps.set_caps(order))
         self._caps_leaving[order.gateway_id] = order.gen
 
-    def _set_thresholds(self, header: dict[str, Any]) -> None:
-        order = ThresholdsOrder.parse(header)
+    def _set_thresholds(self, order: ThresholdsOrder) -> None:
         self._order(order.gateway_id, Kind.THRESHOLDS, order.thresholds_frame())
 
-    def _set_costs(self, header: dict[str, Any]) -> None:
-        order = CostsOrder.parse(header)
+    def _set_costs(self, order: CostsOrder) -> None:
         self._order(order.gateway_id, Kind.COSTS, order.costs_frame())
 
     def _order(self, gateway_id: str, kind: Kind, encoded: bytes) -> None:
@@ -287,13 +283,13 @@ class Outbound:
         kept = [item for item in self._orders.get(gateway_id, ()) if item[0] is not kind]
         self._orders[gateway_id] = [*kept, (kind, encoded)]
 
-    _actions: Final[dict[int, Callable[[Outbound, dict[str, Any]], None]]] = {
-        Kind.WATERMARKS: _watermarks,
-        Kind.DURABLE: _durable,
-        Kind.LEASE: _lease,
-        Kind.SET_CAPS: _set_caps,
-        Kind.SET_THRESHOLDS: _set_thresholds,
-        Kind.SET_COSTS: _set_costs,
+    _actions: Final[dict[int, tuple[Callable[[Header], WireMessage], Callable[[Outbound, Any], None]]]] = {
+        Kind.WATERMARKS: (WatermarksNotice.parse, _watermarks),
+        Kind.DURABLE: (DurableNotice.parse, _durable),
+        Kind.LEASE: (Lease.parse, _lease),
+        Kind.SET_CAPS: (CapsOrder.parse, _set_caps),
+        Kind.SET_THRESHOLDS: (ThresholdsOrder.parse, _set_thresholds),
+        Kind.SET_COSTS: (CostsOrder.parse, _set_costs),
     }
 
     # -- gateways

@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 import random
+from typing import Final
+
+MOST_DOUBLINGS: Final = 64
+"""More make no difference to any limit in use, and a thousand of them are no number any more."""
+
+
+def doubled(first: float, times: int, most: float) -> float:
+    """``first`` doubled so many times, at most ``most``; in the unit of both."""
+    return min(first * 2.0 ** min(max(times, 0), MOST_DOUBLINGS), most)
 
 
 class Backoff:
@@ -15,16 +24,16 @@ class Backoff:
         self._max_s = max_s
         self._jitter_ratio = jitter_ratio
         self._chance = chance
-        self._next_s = first_s
+        self._failures = 0
 
     def failed(self) -> float:
         """Seconds to wait after one more failure."""
-        wait_s = self._next_s
-        self._next_s = min(self._max_s, 2 * wait_s)
+        wait_s = doubled(self._first_s, self._failures, self._max_s)
+        self._failures += 1
         if self._chance is None:
             return wait_s
         return wait_s * (1 - self._jitter_ratio * self._chance.random())
 
     def succeeded(self) -> None:
         """Begin again with the shortest wait."""
-        self._next_s = self._first_s
+        self._failures = 0

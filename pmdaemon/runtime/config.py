@@ -13,9 +13,9 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.toml_file import SHOWN, TOO_DEEP, TOO_LONG, read_toml
@@ -232,20 +232,36 @@ def is_port(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= 65535
 
 
+def split_address(value: str) -> tuple[str, int] | None:
+    """Host without brackets, and port, of ``HOST:PORT``; None: another form. The caller checks the host."""
+    host, _, port = value.rpartition(":")
+    host = host.strip("[]")
+    return (host, int(port)) if host and is_port(port) else None
+
+
 def parse_address(value: str) -> tuple[str, int]:
     """("127.0.0.1", 7411) from "127.0.0.1:7411".
 
     Raises:
         ValueError: not "address:port".
     """
-    host, _, port_text = value.rpartition(":")
-    host = host.strip("[]")
-    if not host or not is_port(port_text):
+    found = split_address(value)
+    if found is None:
         raise ValueError('expected "address:port", the port at most 65535, for example "127.0.0.1:7411"')
+    host, port = found
     if host == "localhost":
         host = "127.0.0.1"
     try:
         ipaddress.ip_address(host)
     except ValueError as exc:
-        raise ValueError(f'{host!r} is not an IP address; use "127.0.0.1:{port_text}"') from exc
-    return host, int(port_text)
+        raise ValueError(f'{host!r} is not an IP address; use "127.0.0.1:{port}"') from exc
+    return host, port
+
+
+def _address(value: str) -> str:
+    parse_address(value)
+    return value
+
+
+ListenAddress = Annotated[str, AfterValidator(_address)]
+"""A setting: IP address and port of this machine; port 0 is any free one."""

@@ -8,9 +8,8 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from pmdaemon.runtime.config import StrictModel
 from pmdaemon.wire.messages.space import MAX_POOLS
-from pmdaemon.wire.names import is_name
+from pmdaemon.wire.names import checked_name
 
-NAME_RULE: Final = "must be 1-128 of letters, digits and . _ : @ -, beginning with a letter or digit"
 LocalKind = Literal["path", "lvm", "thin", "loop", "zfs", "snmp"]
 NEEDS: Final[dict[str, tuple[str, ...]]] = {
     "path": ("path",),
@@ -25,13 +24,7 @@ OPTIONAL: Final[dict[str, tuple[str, ...]]] = {"lvm": ("device",), "snmp": ("set
 PLACES: Final = ("path", "group", "device", "dataset", "host", "storage", "settings")
 
 
-def _checked_name(value: str) -> str:
-    if not is_name(value):
-        raise ValueError(NAME_RULE)
-    return value
-
-
-Name = Annotated[str, AfterValidator(_checked_name)]
+Name = Annotated[str, AfterValidator(checked_name)]
 
 
 class SpaceSource(StrictModel):
@@ -68,7 +61,7 @@ class SpaceSource(StrictModel):
     @field_validator("backend")
     @classmethod
     def _is_backend(cls, value: str) -> str:
-        return _checked_name(value) if value else value
+        return checked_name(value) if value else value
 
     @field_validator("path", "settings")
     @classmethod

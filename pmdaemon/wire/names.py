@@ -11,6 +11,7 @@ from typing import Final
 
 NAME_RE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
 """What a volume, client or backend may be called: it appears in URLs, files and selectors."""
+NAME_RULE: Final = "must be 1-128 of letters, digits and . _ : @ -, beginning with a letter or digit"
 
 
 def stream_id(gateway_id: str, volume: str, client: str) -> int:
@@ -22,3 +23,14 @@ def stream_id(gateway_id: str, volume: str, client: str) -> int:
 def is_name(text: str) -> bool:
     """Whether ``text`` may name a volume, client or backend."""
     return NAME_RE.fullmatch(text) is not None
+
+
+def checked_name(text: str) -> str:
+    """The same text.
+
+    Raises:
+        ValueError: it may not be a name.
+    """
+    if not is_name(text):
+        raise ValueError(NAME_RULE)
+    return text

@@ -187,6 +187,12 @@ class InForce:
         """The agreement's name."""
         return self.agreement.name
 
+    @property
+    def may_be_excluded(self) -> bool:
+        """Whether there are times at which nothing is promised."""
+        spec = self.agreement.spec
+        return bool(spec.service_hours is not None or spec.maintenance.windows or self.work)
+
     def excluded(self, start_us: int, end_us: int | None = None) -> str | None:
         """Why nothing is promised at an instant or in a slice; None: the promise holds."""
         return is_excluded(

@@ -25,6 +25,7 @@ from typing import Any, Final
 
 from sla_server.agreements.errors import DocumentProblem
 from sla_server.agreements.promise import Promise
+from sla_server.agreements.selectors import is_pattern
 
 MAX_THRESHOLDS: Final = 8
 MAX_SET_BYTES: Final = 56_000  # a gateway's set travels in one frame header of at most 65,535 bytes
@@ -76,11 +77,6 @@ class ThresholdSet:
         for entry in self.entries:
             digest.update(f"{entry.volume}\0{entry.client}\0{entry.io}\0{entry.threshold_us}\0".encode())
         return int.from_bytes(digest.digest(), "little") >> 1
-
-
-def is_pattern(text: str) -> bool:
-    """Whether a selector is more than one name."""
-    return any(character in text for character in "*?[")
 
 
 class PromiseIndex:

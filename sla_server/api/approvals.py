@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from sla_server.api.accounts import Directory
 from sla_server.api.config import ApiConfig
-from sla_server.api.errors import Forbidden, NotFound, ServiceRefused
+from sla_server.api.errors import Forbidden, NotFound, conflict
 from sla_server.api.operations import Operation, Operations
 from sla_server.api.roles import Principal
 from sla_server.requests import ApprovalAnswer, ApprovalDecision, ApprovalRequest, ModeSet
@@ -60,9 +60,9 @@ class Approvals:
         """
         waiting, person = self.pending(), self._person_of(principal)
         if len(waiting) >= PENDING_MAX:
-            raise _conflict(f"{PENDING_MAX} changes wait for approval already", SEE)
+            raise conflict(f"{PENDING_MAX} changes wait for approval already", SEE)
         if sum(row["requested_as"] == person for row in waiting) >= OF_ONE_MAX:
-            raise _conflict(f"{OF_ONE_MAX} changes that you asked for wait for approval already", SEE)
+            raise conflict(f"{OF_ONE_MAX} changes that you asked for wait for approval already", SEE)
         asked = ApprovalRequest.model_validate(
             {"op": op, "body": body, "requested_as": person, "lasts_s": self._lasts_s}
         )
@@ -93,7 +93,7 @@ class Approvals:
         """
         row = self._found(name)
         if answer.digest != row["digest"]:
-            raise _conflict(f"approval {row['approval_id']} is not the change that you saw", SEE)
+            raise conflict(f"approval {row['approval_id']} is not the change that you saw", SEE)
         person = self._person_of(principal)
         if approves and person == LOCAL_PERSON:
             problem = "the server's own token does not say which person approves"
@@ -117,7 +117,7 @@ class Approvals:
     def _claim(self, name: str) -> None:
         with self._lock:
             if name in self._deciding:
-                raise _conflict(f"approval {name} is being decided at this moment", SEE)
+                raise conflict(f"approval {name} is being decided at this moment", SEE)
             self._deciding.add(name)
 
     def _found(self, name: str) -> Row:
@@ -145,7 +145,3 @@ class Approvals:
         if who not in accounts:
             return LOCAL_PERSON
         return accounts[who].get("identity") or f"account {who}"
-
-
-def _conflict(problem: str, fix: str) -> ServiceRefused:
-    return ServiceRefused(409, {"detail": problem, "fix": fix})

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from pmdaemon.runtime.config import StrictModel, parse_address
+from pmdaemon.runtime.config import ListenAddress, StrictModel, parse_address
 from sla_server.agreements.selectors import parse_labels
 
 OIDC_CALLBACK: Final = "/login/oidc/callback"
@@ -116,7 +116,7 @@ class OidcConfig(StrictModel):
 class ApiConfig(StrictModel):
     """The application server."""
 
-    listen: str = "127.0.0.1:8411"
+    listen: ListenAddress = "127.0.0.1:8411"
     """Address of page and API. Any but loopback needs `[api.tls]` and `reading = "login"`; 0.0.0.0 is
     everywhere. Port 0 takes any free port; the port in use is written to RUNTIME_DIR/api.port."""
     reading: Literal["open", "login"] = "open"
@@ -153,12 +153,6 @@ class ApiConfig(StrictModel):
     """How many objectives, volumes, throttles, backends and gateways, of each kind, have series of their own
     in /api/v1/metrics: the first by name. An objective has some 12 series. The metric `sla_metrics_left_out`
     says how many have none."""
-
-    @field_validator("listen")
-    @classmethod
-    def _is_address(cls, value: str) -> str:
-        parse_address(value)
-        return value
 
     @field_validator("external_url")
     @classmethod

@@ -191,6 +191,11 @@ class ServiceRefused(ApiError):
         return {**body, "errors": self.errors} if self.errors else body
 
 
+def conflict(problem: str, fix: str) -> ServiceRefused:
+    """What was asked for does not fit what is stored now."""
+    return ServiceRefused(409, {"detail": problem, "fix": fix})
+
+
 class Unavailable(ApiError):
     """A part of the server does not answer just now."""
 

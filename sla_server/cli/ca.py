@@ -69,7 +69,8 @@ def _config() -> configuration.ResolvedConfig:
     return configuration.load(path)
 
 
-def _authority(config: configuration.ResolvedConfig) -> Authority:
+def authority_of(config: configuration.ResolvedConfig) -> Authority:
+    """The server's own."""
     return Authority(config.ca_dir, config.pmdaemon.tls.lifetime_s)
 
 
@@ -78,7 +79,7 @@ def _authority(config: configuration.ResolvedConfig) -> Authority:
 def init(days: float) -> None:
     """Make the authority: once a server, before TLS is enabled."""
     config = _config()
-    fingerprint = _authority(config).init(days * DAY_S)
+    fingerprint = authority_of(config).init(days * DAY_S)
     _record("ca-init", "authority", fingerprint=fingerprint)
     click.echo(f"certificate authority made in {config.ca_dir}\nfingerprint {fingerprint}")
     if not config.pmdaemon.tls.enabled:
@@ -105,7 +106,7 @@ def token(name: str, lifetime: str, address: str | None, volumes: tuple[str, ...
             f"--address {address}: give HOST:PORT, the server's pmdaemon.listen as the host sees it"
         )
     config = _config()
-    authority = _authority(config)
+    authority = authority_of(config)
     made, expires_us = authority.token(name, lifetime_s, volumes)
     _record("ca-token", name, until=formatting.when(expires_us), volumes=", ".join(volumes))
     if quiet:
@@ -166,7 +167,7 @@ def issue(name: str, gateway_id: uuid.UUID, csr: Path | None, volumes: tuple[str
             key = certificates.make_key()
             request = certificates.make_request(key, name)
         with _new_file(output) as stream:  # first: a certificate that nobody receives should not be recorded
-            made = _authority(config).issue(request, str(gateway_id), name, volumes)
+            made = authority_of(config).issue(request, str(gateway_id), name, volumes)
             key_text = certificates.key_pem(key) if key is not None else b""
             stream.write(key_text + certificates.pem_of_der(made))
     except OSError as exc:
@@ -202,7 +203,7 @@ def nbd(name: str, hosts: tuple[str, ...], days: float, output: Path) -> None:
         if not _is_host(host):
             raise BadUsage(f"--host {host}: give a host name or an IP address, without a port")
     config = _config()
-    authority = _authority(config)
+    authority = authority_of(config)
     key, certificate = authority.nbd_credential(name, hosts, days * DAY_S)
     kind = "server" if hosts else "client"
     ca_pem = (config.ca_dir / "ca.crt").read_bytes()
@@ -232,7 +233,7 @@ def page(hosts: tuple[str, ...], days: float, output: Path) -> None:
         if not _is_host(host):
             raise BadUsage(f"--host {host}: give a host name or an IP address, without a port")
     config = _config()
-    key, certificate = _authority(config).nbd_credential("storage-sla page", hosts, days * DAY_S)
+    key, certificate = authority_of(config).nbd_credential("storage-sla page", hosts, days * DAY_S)
     authority = config.ca_dir / "ca.crt"
     made = {"page-key.pem": key, "page-cert.pem": certificate, "ca.crt": authority.read_bytes()}
     _write_files(output, made)
@@ -273,7 +274,7 @@ def pair_(name: str, days: float, output: Path) -> None:
     """
     _check_name(name)
     config = _config()
-    made = _authority(config).partner_credential(name, days * DAY_S)
+    made = authority_of(config).partner_credential(name, days * DAY_S)
     _write_files(output, {"pair.pem": made, "ca.crt": (config.ca_dir / "ca.crt").read_bytes()})
     _record("ca-pair", name, days=f"{days:.0f}")
     click.echo(
@@ -321,7 +322,7 @@ def _new_file(path: Path) -> Iterator[BinaryIO]:
 @click.option("--reason", default="", help="Kept with the revocation.")
 def revoke(who: str, reason: str) -> None:
     """End a gateway's certificates and withdraw its tokens; a live session ends within about a second."""
-    revoked, withdrawn = _authority(_config()).revoke(who, reason)
+    revoked, withdrawn = authority_of(_config()).revoke(who, reason)
     serials = ", ".join(entry.serial for entry in revoked)
     _record("ca-revoke", who[:200], reason=reason[:200], serials=serials[:1000])
     for entry in revoked:
@@ -334,7 +335,7 @@ def revoke(who: str, reason: str) -> None:
 @OUTPUT
 def list_(output: str) -> None:
     """List the gateways' certificates and the tokens that wait."""
-    authority, now_us = _authority(_config()), time.time_ns() // 1000
+    authority, now_us = authority_of(_config()), time.time_ns() // 1000
     entries = authority.entries()
     waiting = authority.waiting_tokens()
     if output == "json":

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from pmdaemon.pki.authority import Authority
 from pmdaemon.runtime.config import parse_address
 from pmdaemon.runtime.files import write_whole
-from sla_server import config as configuration
 from sla_server import directories
 from sla_server.cli import formatting
+from sla_server.cli.ca import authority_of
 from sla_server.cli.cluster_account import account
 from sla_server.cli.cluster_dmq import dmq
 from sla_server.cli.cluster_log import log
@@ -76,15 +75,11 @@ cluster.add_command(dmq)
 cluster.add_command(log)
 
 
-def _authority(config: configuration.ResolvedConfig) -> Authority:
-    return Authority(config.ca_dir, config.pmdaemon.tls.lifetime_s)
-
-
 @cluster.command()
 def init() -> None:
     """Make a new cluster with this machine's node as its first member."""
     config, own, directory = resolved()
-    membership.init(own, directory, _authority(config))
+    membership.init(own, directory, authority_of(config))
     click.echo(f"cluster {own.name} made; its secrets are in {directory}, mode 0700")
     for peer in own.peers:
         click.echo(f"for {peer.name}: sla cluster invite {peer.name} {peer.name}.invitation")
@@ -97,7 +92,7 @@ def init() -> None:
 def invite(node: str, file: Path) -> None:
     """Write FILE, with which NODE becomes a member. It is a secret: carry it safely, then delete it."""
     config, own, directory = resolved()
-    text = membership.invitation(own, directory, _authority(config), node)
+    text = membership.invitation(own, directory, authority_of(config), node)
     if file.exists():
         raise BadUsage(f"{file} exists; choose another name, or delete it first")
     write_whole(file, text)

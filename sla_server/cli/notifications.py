@@ -14,6 +14,7 @@ from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage, LiveValuesMissing
 from sla_server.cli.formatting import Column, TableKind, build, console, print_json
+from sla_server.cli.system_tables import plain, spec_of
 from sla_server.rows import Row
 
 STATES: Final = {
@@ -23,14 +24,6 @@ STATES: Final = {
     "held": formatting.WARN,
 }
 RUNNING: Final = {"running": formatting.WARN}
-
-
-def _spec(row: Row) -> Row:
-    return (row.get("spec") or {}).get("spec") or {}
-
-
-def _plain(key: str) -> Any:
-    return lambda row, _now_us: str(row.get(key) if row.get(key) not in (None, "") else formatting.DASH)
 
 
 def _delivery(key: str) -> Any:
@@ -60,7 +53,7 @@ def match_of(spec: Row) -> str:
 
 def _more(row: Row) -> str:
     """Reminders and escalation of a route."""
-    spec = _spec(row)
+    spec = spec_of(row)
     escalate = spec.get("escalate") or {}
     parts = [f"remind {spec['remind']}"] if spec.get("remind") else []
     if escalate:
@@ -83,8 +76,8 @@ KINDS: Final = {
     "recipients": TableKind(
         "/recipients",
         (
-            Column("NAME", _plain("name")),
-            Column("KIND", _plain("recipient_kind")),
+            Column("NAME", plain("name")),
+            Column("KIND", plain("recipient_kind")),
             Column("STATE", lambda row, _now_us: _state(row)),
             Column("WAITING", lambda row, _now_us: _waiting(row), number=True),
             Column("DEAD", _delivery("dead_letters"), number=True),
@@ -95,9 +88,9 @@ KINDS: Final = {
     "routes": TableKind(
         "/routes",
         (
-            Column("NAME", _plain("name")),
-            Column("MATCHES", lambda row, _now_us: match_of(_spec(row)) if row else formatting.DASH),
-            Column("RECIPIENTS", lambda row, _now_us: ", ".join(_spec(row).get("recipients") or [])),
+            Column("NAME", plain("name")),
+            Column("MATCHES", lambda row, _now_us: match_of(spec_of(row)) if row else formatting.DASH),
+            Column("RECIPIENTS", lambda row, _now_us: ", ".join(spec_of(row).get("recipients") or [])),
             Column("UNTIL ACKNOWLEDGED", lambda row, _now_us: _more(row)),
         ),
         "No route is in force: no event goes to a recipient. Apply one: sla apply -f route.yaml",
@@ -105,7 +98,7 @@ KINDS: Final = {
     "silences": TableKind(
         "/silences",
         (
-            Column("NAME", _plain("name")),
+            Column("NAME", plain("name")),
             Column(
                 "STATE",
                 lambda row, _now_us: Text(
@@ -125,8 +118,8 @@ UNDELIVERED: Final = TableKind(
     (
         Column("SINCE", lambda row, _now_us: formatting.when(row.get("since_us") or row.get("at_us"))),
         Column("EVENT", lambda row, _now_us: formatting.short_id(row.get("event_id"))),
-        Column("KIND", _plain("kind")),
-        Column("RECIPIENT", _plain("recipient")),
+        Column("KIND", plain("kind")),
+        Column("RECIPIENT", plain("recipient")),
         Column("TRIES", lambda row, _now_us: formatting.count(row.get("attempt")), number=True),
         Column("WHY", lambda row, _now_us: why_undelivered(row)),
     ),

@@ -19,6 +19,11 @@ ZONE: Final = "_zone"
 FAULTS: Final = {"hangs": "hangs", "fails": "fails I/Os"}
 
 
+def spec_of(row: Row) -> Row:
+    """``spec`` of the document in a row."""
+    return (row.get("spec") or {}).get("spec") or {}
+
+
 def plain(key: str) -> Callable[[Row, int], str]:
     """The value under a key as it is."""
     return lambda row, _now_us: str(row.get(key) if row.get(key) not in (None, "") else formatting.DASH)

@@ -12,14 +12,9 @@ from rich.text import Text
 
 from sla_server.cli import formatting, notifications, system_tables
 from sla_server.cli.formatting import Column, TableKind
-from sla_server.cli.system_tables import ZONE, at, counted, live, live_count, plain
+from sla_server.cli.system_tables import ZONE, at, counted, live, live_count, plain, spec_of
 from sla_server.explanation.words import AGREED
 from sla_server.rows import Row
-
-
-def _spec(row: Row) -> Row:
-    """``spec`` of the document in a row."""
-    return (row.get("spec") or {}).get("spec") or {}
 
 
 def _slices(state: str) -> Callable[[Row, int], str]:
@@ -164,7 +159,7 @@ def clock_of(row: Row) -> str:
 
 def holidays_of(row: Row) -> str:
     """How many holidays a calendar has."""
-    spec = _spec(row)
+    spec = spec_of(row)
     return formatting.count(len(spec["holidays"]) if "holidays" in spec else None)
 
 
@@ -343,7 +338,7 @@ KINDS: Final = {
         (
             Column("NAME", plain("name")),
             Column("VERSION", plain("version"), number=True),
-            Column("ZONE", lambda row, _now_us: str(_spec(row).get("tz") or formatting.DASH)),
+            Column("ZONE", lambda row, _now_us: str(spec_of(row).get("tz") or formatting.DASH)),
             Column("HOLIDAYS", lambda row, _now_us: holidays_of(row), number=True),
             Column("SINCE", at("applied_us")),
             Column("BY", plain("applied_by")),

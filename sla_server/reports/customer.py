@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
+from sla_server.explanation.words import listed
 from sla_server.reports.document import (
     IssuedReport,
     ReportContent,
     ReportedEpisode,
     RevisedField,
 )
-from sla_server.reports.findings import named
 from sla_server.rows import Row
 
 PROVIDER: Final = "the provider"
@@ -56,7 +56,7 @@ def content_for_customer(content: ReportContent) -> ReportContent:
 def _episode(episode: ReportedEpisode, names: _Names) -> ReportedEpisode:
     volumes, text = names.of(episode.volumes), episode.cause_text
     if episode.cause == "neighbours":
-        text = f"{text.partition(': ')[0]}: {named(volumes)}"
+        text = f"{text.partition(': ')[0]}: {listed(volumes)}"
     return episode.model_copy(update={"volumes": volumes, "cause_text": text})
 
 

@@ -10,6 +10,7 @@ from sla_server.agreements.difference import bounded, differences
 from sla_server.agreements.periods import SECOND_US, Span
 from sla_server.agreements.promise import InForce
 from sla_server.agreements.slices import REASONS
+from sla_server.explanation.words import listed
 from sla_server.reports.accounts import OUTSIDE, ObjectiveSlices, runs
 from sla_server.reports.document import (
     ReportedChange,
@@ -24,7 +25,6 @@ from sla_server.rows import Row
 
 Cause = Literal["neighbours", "storage", "overcommitted", "elsewhere", "unknown"]
 STORAGE_REASONS: Final = ("hung", "failed")
-MOST_NAMED: Final = 5
 
 
 # -- Violations
@@ -98,11 +98,11 @@ def _cause(row: Row, end_us: int, inputs: ReportInputs, bad: Sequence[Row]) -> t
     if "unattributed" in kinds:
         return "elsewhere", "slowing down its neighbours did not help: the cause was elsewhere", slowed
     if slowed:
-        return "neighbours", f"others used the same storage; slowed down for it: {named(slowed)}", slowed
+        return "neighbours", f"others used the same storage; slowed down for it: {listed(slowed)}", slowed
     if decided:
         users = _users(decided, inputs.name)
         if users:
-            return "neighbours", f"others used the same storage most: {named(users)}", users
+            return "neighbours", f"others used the same storage most: {listed(users)}", users
     since_us = inputs.decisions_from_us
     if since_us is None or row["opened_us"] < since_us:
         return "unknown", "what the server found then is no longer stored", []
@@ -131,11 +131,6 @@ def _users(decided: Iterable[Row], name: str) -> list[str]:
         if isinstance(throttled, list) and throttled:
             return sorted(str(volume) for volume in throttled)
     return []
-
-
-def named(names: Sequence[str]) -> str:
-    rest = len(names) - MOST_NAMED
-    return ", ".join(names[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 # -- Maintenance

@@ -300,7 +300,7 @@ class Services:
     def respond(self, request: str, code: int, body: Row) -> None:
         """Post RESPONSE."""
         try:
-            answer = frame.encode_folding(Kind.RESPONSE, ServiceResponse.of(request, code, body).header())
+            answer = ServiceResponse.of(request, code, body).encode()
         except FrameTooLarge as exc:
             problem = DocumentProblem(0, "", f"the answer is too long ({exc})", "Ask for less at once")
             answer = ServiceResponse.of(request, 500, {"errors": [problem.as_dict()]}).encode()

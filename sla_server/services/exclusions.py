@@ -29,7 +29,7 @@ class Exclusions:
 
     def set_items(self, items: Iterable[InForce]) -> None:
         """The agreements in force, complete."""
-        self._items = [item for item in items if _may_be_excluded(item)]
+        self._items = [item for item in items if item.may_be_excluded]
         names = {item.name for item in self._items}
         self._found = {name: reason for name, reason in self._found.items() if name in names}
         self._next = 0
@@ -59,11 +59,6 @@ class Exclusions:
                 found.pop(item.name, None)
         self._found = found
         return found
-
-
-def _may_be_excluded(item: InForce) -> bool:
-    spec = item.agreement.spec
-    return bool(spec.service_hours is not None or spec.maintenance.windows or item.work)
 
 
 def key_of(item: InForce) -> tuple[object, ...]:

@@ -25,13 +25,13 @@ from sla_server.agreements.maintenance import AnnouncedWork, MaintenanceDocument
 from sla_server.agreements.periods import SECOND_US, period_bounds
 from sla_server.agreements.promise import InForce
 from sla_server.events.routing import NOTIFICATION_KINDS, NotificationInForce
+from sla_server.explanation.words import listed
 from sla_server.rows import Row, Rows
 from sla_server.services.rows import audit_row, event_row
 
 KEPT_US: Final = 445 * 86_400 * SECOND_US  # the longest window and a tenth, as the judge looks back
 AHEAD_US: Final = 5 * 366 * 86_400 * SECOND_US
 """How far ahead the next occurrence of a rule is looked for."""
-MOST_NAMED: Final = 5
 """Agreements that one kind of warning names; the others are counted."""
 Held = AnnouncedWork | CalendarInForce | NotificationInForce
 Key = tuple[str, str]
@@ -235,15 +235,10 @@ def warnings(work: AnnouncedWork, items: Sequence[InForce], now_us: int) -> Iter
         return
     short = [item.name for item in covered if _is_short(item, span[0], now_us)]
     if short:
-        yield f"{name}: less notice than was agreed with {_named(short)}"
+        yield f"{name}: less notice than was agreed with {listed(short)}"
     beyond = [item.name for item in covered if _is_too_much(item, span)]
     if beyond:
-        yield f"{name}: more maintenance in the period than {_named(beyond)} excuses; what is beyond counts"
-
-
-def _named(names: Sequence[str]) -> str:
-    rest = len(names) - MOST_NAMED
-    return ", ".join(names[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+        yield f"{name}: more maintenance in the period than {listed(beyond)} excuses; what is beyond counts"
 
 
 def _is_short(item: InForce, start_us: int, now_us: int) -> bool:

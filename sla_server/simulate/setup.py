@@ -122,15 +122,10 @@ def contract_of(agreements: Sequence[Agreement], plans: Plans | None = None) -> 
     """Documents, compiled; ``plans``: maintenance and calendars beside them."""
     in_force = (plans or Plans()).attach_all(tuple(InForce(agreement, 1, 0) for agreement in agreements))
     clauses = {(a.name, o.name): o.applicability for a in agreements for o in a.judged}
-    excusable = {item.name: item for item in in_force if _is_excusable(item)}
+    excusable = {item.name: item for item in in_force if item.may_be_excluded}
     left_out = [f"{p.sla}/{p.objective} ({p.metric})" for p in _others(in_force)]
     modes = {a.name: mode for a in agreements if (mode := a.spec.control)}
     return Contract(promises(in_force), classes(in_force), clauses, excusable, left_out, modes)
-
-
-def _is_excusable(item: InForce) -> bool:
-    spec = item.agreement.spec
-    return bool(spec.service_hours is not None or spec.maintenance.windows or item.work)
 
 
 def _others(items: Iterable[InForce]) -> list[Promise]:

@@ -22,10 +22,21 @@ from typing import Annotated, Any, ClassVar, Final, NamedTuple
 from pmdaemon.errors import MalformedFrame
 from pmdaemon.runtime.excerpt import excerpt, printable
 from pmdaemon.wire import cut, names
-from pmdaemon.wire.frame import encode_folding
 from pmdaemon.wire.frame_template import encode_poll
 from pmdaemon.wire.kinds import PROTO_MAX, PROTO_MIN, Kind
-from pmdaemon.wire.messages.base import Header, Key, WireMessage, count, maps, name, rows, text, whole
+from pmdaemon.wire.messages.base import (
+    MAX_TEXT,
+    FoldedMessage,
+    Header,
+    Key,
+    WireMessage,
+    count,
+    maps,
+    name,
+    rows,
+    text,
+    whole,
+)
 from pmdaemon.wire.messages.client_caps import except_of
 from pmdaemon.wire.messages.costs import FITTED_COSTS
 
@@ -120,6 +131,16 @@ class Hello(WireMessage):
             software=text(header, "HELLO", "software"),
             features=features_of(header, "HELLO"),
         )
+
+    @staticmethod
+    def gateway_of(header: Header) -> str | None:
+        """The gateway it names, before all of it is checked; None: no UUID, and it will be refused."""
+        value = header.get("gw")
+        try:
+            is_short = isinstance(value, str) and len(value) <= MAX_TEXT
+            return str(uuid.UUID(value)) if is_short else None
+        except ValueError:
+            return None
 
 
 def features_of(header: Header, frame_name: str) -> tuple[str, ...]:
@@ -423,7 +444,7 @@ class Reply(WireMessage):
 
 
 @dataclass(frozen=True, slots=True)
-class CapSet(WireMessage):
+class CapSet(FoldedMessage):
     """The complete set of caps of this gateway: a volume not named has no cap of the server's.
 
     ``gen`` grows with every set that the server issues. The set holds for ``lease_us`` without a renewal.
@@ -449,14 +470,6 @@ class CapSet(WireMessage):
     caps: Annotated[tuple[Header, ...], Key(form=CAPS_FORM)]
     clients: Annotated[tuple[Header, ...] | None, Key(form=CLIENT_CAPS_FORM, is_optional=True)] = None
     groups: Annotated[tuple[Header, ...] | None, Key(form=GROUP_CAPS_FORM, is_optional=True)] = None
-
-    def encode(self) -> bytes:
-        """The frame.
-
-        Raises:
-            FrameTooLarge: more caps than a folded header holds.
-        """
-        return encode_folding(self.KIND, self.header())
 
     @property
     def volumes(self) -> frozenset[str]:

@@ -13,7 +13,7 @@ from pmdaemon.runtime import strict_json
 from pmdaemon.runtime.excerpt import excerpt
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.messages.base import Header, Key, WireMessage
+from pmdaemon.wire.messages.base import FoldedMessage, Header, Key, WireMessage
 
 MAX_WHO: Final = 200  # characters
 OTHER_KEYS: Final = (
@@ -62,7 +62,7 @@ class ServiceRequest(WireMessage):
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceResponse(WireMessage):
+class ServiceResponse(FoldedMessage):
     """The answer to a REQUEST; ``code`` as in HTTP.
 
     After 5 s code 202, and the final one later under the same ``req``.

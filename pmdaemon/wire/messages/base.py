@@ -60,6 +60,20 @@ class WireMessage:
         return frame.encode(self.KIND, self.header())
 
 
+class FoldedMessage(WireMessage):
+    """One whose header may be longer than a frame's: above 64 KiB it travels in the frame's body."""
+
+    __slots__ = ()
+
+    def encode(self) -> bytes:
+        """The frame.
+
+        Raises:
+            FrameTooLarge: it is longer than a frame may be.
+        """
+        return frame.encode_folding(self.KIND, self.header())
+
+
 @lru_cache(maxsize=128)
 def fields_of(message: type[WireMessage]) -> tuple[WireField, ...]:
     """The fields of a message class in the order of the wire."""

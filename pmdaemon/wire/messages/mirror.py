@@ -23,7 +23,7 @@ from pmdaemon.runtime.excerpt import excerpt, printable
 from pmdaemon.wire import frame
 from pmdaemon.wire.frame import Frame
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.messages.base import Header, Key, WireMessage, name, rows, whole
+from pmdaemon.wire.messages.base import FoldedMessage, Header, Key, WireMessage, name, rows, whole
 
 MIRROR_PROTO: Final = 1
 MOST_EVENTS: Final = 512
@@ -195,7 +195,7 @@ class MirrorKept(WireMessage):
 
 
 @dataclass(frozen=True, slots=True)
-class MirrorConfirmed(WireMessage):
+class MirrorConfirmed(FoldedMessage):
     """How far the origin's recipients have come. Folded above 64 KiB.
 
     ``queues`` gives the order of the numbers in ``cursors``: a recipient needs no event of a queue up to its
@@ -217,14 +217,6 @@ class MirrorConfirmed(WireMessage):
         if self.open_seqs is not None:
             found["open"] = struct.pack(f"<{len(self.open_seqs)}Q", *self.open_seqs)
         return found
-
-    def encode(self) -> bytes:
-        """The frame.
-
-        Raises:
-            FrameTooLarge: there are too many recipients.
-        """
-        return frame.encode_folding(self.KIND, self.header())
 
     @classmethod
     def parse(cls, header: Header) -> MirrorConfirmed:

@@ -18,7 +18,7 @@ from pmdaemon.runtime.excerpt import excerpt
 from pmdaemon.wire import cut, frame, names
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.agent import EXPORT_FORM, PLANE_FEATURES, CapSet
-from pmdaemon.wire.messages.base import Header, Key, WireMessage
+from pmdaemon.wire.messages.base import FoldedMessage, Header, Key, WireMessage
 from pmdaemon.wire.messages.costs import Costs
 from pmdaemon.wire.messages.thresholds import Thresholds
 
@@ -250,7 +250,7 @@ class DpTakeOver(WireMessage):
 
 
 @dataclass(frozen=True, slots=True)
-class DpHandOver(WireMessage):
+class DpHandOver(FoldedMessage):
     """The answer to DP_TAKE_OVER. No client is accepted until DP_TAKEN, or the connection's end.
 
     With its first byte come descriptors (SCM_RIGHTS): of the control socket, then of each of ``listeners``,
@@ -269,14 +269,6 @@ class DpHandOver(WireMessage):
     start_ns: int
     start_us: int
     costs: Annotated[Header | None, Key(form="DP_COSTS", is_optional=True)] = None
-
-    def encode(self) -> bytes:
-        """The frame.
-
-        Raises:
-            FrameTooLarge: the sets are longer than a frame may be.
-        """
-        return frame.encode_folding(self.KIND, self.header())
 
     @classmethod
     def parse(cls, header: Header) -> DpHandOver:

@@ -25,7 +25,7 @@ from pmdaemon.wire.messages.agent import (
     refused_volumes,
 )
 from pmdaemon.wire.messages.alerts import Alert
-from pmdaemon.wire.messages.base import Header, Key, WireMessage
+from pmdaemon.wire.messages.base import FoldedMessage, Header, Key, WireMessage
 from pmdaemon.wire.messages.costs import Costs
 from pmdaemon.wire.messages.thresholds import Thresholds
 
@@ -231,7 +231,7 @@ class GatewayAlert(WireMessage):
 
 
 @dataclass(frozen=True, slots=True)
-class CapsOrder(WireMessage):
+class CapsOrder(FoldedMessage):
     """The complete caps of one gateway: ``gw``, and the keys of CAPS.
 
     The pair passes on all keys but ``gw``, also those that it does not know. Folded above 64 KiB.
@@ -270,14 +270,6 @@ class CapsOrder(WireMessage):
             FrameTooLarge: more caps than a folded header holds.
         """
         return frame.encode_folding(Kind.CAPS, self.body)
-
-    def encode(self) -> bytes:
-        """The frame for the pair.
-
-        Raises:
-            FrameTooLarge: as ``caps_frame``.
-        """
-        return frame.encode_folding(self.KIND, self.header())
 
 
 @dataclass(frozen=True, slots=True)

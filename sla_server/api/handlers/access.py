@@ -12,7 +12,7 @@ from sla_server.api import responses
 from sla_server.api.access_routes import CHAIN_MAX
 from sla_server.api.accounts import ACTIVE, DELETED, DISABLED, digest_of, new_token
 from sla_server.api.context import AppContext
-from sla_server.api.errors import BadInput, Forbidden, LoginRefused, NotFound, ServiceRefused
+from sla_server.api.errors import BadInput, Forbidden, LoginRefused, NotFound, conflict
 from sla_server.api.handlers.read import page_of
 from sla_server.api.handlers.write import answered
 from sla_server.api.roles import Principal, Role
@@ -167,7 +167,7 @@ def add_user(context: AppContext, request: Request) -> Response:
     labels = _labels(context, body.labels, body.role)
     directory = context.access.directory
     if directory.account(body.name) is not None:
-        raise _conflict(f"there is an account {body.name!r} already", "Change it: sla user change NAME")
+        raise conflict(f"there is an account {body.name!r} already", "Change it: sla user change NAME")
     _check_password(body.password, body.name)
     former = {row["name"]: row for row in directory.rows("accounts")}.get(body.name)
     at_us = directory.changed_us(former)
@@ -198,16 +198,12 @@ def _check_password(password: str, name: str) -> None:
         raise BadInput("password", problem, "Choose another one; several words are good")
 
 
-def _conflict(problem: str, fix: str) -> ServiceRefused:
-    return ServiceRefused(409, {"detail": problem, "fix": fix})
-
-
 def change_user(context: AppContext, request: Request, name: str) -> Response:
     """Change an account."""
     body = responses.parse_body(UserChange, responses.json_body(request))
     account = _account(context, name)
     if account.get("identity") and (body.role or body.labels is not None):
-        raise _conflict(f"role and labels of {name!r} come from the provider, at each sign-in", PROVIDED)
+        raise conflict(f"role and labels of {name!r} come from the provider, at each sign-in", PROVIDED)
     role = body.role or account["role"]
     labels = account["labels"] if body.labels is None else body.labels
     state = account["state"] if body.enabled is None else (ACTIVE if body.enabled else DISABLED)
@@ -248,11 +244,11 @@ def create_token(context: AppContext, request: Request) -> Response:
     labels = _labels(context, body.labels, body.role)
     usable = _usable_tokens(context)
     if any(row["name"] == body.name for row in usable):
-        raise _conflict(
+        raise conflict(
             f"there is a token {body.name!r} already", f"End it first: sla token revoke {body.name}"
         )
     if len(usable) >= TOKENS_MAX:
-        raise _conflict(f"there are {TOKENS_MAX} tokens already", "Revoke some: sla token list")
+        raise conflict(f"there are {TOKENS_MAX} tokens already", "Revoke some: sla token list")
     secret, now_us = new_token(), context.clock.unix_us()
     row = {
         "token_id": secrets.token_hex(6),
@@ -300,7 +296,7 @@ def set_password(context: AppContext, request: Request, name: str) -> Response:
         raise Forbidden("only an administrator sets the passwords of others", "Name your own account")
     account = _account(context, name)
     if account.get("identity"):
-        raise _conflict(f"{name!r} signs in through the provider, without a password here", PROVIDED)
+        raise conflict(f"{name!r} signs in through the provider, without a password here", PROVIDED)
     if principal.account == name:
         try:
             context.access.by_password(name, body.current, request.remote_addr or "")

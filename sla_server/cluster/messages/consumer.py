@@ -22,6 +22,7 @@ from typing import Final
 
 import structlog
 
+from pmdaemon.runtime.backoff import doubled
 from pmdaemon.runtime.clock import Deadline
 from sla_server.cluster.errors import ClusterError
 from sla_server.cluster.messages import names
@@ -203,7 +204,8 @@ def run_handler(consumer: Consumer, received: Received, handler: Callable[[Recei
     """
     if not received.is_held or consumer.remove_if_dead(received):
         return
-    again_s = min(AGAIN_S[1], AGAIN_S[0] * 2 ** min(received.deliveries - 1, 16))
+    first_s, most_s = AGAIN_S
+    again_s = doubled(first_s, received.deliveries - 1, most_s)
     try:
         handler(received)
     except Exception:

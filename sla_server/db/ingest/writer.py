@@ -39,6 +39,7 @@ import structlog
 
 from pmdaemon.reserve import raise_event
 from pmdaemon.runtime import watchdog
+from pmdaemon.runtime.backoff import doubled
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.threads import ThreadGroup
 from pmdaemon.wire.messages.server import DAMAGED, Problem
@@ -106,7 +107,7 @@ class DatabaseOutage:
 
     def wait_s(self) -> float:
         """How long to wait before the next try: doubled each time, 15 s at most."""
-        return float(min(BACKOFF_FIRST_S * 2 ** min(self.tries - 1, 10), BACKOFF_LIMIT_S))
+        return doubled(BACKOFF_FIRST_S, self.tries - 1, BACKOFF_LIMIT_S)
 
     def announce(self, now_us: int) -> None:
         """Raise an event if it has lasted long enough, once."""

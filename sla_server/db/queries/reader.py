@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import (
-    Connection,
     Engine,
     Executable,
     Select,
@@ -35,7 +34,7 @@ from sla_server.db.queries import episodes, explanations, inbox, policies, repor
 from sla_server.db.queries.access import AccessQueries
 from sla_server.db.queries.history import read_history
 from sla_server.db.queries.pages import PageQueries
-from sla_server.db.queries.rows import chunks, decode_json, total
+from sla_server.db.queries.rows import chunks, decode_json, fetched, total
 from sla_server.db.queries.sizes import read_sizes
 from sla_server.db.queries.slice_inputs import SliceInputs, read_slice_inputs
 from sla_server.db.queries.space import SpaceQueries
@@ -71,13 +70,7 @@ class SqlReader:
             DatabaseUnavailable: not reachable, or the dbmanager has not created the schema yet.
         """
         with translated(self._engine), self._engine.connect() as connection:
-            return self._fetch(connection, statement)
-
-    @staticmethod
-    def _fetch(connection: Connection, statement: Executable) -> list[Row]:
-        result = connection.execute(statement)
-        keys = tuple(result.keys())  # a third of the time of mappings
-        return [dict(zip(keys, row, strict=True)) for row in result.all()]
+            return fetched(connection, statement)
 
     def _one(self, statement: Executable) -> Row | None:
         return next(iter(self._rows(statement)), None)

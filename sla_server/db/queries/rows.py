@@ -14,6 +14,7 @@ from sqlalchemy import (
     Column,
     ColumnElement,
     Connection,
+    Executable,
     any_,
     bindparam,
     cast,
@@ -25,6 +26,13 @@ from sla_server.rows import Row
 
 Item = TypeVar("Item")
 IN_LIST = 500  # items of one IN list; SQLite allows 32,766 parameters, plans stay small far below that
+
+
+def fetched(connection: Connection, statement: Executable) -> list[Row]:
+    """All rows of a statement."""
+    result = connection.execute(statement)
+    keys = tuple(result.keys())  # a third of the time of mappings
+    return [dict(zip(keys, row, strict=True)) for row in result.all()]
 
 
 def chunks(items: Sequence[Item], size: int = IN_LIST) -> Iterator[Sequence[Item]]:

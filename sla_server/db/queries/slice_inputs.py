@@ -17,7 +17,7 @@ from sqlalchemy import ColumnElement, Connection, Executable, Table, select
 from pmdaemon.wire.cut import OUTSTANDING_COLUMNS
 from pmdaemon.wire.histogram import BUCKETS
 from sla_server.db import histogram_codec, schema
-from sla_server.db.queries.rows import IN_LIST, chunks, one_of
+from sla_server.db.queries.rows import IN_LIST, chunks, fetched, one_of
 from sla_server.rows import Row
 
 Ints = npt.NDArray[np.int64]
@@ -111,7 +111,7 @@ def read_slice_inputs(
     for gateways in chunks(sorted(gateway_ids), most):
         for table, found in ((schema.coverage, coverage), (schema.plane_gaps, gaps)):
             wanted = one_of(connection, table.c.gateway_id, gateways)
-            found += _rows(connection, _between(table, tuple(table.c.keys()), wanted, from_us, to_us))
+            found += fetched(connection, _between(table, tuple(table.c.keys()), wanted, from_us, to_us))
     planes: dict[int, str] = {}
     for chunk in chunks(sorted(stream_ids), most) if gaps else ():
         table = schema.streams
@@ -131,12 +131,6 @@ def _between(
 ) -> Executable:
     time = table.c.slot_us
     return select(*(table.c[name] for name in names)).where(time >= from_us, time < to_us, wanted)
-
-
-def _rows(connection: Connection, statement: Executable) -> list[Row]:
-    result = connection.execute(statement)
-    keys = tuple(result.keys())
-    return [dict(zip(keys, row, strict=True)) for row in result.all()]
 
 
 def _columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, Ints]:

@@ -6,19 +6,14 @@ import ipaddress
 from pathlib import Path
 from typing import Annotated, Final, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from pmdaemon.runtime.config import StrictModel, parse_address
+from pmdaemon.runtime.config import ListenAddress, StrictModel, parse_address
 
 QUEUE_PART: Final = 5
 """A body takes a fifth of the queue of events at most: below ``engine.FULL_RATIO`` nothing makes room."""
 PlainName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 """Of a sender, and of a file in a directory of the configuration: no path."""
-
-
-def _address(value: str) -> str:
-    parse_address(value)
-    return value
 
 
 class ReceiverTlsConfig(StrictModel):
@@ -49,7 +44,7 @@ class SenderConfig(StrictModel):
 class ReceiverConfig(StrictModel):
     """Where posts are taken, of whom, and how much of them."""
 
-    listen: Annotated[str, AfterValidator(_address)] = "127.0.0.1:7430"
+    listen: ListenAddress = "127.0.0.1:7430"
     """Address and port for the webhooks of senders; other addresses than loopback need `tls`."""
     plain: bool = False
     """Listen without TLS on an address that is not loopback: whoever is on the way can read the events."""

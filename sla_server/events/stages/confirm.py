@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 from enum import Enum
 
+from pmdaemon.runtime.backoff import doubled
 from sla_server.events.recipients.base import Answer, Outcome
 
 
@@ -57,5 +58,5 @@ def confirm(
         return Confirmation(Step.DEAD_LETTER)
     if answer.after_s is not None:
         return Confirmation(Step.AGAIN, min(max(answer.after_s, 0.0), rules.max_s))
-    pause_s = min(rules.max_s, rules.first_s * 2 ** min(attempt - 1, 30))
+    pause_s = doubled(rules.first_s, attempt - 1, rules.max_s)
     return Confirmation(Step.AGAIN, pause_s * (1 - rules.jitter_ratio * chance.random()))

@@ -29,6 +29,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from pmdaemon.runtime.backoff import doubled
 from sla_server.services.control.cap_gate import CapGate
 from sla_server.services.control.decisions import Reason
 from sla_server.services.control.settings import ControlSettings
@@ -98,6 +99,17 @@ class Report(NamedTuple):
 
     at_ns: int
     wait_s: float
+
+    @staticmethod
+    def due(last: Report | None, now_ns: int, settings: ControlSettings) -> Report | None:
+        """The one to give now, None while it is too early; the wait doubles while the trouble goes on."""
+        wait_s = settings.backoff_s
+        if last is not None:
+            if now_ns - last.at_ns < last.wait_s * 1e9:
+                return None
+            if now_ns - last.at_ns < 2 * last.wait_s * 1e9:  # else it had ended in between
+                wait_s = doubled(last.wait_s, 1, settings.backoff_max_s)
+        return Report(now_ns, wait_s)
 
 
 @dataclass(slots=True)
@@ -474,7 +486,7 @@ class BackendControl:
         # A cause that is elsewhere may stay there for hours: each attempt costs the neighbours some seconds.
         if now_ns - self.quiet_until_ns > self.settings.backoff_max_s * 1e9:
             self.futile = 0
-        quiet_s = min(self.settings.backoff_s * 2.0**self.futile, self.settings.backoff_max_s)
+        quiet_s = doubled(self.settings.backoff_s, self.futile, self.settings.backoff_max_s)
         text = (
             f"{figures_of(lead)}; {self.decreases} decreases of {named(self.managed)} from "
             f"{self.start:.0f} to {self.allowed:.0f} cost/s changed r from {self.r_before:.2f} "
@@ -499,14 +511,10 @@ class BackendControl:
 
     def _report(self, kind: str, now_ns: int, lead: Victim, why: str) -> LoopStep:
         """Once, and again after a time that doubles while it goes on."""
-        s, last = self.settings, self.reported.get(kind)
-        wait_s = s.backoff_s
-        if last is not None:
-            if now_ns - last.at_ns < last.wait_s * 1e9:
-                return NOTHING
-            if now_ns - last.at_ns < 2 * last.wait_s * 1e9:  # else it had ended in between
-                wait_s = min(2 * last.wait_s, s.backoff_max_s)
-        self.reported[kind] = Report(now_ns, wait_s)
+        report = Report.due(self.reported.get(kind), now_ns, self.settings)
+        if report is None:
+            return NOTHING
+        self.reported[kind] = report
         text = f"{figures_of(lead)}; {why}"
         return LoopStep(notice=kind, notice_text=text, violated=lead.signal.u > 1, lead=lead)
 

@@ -28,6 +28,7 @@ from pmdaemon.wire.cut import Cut
 from pmdaemon.wire.messages.agent import BURST_CAPS, CLIENT_CAPS, GROUP_CAPS, LARGE_CAPS, OTHER_CLIENT_CAPS
 from pmdaemon.wire.rates import Rates
 from sla_server.agreements.promise import Promise, VolumeClass
+from sla_server.explanation.words import listed
 from sla_server.services.control.agreed_caps import AgreedCaps
 from sla_server.services.control.cut_intake import CutIntake
 from sla_server.services.control.decision_log import DecisionLog
@@ -329,8 +330,7 @@ class Controller:
         tables = self.inventory.carriers_of(volume).values()
         known = sorted({name for table in tables for name in self.inventory.uses.clients(table, volume)})
         if client not in known:
-            more = f" and {len(known) - MOST_NAMED} more" if len(known) > MOST_NAMED else ""
-            named = f"; it has {', '.join(known[:MOST_NAMED])}{more}" if known else ", nor any other"
+            named = f"; it has {listed(known, MOST_NAMED)}" if known else ", nor any other"
             return f"volume {volume!r} has no client {client!r}{named}", "Name a client that uses the volume"
         old = sorted(t.name or t.gateway_id for t in tables if t.state == "up" and t.caps_clients is False)
         if not old:

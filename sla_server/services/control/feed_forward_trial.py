@@ -25,6 +25,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from pmdaemon.runtime.backoff import doubled
 from sla_server.services.control.decisions import Reason
 from sla_server.services.control.settings import FeedForwardSettings
 
@@ -153,7 +154,7 @@ class Trial:
 
     def switch_off(self, settings: FeedForwardSettings, now_ns: int) -> float:
         """Off for a time that doubles, then as if new; returns the seconds."""
-        off_s = min(settings.backoff_s * 2.0**self.futile, settings.backoff_max_s)
+        off_s = doubled(settings.backoff_s, self.futile, settings.backoff_max_s)
         self.off_until_ns, self.futile = now_ns + round(off_s * 1e9), self.futile + 1
         self.discard()
         return off_s

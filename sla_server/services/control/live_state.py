@@ -27,6 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pmdaemon.runtime.backoff import doubled
 from sla_server.agreements.promise import Promise
 from sla_server.agreements.verdicts import DELIVERED_RATIO
 from sla_server.services.control.decisions import RaiseEvent
@@ -70,7 +71,7 @@ class LiveState:
         if self.calm_since_ns is None:
             return None
         s = self.settings
-        calm_s = min(s.episode_calm_s * 2.0 ** min(self.flaps, 30), s.episode_calm_max_s)
+        calm_s = doubled(s.episode_calm_s, self.flaps, s.episode_calm_max_s)
         return self.calm_since_ns + round(calm_s * 1e9)
 
     @property

@@ -85,14 +85,10 @@ class ManualCauses:
                 yield self._scopes.on(table.backends[row], promise.key)
 
     def _is_due(self, cause: _Cause, now_ns: int) -> bool:
-        last, s = self._reported.get(cause), self._settings
-        wait_s = s.backoff_s
-        if last is not None:
-            if now_ns - last.at_ns < last.wait_s * 1e9:
-                return False
-            wait_s = min(2 * last.wait_s, s.backoff_max_s)
-        self._reported[cause] = Report(now_ns, wait_s)
-        return True
+        report = Report.due(self._reported.get(cause), now_ns, self._settings)
+        if report is not None:
+            self._reported[cause] = report
+        return report is not None
 
     def _event(self, scope: PromiseScope, throttle: Throttle, now_ns: int) -> RaiseEvent:
         victim = self._inventory.victim(scope, now_ns)

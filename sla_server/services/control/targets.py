@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from sla_server.agreements.selectors import is_pattern
+from sla_server.explanation.words import listed
 
 SEPARATOR: Final = "/"
 MOST_NAMED: Final = 10
@@ -51,6 +52,4 @@ def group_of(target: str) -> str:
 
 def named(targets: Iterable[str]) -> str:
     """Targets in words: the first of them in order of name, and how many more there are."""
-    every = sorted(targets)
-    more = f" and {len(every) - MOST_NAMED} more" if len(every) > MOST_NAMED else ""
-    return ", ".join(every[:MOST_NAMED]) + more
+    return listed(sorted(targets), MOST_NAMED)

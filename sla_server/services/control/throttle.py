@@ -38,6 +38,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from pmdaemon.runtime.backoff import doubled
 from pmdaemon.runtime.clock import STEP_US
 from pmdaemon.wire.rates import DEFAULT_BURST_S, Rates
 from sla_server.explanation import words
@@ -104,8 +105,6 @@ def _weights(members: Any) -> dict[str, float]:
 
 ROUND_TRIPS: Final = 1.5
 """A confirmation that takes this many times as long as the last one is missing."""
-MOST_DOUBLINGS: Final = 10
-"""Of the time between repetitions; a lease ends it long before."""
 
 LEAST: Final = Rates(ops_per_s=1.0, bytes_per_s=4096.0, cost_per_s=1.0)
 """Never zero: a volume that does not move at all is an outage, not a throttle."""
@@ -412,7 +411,7 @@ class GatewayCaps:
             return False  # it holds nothing, and should
         wait_ns = max(settings.reissue_after_s * 1e9, ROUND_TRIPS * self.round_trip_ns)
         most_ns = max(settings.lease_s, settings.reissue_after_s) * 1e9
-        return bool(now_ns - self.issued_ns >= min(wait_ns * 2 ** min(self.repeats, MOST_DOUBLINGS), most_ns))
+        return now_ns - self.issued_ns >= doubled(wait_ns, self.repeats, most_ns)
 
     def changed(
         self,

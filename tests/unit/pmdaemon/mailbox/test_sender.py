@@ -7,22 +7,10 @@ from collections.abc import Sequence
 import pytest
 
 from pmdaemon.mailbox import OTHERS, MailboxSender, Resend
-from pmdaemon.mailbox.errors import MailboxFull, MessageTooLarge
+from pmdaemon.mailbox.errors import MessageTooLarge
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
-from tests.support import services
-
-
-class FakeMailbox(services.FakeMailbox):
-    """Posts to several recipients, too."""
-
-    def post(self, recipients: str | Sequence[str], payload: bytes) -> None:
-        names = [recipients] if isinstance(recipients, str) else recipients
-        for name in names:
-            if name not in self.full:
-                super().post(name, payload)
-        if full := tuple(name for name in names if name in self.full):
-            raise MailboxFull("services", full)
+from tests.support.fake_mailbox import FakeMailbox
 
 
 def made(limit_bytes: int = 1000) -> tuple[MailboxSender, FakeMailbox, FakeMailbox]:

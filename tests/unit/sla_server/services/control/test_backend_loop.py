@@ -392,6 +392,14 @@ def test_without_effect_it_restores_and_backs_off(control):
     assert control.step([victim()], found, (112 + 61) * S).changed
 
 
+def test_a_cause_that_is_elsewhere_for_weeks_keeps_the_longest_rest(control):
+    control.futile = 1100  # one attempt in sixteen minutes: twelve days of it
+    control.step([victim(r=3.0)], world(neighbour(cost=60.0)), 0)
+    step = control.step([victim(r=2.95)], world(neighbour(cost=53.0)), 3 * S)
+    assert "Restored for 960 s" in step.text
+    assert control.futile == 1101
+
+
 def test_at_its_floor_without_effect_is_unattributed_too(control):
     control.step([victim(r=3.0)], world(neighbour(cost=60.0)), 0)
     assert control.allowed == 53.0
