@@ -406,7 +406,7 @@ class RecipientSpec(_WithoutSecrets):
     per_minute: int | None = Field(default=None, ge=1, le=60_000)
     """At most so many deliveries a minute; what is more waits."""
     fallback: list[Name] = Field(default_factory=list, max_length=50)
-    """Names of recipients that are notified of what this one did not take; default: all others that routes name."""
+    """Names of recipients that are notified of what this one does not take; default: all but customers."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> RecipientSpec:

@@ -392,7 +392,9 @@ class DeliveryEngine:
     def _give_up(self, lane: Lane, batch: DeliveryBatch, reason: str, now_us: int) -> None:
         """Dead letters: reported, counted, and an event to the others."""
         lane.dead_letters += len(batch.entries)
-        self._trouble.gave_up(lane.name, batch.notices(), reason)  # before a state is written that passes them
+        self._trouble.gave_up(
+            lane.name, batch.notices(), reason
+        )  # before a state is written that passes them
         self._pass(lane, batch)
         self._record(lane, batch, "dead-letter", now_us)
 

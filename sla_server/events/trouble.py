@@ -99,7 +99,11 @@ class RecipientTrouble:
             events = [notice.event for notice in found]
             shown = [*collected.shown, *((event.severity, _shown(event)) for event in events)]
             collected.shown = sorted(shown, key=lambda one: -SEVERITIES.index(one[0]))[:MOST_SHOWN]
-            names = {name, *collected.not_taken_by, *(each for event in events for each in not_taken_by(event))}
+            names = {
+                name,
+                *collected.not_taken_by,
+                *(each for event in events for each in not_taken_by(event)),
+            }
             collected.not_taken_by = sorted(names)
 
     def collected(self) -> list[CollectedTrouble]:

@@ -6,9 +6,9 @@ other recipient but those that only agreements name (customers', as a rule).
 
 It never goes to a recipient that did not take what it is about: ``not_taken_by`` among its details names
 them. Where it is a dead letter itself, the next one is of the next ``level``; one that is more than
-``MOST_LEVELS`` away from its first notice is stored and shown, and sent to no recipient. So recipients that all
-refuse do not send each other events for ever. Events about a recipient's own trouble are not sent to it at
-all: they would wait behind what fails.
+``MOST_LEVELS`` away from its first notice is stored and shown, and sent to no recipient. So recipients that
+all refuse do not send each other events for ever. Events about a recipient's own trouble are not sent to it
+at all: they would wait behind what fails.
 """
 
 from __future__ import annotations

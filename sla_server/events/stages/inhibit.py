@@ -1,8 +1,9 @@
 """Inhibit: an event that another one makes pointless.
 
-A recipient's own trouble is not sent to itself, nor to others that did not take the same (``stages.fallback``): it
-would wait behind what fails, and, refused, would make the next event of its kind. While a gateway is gone, lesser events about it are its consequences: a route may
-leave them out (``inhibit: true``). What begins or ends a condition is never left out, so that no end comes
+A recipient's own trouble is not sent to itself, nor to others that did not take the same
+(``stages.fallback``): it would wait behind what fails, and, refused, would make the next event of its kind.
+While a gateway is gone, lesser events about it are its consequences: a route may leave them out
+(``inhibit: true``). What begins or ends a condition is never left out, so that no end comes
 alone.
 """
 

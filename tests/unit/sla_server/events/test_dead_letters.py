@@ -12,8 +12,7 @@ from sla_server.events.event import Event, from_row
 from sla_server.events.recipients.base import CONFIRMED, Notice, refused, retry
 from sla_server.events.stages.confirm import RetryRules
 from sla_server.events.trouble import PAUSE_NS
-from tests.support.deliveries import InlineSender, Rig, event
-from tests.unit.sla_server.events.stages.test_fallback import router
+from tests.support.deliveries import InlineSender, Rig, event, router
 
 MINUTE_S = PAUSE_NS / 1e9
 REFUSED = refused("HTTP 400")
@@ -80,7 +79,9 @@ def test_the_most_severe_ones_are_shown(tmp_path: Path) -> None:
     first, second = _received(mail)
     assert first.event.details["count"] == 1
     assert (second.event.details["count"], second.event.details["events"][0]) == (49, "e2")
-    assert second.event.text.startswith("recipient oncall did not take 49 events: HTTP 400. critical storage-fault")
+    assert second.event.text.startswith(
+        "recipient oncall did not take 49 events: HTTP 400. critical storage-fault"
+    )
     assert second.event.text.endswith(" and more")
 
 
@@ -104,7 +105,11 @@ def test_recipients_that_all_refuse_end_it(tmp_path: Path) -> None:
 def test_one_that_takes_events_gets_it_in_the_end_though_a_fallback_is_dead_too(tmp_path: Path) -> None:
     oncall, mail, log = (InlineSender(name, REFUSED) for name in ("oncall", "mail", "log"))
     log.answer = CONFIRMED
-    rig = Echo(tmp_path, router("{recipients: [oncall]}", names="oncall mail log", oncall="mail"), [oncall, mail, log])
+    rig = Echo(
+        tmp_path,
+        router("{recipients: [oncall]}", names="oncall mail log", oncall="mail"),
+        [oncall, mail, log],
+    )
     rig.add(critical(1))
     rig.run(2)
     assert _kinds(mail) == [("delivery-failed", "oncall")]

@@ -6,35 +6,12 @@ from typing import Any
 
 import pytest
 
-from sla_server.agreements.load import load_documents
 from sla_server.events.event import Event
-from sla_server.events.routing import DocumentRouter, NotificationInForce, RoutingTable
-from tests.support.notices import AT_US, event
+from sla_server.events.routing import DocumentRouter
+from tests.support.deliveries import router
+from tests.support.notices import event
 
-KINDS = {
-    "oncall": "webhook: {url: 'https://a.example/x'}",
-    "mail": "smtp: {server: mail.example, sender: a@b.example, to: [c@d.example]}",
-    "log": "syslog: {unix: /dev/log}",
-    "page": "inbox: {}",
-    "pulse": "heartbeat: {url_file: ping}",
-    "customer": "smtp: {server: mail.example, sender: a@b.example, to: [e@f.example]}",
-}
 ONE_ROUTE = ("{recipients: [oncall], match: {severities: [critical]}}",)
-
-
-def router(*routes: str, names: str = "oncall mail log page pulse", **fallback: str) -> DocumentRouter:
-    """Recipients of these names, with routes and fallbacks; the agreement erp-gold names ``customer``."""
-    texts = [
-        _text("Recipient", name, f"{{{KINDS[name]}, fallback: [{fallback.get(name, '')}]}}")
-        for name in names.split()
-    ]
-    texts += [_text("Route", f"r{number}", spec) for number, spec in enumerate(routes)]
-    held = [NotificationInForce(each.document, 1, AT_US) for each in load_documents("---\n".join(texts), 60)]
-    return DocumentRouter(RoutingTable.of(held, {"erp-gold": ["customer"]}))
-
-
-def _text(kind: str, name: str, spec: str) -> str:
-    return f"apiVersion: storage-sla/v1\nkind: {kind}\nmetadata: {{name: {name}}}\nspec: {spec}\n"
 
 
 def dead_letter(subject: str = "oncall", kind: str = "delivery-failed", **details: Any) -> Event:
@@ -49,7 +26,9 @@ def test_without_a_route_that_says_so_all_others_are_notified_and_never_the_reci
     found = router(*ONE_ROUTE)
     assert _names(found, event()) == ["oncall"]
     assert _names(found, dead_letter()) == ["log", "mail", "page"]
-    assert {each.reason for each in found.route(dead_letter())} == {"oncall did not take it and has no fallback"}
+    assert {each.reason for each in found.route(dead_letter())} == {
+        "oncall did not take it and has no fallback"
+    }
     assert _names(router(*ONE_ROUTE, names="oncall"), dead_letter()) == []
 
 
@@ -64,7 +43,11 @@ def test_a_fallback_is_notified_in_their_place() -> None:
 
 @pytest.mark.parametrize(
     ("recipients", "notified"),
-    [("oncall, mail", ["mail"]), ("oncall, page, log", ["log", "mail", "page"]), ("pulse", ["log", "mail", "page", "pulse"])],
+    [
+        ("oncall, mail", ["mail"]),
+        ("oncall, page, log", ["log", "mail", "page"]),
+        ("pulse", ["log", "mail", "page", "pulse"]),
+    ],
 )
 def test_routes_are_enough_if_they_reach_a_person(recipients: str, notified: list[str]) -> None:
     assert _names(router(f"{{recipients: [{recipients}]}}"), dead_letter()) == notified
@@ -95,6 +78,8 @@ def test_other_trouble_of_a_recipient_goes_by_routes_alone_and_not_to_itself() -
         assert _names(router(*ONE_ROUTE), dead_letter(kind=kind)) == []
 
 
-@pytest.mark.parametrize("details", [{"level": True}, {"level": -1}, {"level": "x"}, {"not_taken_by": ["mail"]}])
+@pytest.mark.parametrize(
+    "details", [{"level": True}, {"level": -1}, {"level": "x"}, {"not_taken_by": ["mail"]}]
+)
 def test_details_of_another_release_are_survived(details: dict[str, Any]) -> None:
     assert _names(router(*ONE_ROUTE), dead_letter(**details)) == ["log", "mail", "page"]
