@@ -28,7 +28,7 @@ from sla_server.db.engine import make_engine
 from sla_server.events import catalogue
 from sla_server.events.event import SEVERITIES, Event, from_row
 from sla_server.events.recipients.base import Status
-from sla_server.events.stages.inhibit import OWN
+from sla_server.events.stages.fallback import OWN
 
 FAILED = "delivery-failed"
 

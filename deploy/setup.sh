@@ -41,6 +41,8 @@ if [ "$what" != demo ]; then
     need qemu-storage-daemon qemu-system-common
     need prometheus-alertmanager prometheus-alertmanager
     need promtool prometheus
+    need /usr/sbin/rsyslogd rsyslog
+    need '/usr/lib/*/rsyslog/lmnsd_ossl.so' rsyslog-openssl
     need chromium chromium
     need chromedriver chromium-driver
     need '/usr/lib/*/libpangoft2-1.0.so.0' libpangoft2-1.0-0

@@ -175,6 +175,8 @@ def event_lines(row: Row) -> Iterator[str]:
         tries = f" after {one['attempts']} tries" if one["attempts"] > 1 else ""
         answer = f": {one['answer']}" if one["answer"] else ""
         yield f"delivery: {one['recipient']} {one['state']} {formatting.when(one['at_us'])}{tries}{answer}"
+        if one.get("reported_by"):
+            yield f"  who was notified of that: sla describe event {one['reported_by']}"
     waiting = row.get("undelivered")
     if waiting is None:
         yield "delivery: not known, the delivery process is silent (sla-server status)"

@@ -405,6 +405,8 @@ class RecipientSpec(_WithoutSecrets):
     """At most so many notices in one delivery."""
     per_minute: int | None = Field(default=None, ge=1, le=60_000)
     """At most so many deliveries a minute; what is more waits."""
+    fallback: list[Name] = Field(default_factory=list, max_length=50)
+    """Names of recipients that are notified of what this one does not take; default: all but customers."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> RecipientSpec:
@@ -414,6 +416,8 @@ class RecipientSpec(_WithoutSecrets):
             raise refuse(problem, f"Give exactly one of {', '.join(RECIPIENT_KINDS)}")
         if self.timeout is not None and self.timeout > MOST_TIMEOUT_S:
             raise refuse(f"is longer than {MOST_TIMEOUT_S} s", "Give at most 1h", key="timeout")
+        if self.fallback and self.heartbeat is not None:
+            raise refuse("a heartbeat takes no events", "Remove fallback", key="fallback")
         return self
 
     @property
@@ -439,6 +443,13 @@ class RecipientDocument(Document):
     """A way out of the server."""
     spec: RecipientSpec
     """Which way, and how."""
+
+    @model_validator(mode="after")
+    def _falls_back_to_others(self) -> RecipientDocument:
+        if self.name in self.spec.fallback:
+            problem = f"{self.name} cannot take the place of itself"
+            raise refuse(problem, "Name other recipients", key="spec.fallback")
+        return self
 
 
 Severity = Literal["info", "warning", "critical"]

@@ -34,7 +34,7 @@ from sla_server.events.recipients.base import Answer, Notice, Router, Status, re
 from sla_server.events.stages.confirm import RetryRules, Step, confirm
 from sla_server.events.stages.elsewhere import Elsewhere
 from sla_server.events.stages.send import GRACE_S, SentBatch
-from sla_server.events.trouble import DELIVERY_FAILED, RecipientTrouble
+from sla_server.events.trouble import RecipientTrouble
 
 log = structlog.get_logger("delivery")
 FULL_RATIO: Final = 0.8
@@ -116,11 +116,11 @@ class DeliveryEngine:
         self._later = parts.later
         self._later.repeat_moves(self._main)
         self._order = ReadOrder(self._main)
-        self._state = DeliveryState(parts.state_path, parts.queue_ids)
         self._rules = rules
         self._clock = clock
         self._raise = raise_event
         self._trouble = RecipientTrouble(raise_event)
+        self._state = DeliveryState(parts.state_path, parts.queue_ids, self._trouble)
         self._report = report
         self._chance = chance or random.Random()  # noqa: S311 - spreads retries, keeps no secret
         self._lanes: dict[str, Lane] = {}
@@ -244,7 +244,9 @@ class DeliveryEngine:
         self._keep_state()
         if self._relieve(now_us):
             wait_s = 0.0
-        wait_s = min(wait_s, self._trouble.raise_due(now_ns))
+        has_raised, trouble_s = self._trouble.raise_due(now_ns)
+        self._is_dirty = self._is_dirty or has_raised
+        wait_s = min(wait_s, trouble_s)
         if self._is_dirty and self._is_routed:
             wait_s = min(wait_s, max(0.0, (self._state.due_ns - now_ns) / 1e9))
         if (due := self._later.next_due_us()) is not None:
@@ -254,7 +256,9 @@ class DeliveryEngine:
     def close(self) -> None:
         """Keep the state and close the recipients; what is under way comes again after the next start."""
         self._is_dirty, self._state.due_ns = True, 0
+        self._keep_state()  # with what is raised now, which a kill may keep from it
         self._trouble.raise_all()
+        self._is_dirty, self._state.due_ns = True, 0
         self._keep_state()
         for lane in self._lanes.values():
             lane.settings.sender.close()
@@ -387,11 +391,12 @@ class DeliveryEngine:
 
     def _give_up(self, lane: Lane, batch: DeliveryBatch, reason: str, now_us: int) -> None:
         """Dead letters: reported, counted, and an event to the others."""
-        ids = [notice.delivery_id for notice in batch.notices()]
-        lane.dead_letters += len(ids)
+        lane.dead_letters += len(batch.entries)
+        self._trouble.gave_up(
+            lane.name, batch.notices(), reason
+        )  # before a state is written that passes them
         self._pass(lane, batch)
         self._record(lane, batch, "dead-letter", now_us)
-        self._trouble.add(DELIVERY_FAILED, lane.name, ids, reason)
 
     def _record(self, lane: Lane, batch: DeliveryBatch, state: str, now_us: int) -> None:
         self._report(

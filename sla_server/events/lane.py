@@ -23,6 +23,7 @@ from pmdaemon.runtime.files import write_whole
 from sla_server.events.queue import EventQueue, QueuedEvent
 from sla_server.events.recipients.base import Notice, Routed
 from sla_server.events.stages.send import BatchSender
+from sla_server.events.trouble import CollectedTrouble, RecipientTrouble
 
 log = structlog.get_logger("delivery")
 Firing = dict[tuple[str, ...], tuple[int, int]]
@@ -205,6 +206,7 @@ class _StoredState(BaseModel):
 
     model_config = ConfigDict(strict=True)
     queues: dict[str, str]
+    trouble: list[CollectedTrouble] = []
     lanes: Annotated[dict[str, _StoredLane], Field(min_length=1)]
 
 
@@ -216,13 +218,15 @@ class DeliveryState:
     Args:
         path: of ``state.json``.
         queues: name to identity of each queue: cursors of another one mean nothing.
+        trouble: what it has collected is in the file; what the file has is given back to it.
 
     Attributes:
         due_ns: not before then is it written by ``is_written``.
     """
 
-    def __init__(self, path: Path, queues: Mapping[str, str]) -> None:
+    def __init__(self, path: Path, queues: Mapping[str, str], trouble: RecipientTrouble) -> None:
         self._path = path
+        self._trouble = trouble
         self._queues = dict(queues)
         self._kept: dict[str, _StoredLane] = {}
         self._firing: dict[str, tuple[Firing, str]] = {}  # as it was written, and the text
@@ -233,6 +237,7 @@ class DeliveryState:
         self._is_lost = True
         if (found := self._read()) is not None:
             self._kept, self._is_lost = found.lanes, False
+            trouble.restore(found.trouble)
             for name in self._queues:
                 if found.queues.get(name) != self._queues[name]:
                     for lane in self._kept.values():
@@ -308,7 +313,9 @@ class DeliveryState:
         texts |= {name: self._text(lane) for name, lane in lanes.items()}
         self._firing = {name: found for name, found in self._firing.items() if name in lanes}
         stored = ",".join(f"{strict_json.dumps(name)}:{text}" for name, text in texts.items())
-        content = f'{{"queues":{strict_json.dumps(self._queues)},"lanes":{{{stored}}}}}'
+        trouble = strict_json.dumps([found.model_dump() for found in self._trouble.collected()])
+        queues = strict_json.dumps(self._queues)
+        content = f'{{"queues":{queues},"trouble":{trouble},"lanes":{{{stored}}}}}'
         write_whole(self._path, content, synced=synced)
         self._is_large = len(content) > LARGE_BYTES
         self._is_lost = False

@@ -25,6 +25,7 @@ from sla_server.agreements.fields import Document, DocumentInForce
 from sla_server.events.documents import RecipientDocument, RouteDocument, SilenceDocument
 from sla_server.events.event import Event
 from sla_server.events.recipients.base import Held, Routed
+from sla_server.events.stages.fallback import with_fallback
 from sla_server.events.stages.route import route
 from sla_server.events.stages.silence import SilenceInForce, held
 
@@ -155,7 +156,9 @@ class DocumentRouter:
 
     def route(self, event: Event) -> Sequence[Routed]:
         """See ``Router``."""
-        return route(event, self.table.routes, self.table.recipients, self.table.of_agreements)
+        table = self.table
+        routed = route(event, table.routes, table.recipients, table.of_agreements)
+        return with_fallback(event, routed, table.recipients, table.routes, table.of_agreements)
 
     def held(self, event: Event, recipient: str, now_us: int) -> Held | None:
         """See ``Router``."""

@@ -32,8 +32,11 @@ def table_of(plans: Plans, items: Sequence[InForce]) -> RoutingTable:
 
 
 def _named(document: object) -> Iterator[tuple[str, str]]:
-    """(field, recipient) of a route or silence."""
-    if isinstance(document, RouteDocument):
+    """(field, recipient) that a document about delivery names."""
+    if isinstance(document, RecipientDocument):
+        for index, name in enumerate(document.spec.fallback):
+            yield f"spec.fallback[{index}]", name
+    elif isinstance(document, RouteDocument):
         for index, name in enumerate(document.spec.recipients):
             yield f"spec.recipients[{index}]", name
         if document.spec.escalate is not None:
@@ -45,7 +48,7 @@ def _named(document: object) -> Iterator[tuple[str, str]]:
 
 
 def check(given: Sequence[Loaded], plans: Plans) -> None:
-    """Refuse routes and silences that name recipients which are not there, and two writers of one file.
+    """Refuse documents that name recipients which are not there, and two writers of one file.
 
     Args:
         given: documents to apply.
@@ -96,7 +99,7 @@ def _shared_files(given: Sequence[Loaded], plans: Plans) -> Iterator[DocumentPro
 
 
 def check_unused(plans: Plans, name: str) -> None:
-    """Refuse to end a recipient that routes or silences name.
+    """Refuse to end a recipient that other documents name.
 
     Raises:
         AgreementsRefused: names them.
@@ -136,7 +139,7 @@ def warnings(
         yield from (f"{document.name}: {note}" for note in loaded.notes)
         if isinstance(document, RouteDocument | SilenceDocument):
             yield from (f"{document.name}: {said}" for said in _unmatched(document.spec.match, things))
-        if isinstance(document, RouteDocument):
+        if isinstance(document, RouteDocument | RecipientDocument):
             for name in dict.fromkeys(name for _, name in _named(document) if name in hearts):
                 yield f"{document.name}: {name} is a heartbeat and takes no events"
         if isinstance(document, SilenceDocument) and _is_past(document, now_us):

@@ -819,7 +819,13 @@ class FakeSource:
         self._row("deliveries", event_id)
         row = {"recipient": "oncall", "delivery_id": "e0001", "event_id": "e0001", "number": 7, "answer": ""}
         row |= {"state": "confirmed", "attempts": 3, "at_us": NOW_US}
-        return [row] if event_id == "e0001" else []
+        dead = row | {
+            "delivery_id": "e0002",
+            "event_id": "e0002",
+            "state": "dead-letter",
+            "answer": "HTTP 400",
+        }
+        return [each for each in (row, dead) if each["event_id"] == event_id]
 
     def acknowledgements(self, event_ids: Collection[str]) -> list[dict[str, Any]]:
         self._row("acknowledgements", event_ids)

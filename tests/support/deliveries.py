@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from pmdaemon.runtime.clock import FakeClock
+from sla_server.agreements.load import load_documents
 from sla_server.events.engine import DeliveryEngine, EngineParts
 from sla_server.events.event import Event
 from sla_server.events.lane import LaneSettings
 from sla_server.events.queue import EventQueue, LaterQueue, QueuedEvent
-from sla_server.events.recipients.base import CONFIRMED, Answer, Held, Notice, Routed
+from sla_server.events.recipients.base import CONFIRMED, Answer, Held, Notice, Routed, Router
+from sla_server.events.routing import DocumentRouter, NotificationInForce, RoutingTable
 from sla_server.events.stages.confirm import RetryRules
 from sla_server.events.stages.send import SentBatch
 from tests.support.faulty_disk import FaultDisk
@@ -31,6 +33,31 @@ def event(number: int, kind: str = "services-started", subject: str = "gw", **ch
         "text": f"event {number}",
     }
     return Event(**{**values, **changed})
+
+
+RECIPIENTS = {
+    "oncall": "webhook: {url: 'https://a.example/x'}",
+    "mail": "smtp: {server: mail.example, sender: a@b.example, to: [c@d.example]}",
+    "log": "syslog: {unix: /dev/log}",
+    "page": "inbox: {}",
+    "pulse": "heartbeat: {url_file: ping}",
+    "customer": "smtp: {server: mail.example, sender: a@b.example, to: [e@f.example]}",
+}
+
+
+def router(*routes: str, names: str = "oncall mail log page pulse", **fallback: str) -> DocumentRouter:
+    """Recipients of these names, with routes and fallbacks; the agreement erp-gold names ``customer``."""
+    texts = [
+        _text("Recipient", name, f"{{{RECIPIENTS[name]}, fallback: [{fallback.get(name, '')}]}}")
+        for name in names.split()
+    ]
+    texts += [_text("Route", f"r{number}", spec) for number, spec in enumerate(routes)]
+    held = [NotificationInForce(each.document, 1, 0) for each in load_documents("---\n".join(texts), 60)]
+    return DocumentRouter(RoutingTable.of(held, {"erp-gold": ["customer"]}))
+
+
+def _text(kind: str, name: str, spec: str) -> str:
+    return f"apiVersion: storage-sla/v1\nkind: {kind}\nmetadata: {{name: {name}}}\nspec: {spec}\n"
 
 
 class InlineSender:
@@ -102,7 +129,7 @@ class Rig:
     def __init__(
         self,
         folder: Path,
-        router: ToAll,
+        router: Router,
         senders: Iterable[InlineSender],
         disk: FaultDisk | None = None,
         rules: RetryRules | None = None,

@@ -20,6 +20,7 @@ from sla_server.events.delivery_state import read_delivery_state
 from sla_server.events.documents import RecipientDocument, SilenceDocument, without_secrets
 from sla_server.events.event import SEVERITIES, Event, EventUnreadable, from_row
 from sla_server.events.routing import NOTIFICATION_KINDS, DocumentRouter, NotificationInForce, RoutingTable
+from sla_server.events.stages.fallback import DELIVERY_FAILED
 from sla_server.events.stages.route import mismatch
 from sla_server.events.stages.silence import SilenceInForce
 from sla_server.rows import Row
@@ -33,6 +34,9 @@ MOST_PAGES: Final = 20
 MOST_ENDINGS: Final = 10_000
 """Of a page: what has ended more often since its oldest event may be shown as going on."""
 SHOWN: Final = ("at_us", "kind", "severity", "subject", "text")
+DEAD_LETTER: Final = "dead-letter"
+MOST_REPORTS: Final = 20
+"""Events about dead letters of one recipient within three minutes; there is one a minute, as a rule."""
 MOST_ALIKE: Final = 5
 """Events named whose ids begin alike."""
 
@@ -133,13 +137,33 @@ def event(context: AppContext, _request: Request, event_id: str) -> Response:
     row = find_event(context, event_id)
     (found,) = _with_people(context, _with_ends(context, [row]))
     found |= {"action": catalogue.described(row["kind"]).action, "runbook": catalogue.runbook(row["kind"])}
-    found["deliveries"] = context.source.deliveries(row["event_id"])
+    found["deliveries"] = [
+        {**one, "reported_by": _reported_by(context, one)}
+        for one in context.source.deliveries(row["event_id"])
+    ]
     try:
         found["routing"] = _preview(context, from_row(row))
     except EventUnreadable as exc:
         found["routing"] = {"problem": str(exc)}
     found["unanswered"] = _unanswered(context, found)
     return responses.as_json(found)
+
+
+def _reported_by(context: AppContext, delivery: Row) -> str | None:
+    """Id of the event by which others were notified of a dead letter; null where none names it."""
+    if delivery["state"] != DEAD_LETTER:
+        return None
+    since_us, until_us = (
+        delivery["at_us"] + shift for shift in (-RECORDED_WITHIN_US, 2 * RECORDED_WITHIN_US)
+    )
+    subjects = {delivery["recipient"]}
+    found = context.source.inbox(
+        MOST_REPORTS, kinds={DELIVERY_FAILED}, subjects=subjects, since_us=since_us, until_us=until_us
+    )
+    named = (
+        row["event_id"] for row in found if delivery["delivery_id"] in (row["details"].get("events") or ())
+    )
+    return next(named, None)
 
 
 def _unanswered(context: AppContext, found: Row) -> list[Row]:

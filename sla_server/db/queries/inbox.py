@@ -29,6 +29,7 @@ def filtered(
     kinds: Collection[str] | None = None,
     subjects: Collection[str] | None = None,
     since_us: int | None = None,
+    until_us: int | None = None,
 ) -> Select[Any]:
     """Narrow a page of ``events``.
 
@@ -43,6 +44,7 @@ def filtered(
         kinds: any of them. None: all.
         subjects: about any of them. None: all.
         since_us: not before.
+        until_us: not after.
     """
     table = schema.events
     conditions: list[ColumnElement[bool]] = []
@@ -62,6 +64,8 @@ def filtered(
             conditions.append(column.in_(list(values)))
     if since_us is not None:
         conditions.append(table.c.at_us >= since_us)
+    if until_us is not None:
+        conditions.append(table.c.at_us <= until_us)
     if only_open:
         audit = schema.audit
         said = exists().where(audit.c.action == ACKNOWLEDGE, audit.c.subject == table.c.event_id)

@@ -1,22 +1,22 @@
 """Inhibit: an event that another one makes pointless.
 
-A recipient's own trouble is not sent to itself: it would wait behind what fails, and, refused, would make the
-next event of its kind. While a gateway is gone, lesser events about it are its consequences: a route may
-leave them out (``inhibit: true``). What begins or ends a condition is never left out, so that no end comes
+A recipient's own trouble is not sent to itself, nor to others that did not take the same
+(``stages.fallback``): it would wait behind what fails, and, refused, would make the next event of its kind.
+While a gateway is gone, lesser events about it are its consequences: a route may leave them out
+(``inhibit: true``). What begins or ends a condition is never left out, so that no end comes
 alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
 
 from sla_server.events import catalogue
 from sla_server.events.event import Event
 from sla_server.events.recipients.base import Routed, Status
 from sla_server.events.stages.base import StageDecision, StageReason, StageVerdict
+from sla_server.events.stages.fallback import not_taken_by
 
-OWN: Final = ("delivery-failed", "recipient-failing", "recipient-recovered")
 Firing = Mapping[tuple[str, ...], tuple[int, int]]
 """Conditions that a recipient knows to be firing: key to (rank of severity, when)."""
 
@@ -24,7 +24,7 @@ Firing = Mapping[tuple[str, ...], tuple[int, int]]
 def inhibit(event: Event, routed: Routed, firing: Firing) -> StageDecision | None:
     """See the module."""
     recipient = routed.recipient
-    if event.kind in OWN and event.subject == recipient:
+    if recipient in not_taken_by(event):
         return StageDecision(StageVerdict.SKIP, StageReason.OWN_TROUBLE, f"it is about {recipient} itself")
     if not routed.inhibit or catalogue.status_of(event) is not Status.INFO:
         return None

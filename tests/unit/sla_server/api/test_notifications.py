@@ -55,6 +55,18 @@ def test_what_delivery_reports_is_shown(web: FlaskClient, context: AppContext, t
     assert web.get("/api/v1/events/e0002").json["unanswered"] == []
 
 
+def test_a_dead_letter_names_the_event_by_which_others_were_notified(
+    web: FlaskClient, source: api.FakeSource
+) -> None:
+    assert web.get("/api/v1/events/e0002").json["deliveries"][0]["reported_by"] is None
+    failed = {"event_id": "t1", "at_us": api.NOW_US, "kind": "delivery-failed", "subject": "oncall"}
+    source.ended = [{**failed, "details": {}}, {**failed, "event_id": "t2", "details": {"events": ["e0002"]}}]
+    (dead,) = web.get("/api/v1/events/e0002").json["deliveries"]
+    assert (dead["state"], dead["reported_by"]) == ("dead-letter", "t2")
+    (confirmed,) = web.get("/api/v1/events/e0001").json["deliveries"]
+    assert confirmed["reported_by"] is None
+
+
 def test_without_a_report_nothing_is_said_to_be_delivered(web: FlaskClient) -> None:
     found = web.get("/api/v1/undelivered").json
     assert (found["items"], found["is_known"]) == ([], False)

@@ -53,6 +53,13 @@ def test_each_kind_is_read_stored_and_built(kind: str, tmp_path: Any) -> None:
     made.close()
 
 
+def test_a_recipient_does_not_fall_back_to_itself_and_a_heartbeat_to_none() -> None:
+    problem = _problem("inbox: {}, fallback: [mail, oncall]")
+    assert (problem.field, problem.problem) == ("spec.fallback", "oncall cannot take the place of itself")
+    problem = _problem("heartbeat: {url_file: ping}, fallback: [mail]")
+    assert (problem.field, problem.problem) == ("spec.fallback", "a heartbeat takes no events")
+
+
 def test_timeout_and_batch_are_the_documents(tmp_path: Any) -> None:
     made = _builder(tmp_path)("a", {"inbox": {}, "timeout": "3m", "batch": 7})
     assert (made.timeout_s, made.most_notices) == (180.0, 7)

@@ -63,6 +63,16 @@ def test_they_are_versioned_and_audited_as_other_documents() -> None:
     assert reread(first, other).plans == other.catalog.plans
 
 
+def test_a_fallback_has_to_be_there_and_is_not_ended_before_who_names_it() -> None:
+    oncall = _text("Recipient", "oncall", "inbox: {}, fallback: [mail]")
+    assert _problems(Catalog(), oncall) == ["oncall spec.fallback[0]: there is no recipient 'mail'"]
+    catalog = apply(Catalog(), oncall, MAIL).catalog
+    with pytest.raises(AgreementsRefused, match="named by recipient oncall"):
+        catalogs.end_document(catalog, "Recipient", "mail", "bob", NOW + 1)
+    heart = _text("Recipient", "mail", "heartbeat: {url_file: ping}")
+    assert "oncall: mail is a heartbeat and takes no events" in apply(Catalog(), oncall, heart).warnings
+
+
 def test_ending_one_keeps_its_version_number() -> None:
     first = apply(Catalog(), MAIL, ROUTE)
     ended = catalogs.end_document(first.catalog, "Route", "all", "bob", NOW + 1)
