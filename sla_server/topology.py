@@ -2,7 +2,8 @@
 
 The main segment joins the parts that handle statistics. The application server, the part that faces the
 web, shares only a small segment of its own (DESIGN.md 3, "Trust boundary"). Sizes are bytes of ring a
-route; ``sla-server start --show-config`` prints what the segments take now and at most.
+route, of which only the first part is reserved until it is needed; ``sla-server start --show-config`` prints
+what the segments take at first and at most.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ All words are 8 bytes, aligned, native order (x86-64: little-endian).
     RINGS          sum of ring_bytes                              one ring a route, in the table's order
 
 Header words: MAGIC, VERSION, MACHINE, TOTAL_BYTES, PARTICIPANTS, ROUTES, SLOTS, TABLES_CRC, OWNER_PID,
-OWNER_START, CREATED_US, FORM (0 `lanes`, 1 `shared`), CHECKSUM (0: of whole payloads), DAMAGED. They
+OWNER_START, CREATED_US, FORM (0 `lanes`, 1 `shared`), CHECKSUM (0: of whole payloads), DAMAGED,
+FIRST_BYTES (of a ring, what is reserved before the rest is needed; module ``ring``). They
 are written before the file gets its name; later only OWNER, by the next server that keeps the segment, and
 DAMAGED, set by the process that meets damage.
 
@@ -60,19 +61,19 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from pmdaemon.mailbox.errors import LayoutInvalid
 
 MAGIC: Final = int.from_bytes(b"SLAMBOX\n", "little")
-LAYOUT_VERSION: Final = 6
+LAYOUT_VERSION: Final = 7
 MACHINE_X86_64: Final = 62  # EM_X86_64 of the ELF specification
 
 # Header words
 H_MAGIC, H_VERSION, H_MACHINE, H_TOTAL_BYTES, H_PARTICIPANTS, H_ROUTES, H_SLOTS, H_TABLES_CRC = range(8)
-H_OWNER_PID, H_OWNER_START, H_CREATED_US, H_FORM, H_CHECKSUM, H_DAMAGED = range(8, 14)
+H_OWNER_PID, H_OWNER_START, H_CREATED_US, H_FORM, H_CHECKSUM, H_DAMAGED, H_FIRST_BYTES = range(8, 15)
 
 # Control words, relative to ``Layout.control_word``
 C_INCARNATION, C_PID, C_START, C_ROOM = range(4)
@@ -105,6 +106,7 @@ RING_UNIT_BYTES: Final = 64  # a cache line, so that two rings never share one
 MAX_PARTICIPANTS: Final = 512  # far above any server; a sane bound for what is read from a file
 MAX_SLOTS: Final = 1 << 20
 MAX_RING_BYTES: Final = 1 << 31  # lengths are 32-bit
+FIRST_BYTES: Final = 1 << 20  # several rounds of a small fleet; a large one doubles it within seconds
 FORMS: Final = ("lanes", "shared")  # the index is what the header holds
 CHECKSUM_FULL: Final = 0  # the header's CHECKSUM; 1 was a kind that covered both ends of large payloads only
 _NAME_RE: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
@@ -133,6 +135,7 @@ class Layout:
         slots_per_sender: messages one sender may have outstanding, divided equally among its routes, so that
             a recipient that takes nothing costs the others nothing. At least one a route, and one more.
         form: ``lanes``, a list for each sender, or ``shared``, one list for all in order of arrival.
+        first_bytes: what is reserved of a larger ring until its sender needs more; a multiple of 64.
 
     Raises:
         LayoutInvalid: names the entry and what it must be.
@@ -142,10 +145,16 @@ class Layout:
     routes: tuple[Route, ...]
     slots_per_sender: int = 1024
     form: str = "lanes"
+    first_bytes: int = FIRST_BYTES
 
     def __post_init__(self) -> None:
         if self.form not in FORMS:
             raise LayoutInvalid(f"form is {self.form!r}, must be one of {', '.join(FORMS)}")
+        if self.first_bytes % RING_UNIT_BYTES or not RING_UNIT_BYTES <= self.first_bytes <= MAX_RING_BYTES:
+            raise LayoutInvalid(
+                f"first_bytes is {self.first_bytes}, must be a multiple of {RING_UNIT_BYTES} "
+                f"up to {MAX_RING_BYTES}"
+            )
         self._check_participants()
         pairs = set()
         for route in self.routes:
@@ -244,30 +253,41 @@ class Layout:
         Raises:
             KeyError: there is no such route.
         """
-        at_bytes = self.rings_at_bytes
-        for route in self.routes:
+        for route, at_bytes in self._rings():
             if (route.sender, route.recipient) == (sender, recipient):
                 return at_bytes, route.ring_bytes
-            at_bytes += route.ring_bytes
         raise KeyError((sender, recipient))
 
     def room(self, name: str) -> list[tuple[int, int]]:
-        """Offset and size of what participant ``name`` alone needs: its slots, the rings from and to it."""
-        index, at_bytes = self.index(name), self.rings_at_bytes
-        found = [(self.slots_word(index) * 8, SLOT_BYTES * self.slots_per_sender)]
-        for route in self.routes:
+        """Offset and size of what participant ``name`` needs to start: slots, first parts of its rings."""
+        found = [self._slots_of(name)]
+        for route, at_bytes in self._rings():
             if name in (route.sender, route.recipient):
-                found.append((at_bytes, route.ring_bytes))
-            at_bytes += route.ring_bytes
+                found.append((at_bytes, min(route.ring_bytes, self.first_bytes)))
         return _joined(found)
 
+    def _slots_of(self, name: str) -> tuple[int, int]:
+        return self.slots_word(self.index(name)) * 8, SLOT_BYTES * self.slots_per_sender
+
+    def _rings(self) -> Iterator[tuple[Route, int]]:
+        """Each route and the offset of its ring."""
+        at_bytes = self.rings_at_bytes
+        for route in self.routes:
+            yield route, at_bytes
+            at_bytes += route.ring_bytes
+
     def reserved_bytes(self, later: Collection[str] = ()) -> int:
-        """Bytes reserved in a segment without the rooms of the participants ``later``."""
+        """Bytes of a new segment without the rooms of the participants ``later``."""
         return sum(size for _, size in self.reserved(later))
 
     def reserved(self, later: Collection[str]) -> list[tuple[int, int]]:
-        """Offset and size of all but the rooms of the participants ``later``."""
-        left = sorted({extent for name in later for extent in self.room(name)})
+        """Offset and size of what a new segment needs, without the rooms of the participants ``later``."""
+        left = [self._slots_of(name) for name in later]
+        for route, ring_at_bytes in self._rings():
+            is_later = route.sender in later or route.recipient in later
+            first_bytes = 0 if is_later else min(route.ring_bytes, self.first_bytes)
+            left.append((ring_at_bytes + first_bytes, route.ring_bytes - first_bytes))
+        left = sorted(extent for extent in left if extent[1])
         found, at_bytes = [], 0
         for start, size in left:
             if start > at_bytes:
@@ -302,7 +322,9 @@ def tables_bytes(participants: int, routes: int) -> int:
     return NAME_BYTES * participants + ROUTE.size * routes
 
 
-def layout_from_tables(tables: bytes, participants: int, slots_per_sender: int, form: int = 0) -> Layout:
+def layout_from_tables(
+    tables: bytes, participants: int, slots_per_sender: int, form: int = 0, first_bytes: int = FIRST_BYTES
+) -> Layout:
     """Inverse of ``Layout.tables``.
 
     Raises:
@@ -320,4 +342,4 @@ def layout_from_tables(tables: bytes, participants: int, slots_per_sender: int, 
         form_name = FORMS[form]
     except (UnicodeDecodeError, IndexError, struct.error) as exc:
         raise LayoutInvalid(f"tables do not decode ({exc})") from exc
-    return Layout(names, routes, slots_per_sender, form_name)
+    return Layout(names, routes, slots_per_sender, form_name, first_bytes)

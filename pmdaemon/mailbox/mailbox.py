@@ -50,7 +50,7 @@ from pmdaemon.mailbox.layout import C_FRONT, C_HEAD, C_INCARNATION, C_PID, C_ROO
 from pmdaemon.mailbox.message import ListPlace, LookAhead, Message, View
 from pmdaemon.mailbox.reader import LaneReader, UnackedBatch
 from pmdaemon.mailbox.ring import Outlet, PayloadRing
-from pmdaemon.mailbox.segment import Segment, claim
+from pmdaemon.mailbox.segment import RingGrowth, Segment, claim
 from pmdaemon.mailbox.shared_writer import SharedWriter
 from pmdaemon.mailbox.writer import LaneWriter, SenderPlace
 from pmdaemon.runtime.clock import Deadline
@@ -474,7 +474,7 @@ def _flatten(payload: Buffer | Sequence[Buffer]) -> bytes | memoryview:
 def _ring(segment: Segment, sender: str, recipient: str, *, to_write: bool) -> PayloadRing:
     at_bytes, size_bytes = segment.layout.ring_at_bytes(sender, recipient)
     if all(segment.has_room(segment.layout.index(end)) for end in (sender, recipient)):
-        segment.prefault(at_bytes, size_bytes, to_write=to_write)
+        segment.prefault(at_bytes, min(size_bytes, segment.layout.first_bytes), to_write=to_write)
     return PayloadRing(segment.memory, segment.bytes, at_bytes, size_bytes)
 
 
@@ -488,6 +488,8 @@ def _make_outlets(segment: Segment, name: str, index: int) -> list[Outlet]:
         ring = _ring(segment, name, route.recipient, to_write=True)
         address, quota = index << 16 | recipient, layout.quota(name)
         outlet = Outlet(route.recipient, address, ring, control + C_SLEEP, quota)
+        if ring.size > layout.first_bytes:
+            outlet.reserve_first(layout.first_bytes, RingGrowth(segment, route.recipient).reserve)
         if not segment.has_room(recipient):
             outlet.room_word = control + C_ROOM
         outlets.append(outlet)

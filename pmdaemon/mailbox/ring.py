@@ -8,6 +8,13 @@ shared memory: after a crash both follow from the slots still linked.
 **Checksum.** crc32 of all bytes, by ISA-L (ADR 37), at any length; it costs less than the copies do. It
 guards against stray stores and stale positions, not against an attacker.
 
+**Growth.** Of a large ring only the first part is reserved when the segment is made. Writing goes back to the
+ring's start whenever it is past half of that part and nothing is pending, so that a ring with little to carry
+needs no more. When a payload does not fit and the rest of the ring would do, the sender reserves twice as
+much. It never goes back with something pending: the ring holds as much as if all of it had been reserved. How
+much is reserved only the sender knows; after a restart it begins with the first part, or where it writes, and
+to reserve again what is reserved changes nothing.
+
 **Bundle.** A slot, its checksum, its place in the ring, its link and its release cost about a microsecond in
 Python, whatever it carries. A bundle pays that once for up to 64 messages of one ``post_many``:
 
@@ -32,7 +39,7 @@ import mmap
 import struct
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from operator import itemgetter
 from typing import Final
@@ -199,12 +206,15 @@ class Outlet:
         written, limit: ring positions, see the module; ``limit`` is freed + size, where writing must end.
         pending: slots of this route not freed yet, in the order of their payloads.
         size, start, end: of the ring, in bytes.
+        reserved: bytes of the ring from its start on that are reserved; ``limit`` stays within them.
         reclaim_at: number of pending slots at which to search for taken ones.
         room_word: index of the recipient's ROOM word, or 0 once its room is known to be reserved. Until then
             ``limit`` and ``reclaim_at`` let nothing in.
     """
 
     __slots__ = (
+        "_freed",
+        "_reserve",
         "address",
         "end",
         "limit",
@@ -212,6 +222,7 @@ class Outlet:
         "quota",
         "recipient",
         "reclaim_at",
+        "reserved",
         "ring",
         "room_word",
         "size",
@@ -230,10 +241,17 @@ class Outlet:
         self.sleep_word = sleep_word
         self.quota = quota
         self.written = 0
-        self.limit = ring.size
+        self._reserve: Callable[[int, int], bool] | None = None
+        self.reserved = ring.size
+        self._freed = 0
+        self.limit = self.reserved
         self.pending: deque[int] = deque()
         self.reclaim_at = 0
         self.room_word = 0
+
+    def reserve_first(self, first_bytes: int, reserve: Callable[[int, int], bool]) -> None:
+        """Only so much of the ring is reserved; ``reserve`` reserves more, by offset and size, if it can."""
+        self.reserved, self._reserve = first_bytes, reserve
 
     def block(self) -> None:
         """Let nothing in."""
@@ -241,11 +259,34 @@ class Outlet:
 
     def set_ends(self, written: int, freed: int) -> None:
         """Set both ends to what the slots say."""
-        self.written, self.limit = written, freed + self.size
+        self.written, self._freed = written, freed
+        while self.reserved < written % self.size:  # a process of this name has written there
+            self.reserved = min(2 * self.reserved, self.size)
+        self._set_limit()
 
     def free_up_to(self, position: int) -> None:
-        """Everything before ``position`` may be overwritten."""
-        self.limit = position + self.size
+        """Everything before ``position`` may be overwritten; ``written`` if nothing is pending."""
+        if not self.pending and self.reserved < self.size and 2 * (self.written % self.size) >= self.reserved:
+            position = self.written = self.written + self.size - self.written % self.size
+        self._freed = position
+        self._set_limit()
+
+    def _set_limit(self) -> None:
+        self.limit = self._freed + self.size
+        if self.reserved < self.size:
+            lap = self.written - self.written % self.size
+            self.limit = min(self.limit, lap + self.reserved)
+
+    def grow(self, need: int) -> None:
+        """Reserve more of the ring if that makes room for ``need`` bytes, or for some of them."""
+        if self._reserve is None or self.room_word:
+            return
+        while self.written + need > self.limit < self._freed + self.size and self.reserved < self.size:
+            more = min(2 * self.reserved, self.size)
+            if not self._reserve(self.start + self.reserved, more - self.reserved):
+                return
+            self.reserved = more
+            self._set_limit()
 
     def place(self, position: int, length: int) -> int:
         """Where a bundle of ``length`` bytes goes that may start at ``position``: on, or at the ring's start.

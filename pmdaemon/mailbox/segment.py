@@ -3,9 +3,10 @@
 A segment is an ordinary file in a directory that only its user may enter (a tmpfs: systemd's
 RuntimeDirectory, or a private one under /dev/shm), mapped by every participant. Its bytes are reserved when
 it is made: on a full tmpfs a later store would kill the process with SIGBUS, so a lack of room must be an
-error here. Left out are only the *rooms* of participants that may never come (``later``): each is reserved
-by ``reserve_room`` before its process is started. Until its ROOM word says so no process loads or stores
-there (even a load would take a page of the tmpfs).
+error here. Two things are left out. The *rooms* of participants that may never come (``later``) are reserved
+by ``reserve_room`` before their processes are started: until its ROOM word says so no process loads or stores
+there (even a load would take a page of the tmpfs). Of a ring above FIRST_BYTES only that much is reserved;
+its sender reserves the rest when it needs it, before it stores there (``ring``), and is full where it cannot.
 
 Neither POSIX shared memory nor multiprocessing's classes are used: their resource tracker unlinks the
 segment when any attached process ends.
@@ -34,6 +35,7 @@ import sys
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Final
 
 import structlog
 from isal.isal_zlib import crc32
@@ -58,6 +60,8 @@ from pmdaemon.mailbox.shared_writer import make_mutex
 
 log = structlog.get_logger("mailbox")
 _NEW_SUFFIX = ".new-"
+GROWTH_PAUSE_NS: Final = 1_000_000_000
+"""Until a full file system is asked again."""
 # Linux 5.14, asm-generic/mman-common.h; the mmap module does not name them yet.
 _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23
 
@@ -195,6 +199,7 @@ def _write_static(fd: int, layout: Layout) -> None:
     header[lay.H_CREATED_US] = time.time_ns() // 1000
     header[lay.H_FORM] = lay.FORMS.index(layout.form)
     header[lay.H_CHECKSUM] = lay.CHECKSUM_FULL
+    header[lay.H_FIRST_BYTES] = layout.first_bytes
     data = b"".join(word.to_bytes(8, "little") for word in header) + tables
     if os.pwrite(fd, data, 0) != len(data):
         raise OSError(errno.EIO, "short write")
@@ -272,7 +277,9 @@ class Segment:
         if crc32(tables) != words[lay.H_TABLES_CRC]:
             raise LayoutMismatch(self.path, "checksum of the tables", crc32(tables), words[lay.H_TABLES_CRC])
         try:
-            layout = lay.layout_from_tables(tables, participants, words[lay.H_SLOTS], words[lay.H_FORM])
+            layout = lay.layout_from_tables(
+                tables, participants, words[lay.H_SLOTS], words[lay.H_FORM], words[lay.H_FIRST_BYTES]
+            )
         except LayoutInvalid as exc:
             raise LayoutMismatch(self.path, "table of routes", exc.problem, "a valid layout") from exc
         if layout.total_bytes != len(self.memory):
@@ -321,6 +328,38 @@ class Segment:
             self.bytes.release()
             self.memory.close()
         os.close(self.fd)
+
+
+class RingGrowth:
+    """Reserves more of a ring for its sender.
+
+    Where the file system has no room it asks again only after a pause: the sender may call for each message.
+    """
+
+    def __init__(self, segment: Segment, recipient: str) -> None:
+        self._segment = segment
+        self._recipient = recipient
+        self._refused_until_ns = 0
+
+    def reserve(self, at_bytes: int, size_bytes: int) -> bool:
+        """Reserve and map these bytes; whether there was room."""
+        if time.monotonic_ns() < self._refused_until_ns:
+            return False
+        try:
+            os.posix_fallocate(self._segment.fd, at_bytes, size_bytes)
+        except OSError as exc:
+            self._refused_until_ns = time.monotonic_ns() + GROWTH_PAUSE_NS
+            log.warning(
+                "ring-not-enlarged",
+                path=str(self._segment.path),
+                recipient=self._recipient,
+                needed_bytes=size_bytes,
+                problem=exc.strerror,
+                effect="its senders find it full; free memory, or make the file system of runtime_dir larger",
+            )
+            return False
+        self._segment.prefault(at_bytes, size_bytes, to_write=True)
+        return True
 
 
 def _check_private(path: Path, status: os.stat_result, fix: str) -> None:

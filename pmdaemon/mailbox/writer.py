@@ -211,7 +211,7 @@ class LaneWriter:
             if length >= outlet.size:
                 raise MessageTooLarge(self._sender, outlet.recipient, length, outlet.size)
             if len(outlet.pending) >= outlet.reclaim_at or outlet.written + need > outlet.limit:
-                self._reclaim(outlet)
+                self._reclaim(outlet, need)
                 if len(outlet.pending) >= outlet.quota or outlet.written + need > outlet.limit:
                     full.append(outlet)
         if full:
@@ -244,7 +244,7 @@ class LaneWriter:
         copies = self._place(outlet, pieces, payloads, lengths, outlet.reclaim_at)
         posted = len(payloads)
         if len(copies) < len(pieces):
-            self._reclaim(outlet)
+            self._reclaim(outlet, sum([span + 7 & -8 for _, _, span in pieces]))
             copies = self._place(outlet, pieces, payloads, lengths, outlet.quota)
             posted = sum([number for _, number, _ in pieces[: len(copies)]])
             if len(copies) < len(pieces):
@@ -518,8 +518,8 @@ class LaneWriter:
         """Let takers search from the head. Without it their own resets (M5) find the chain, later."""
         self._words[self._front_word] = self._words[self._front_word] + 1 & MASK32
 
-    def _reclaim(self, outlet: Outlet) -> None:
-        """Free what the outlet's recipient has taken, oldest first.
+    def _reclaim(self, outlet: Outlet, need: int = 0) -> None:
+        """Free what the outlet's recipient has taken, oldest first; then make room for ``need`` bytes.
 
         Raises:
             MailboxCorrupt: a pending slot is in a state that neither this sender nor its recipient stores.
@@ -545,6 +545,7 @@ class LaneWriter:
         if done:
             self._unlink(done)
         outlet.reclaim_at = min(outlet.quota, len(pending) + RECLAIM_BATCH)
+        outlet.grow(need)
         self._interrupted = False
 
     def _unlink(self, slots: Sequence[int]) -> None:

@@ -140,7 +140,7 @@ def mailbox_sizes(config: configuration.ResolvedConfig) -> str:
     now, most = layout.reserved_bytes(later_pairs(pairs)) + app_bytes, layout.total_bytes + app_bytes
     return (
         f"# mailbox segments: {now / (1 << 20):.0f} MiB of shared memory under {config.runtime_dir} with one "
-        f"pair, {most / (1 << 20):.0f} MiB with {pairs}, the most; each is reserved when it is started"
+        f"pair and little to carry, {most / (1 << 20):.0f} MiB with {pairs}, the most, when all of it is used"
     )
 
 

@@ -14,20 +14,22 @@ from types import FrameType
 from typing import Any
 
 from pmdaemon.mailbox import Layout, Mailbox, Route, create_segment
-from pmdaemon.mailbox.layout import MASK32, S_PREVIOUS
+from pmdaemon.mailbox.layout import FIRST_BYTES, MASK32, S_PREVIOUS
 from pmdaemon.mailbox.shared_writer import SharedWriter
 
 FORM = "lanes"  # set by the fixture ``form`` (conftest) for the modules that run in both forms
 
 
-def mesh(*names: str, ring_bytes: int = 1024, slots: int = 32) -> Layout:
+def mesh(*names: str, ring_bytes: int = 1024, slots: int = 32, first_bytes: int = FIRST_BYTES) -> Layout:
     """Everybody may post to everybody else."""
     routes = tuple(Route(a, b, ring_bytes) for a in names for b in names if a != b)
-    return Layout(names, routes, slots, FORM)
+    return Layout(names, routes, slots, FORM, first_bytes)
 
 
-def make_mesh(path: Path, *names: str, ring_bytes: int = 1024, slots: int = 32) -> Path:
-    create_segment(path, mesh(*names, ring_bytes=ring_bytes, slots=slots))
+def make_mesh(
+    path: Path, *names: str, ring_bytes: int = 1024, slots: int = 32, first_bytes: int = FIRST_BYTES
+) -> Path:
+    create_segment(path, mesh(*names, ring_bytes=ring_bytes, slots=slots, first_bytes=first_bytes))
     return path
 
 

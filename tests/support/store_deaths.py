@@ -31,7 +31,7 @@ TAKERS = ("b", "c", "d")
 
 def layout(form: str) -> Layout:
     routes = tuple(Route(x, y, 256) for x in POSTERS for y in TAKERS if x != y)
-    return Layout(("a", "b", "c", "d", "s"), routes, 13, form)
+    return Layout(("a", "b", "c", "d", "s"), routes, 13, form, first_bytes=64)
 
 
 class Script:

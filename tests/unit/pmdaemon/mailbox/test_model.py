@@ -1,5 +1,5 @@
 """Random histories against plain lists, in both forms: senders and recipients, urgent posts, views, batches
-released and given back, restarts of anybody."""
+released and given back, restarts of anybody; rings of which a quarter is reserved at first."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class World:
     """The real segment beside the model."""
 
     def __init__(self, path: Path) -> None:
-        self.path = make_mesh(path, *NAMES, ring_bytes=RING_BYTES, slots=SLOTS)
+        self.path = make_mesh(path, *NAMES, ring_bytes=RING_BYTES, slots=SLOTS, first_bytes=64)
         self.boxes: dict[str, Mailbox] = {name: attach(self.path, name) for name in NAMES}
         self.routes = {(a, b): RouteModel() for a in NAMES for b in NAMES if a != b}
         self.sequence = dict.fromkeys(NAMES, 0)

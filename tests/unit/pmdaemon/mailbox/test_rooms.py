@@ -22,7 +22,7 @@ def layout() -> Layout:
     routes = [Route("server", "writer", MIB)]
     for name in LATER:
         routes += [Route(name, "server", 4 * MIB), Route("server", name, MIB), Route("writer", name, MIB)]
-    return Layout(NAMES, tuple(routes), 256, mailbox.FORM)
+    return Layout(NAMES, tuple(routes), 256, mailbox.FORM, first_bytes=4 * MIB)
 
 
 def blocks(path: Path) -> int:
