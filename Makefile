@@ -72,7 +72,8 @@ crash: setup ## kill processes at every pair of stores, and at random for ten mi
 	@SLA_CRASH_S=300 $(PY) -m pytest -q tests/crash $(ARGS)
 
 crash-events: setup ## kill event delivery 1,000 times: every accepted event arrives, in order; KILLS=100
-	@DELIVERY_KILLS=$(or $(KILLS),1000) $(PY) -m pytest -q -s tests/crash/test_delivery_kills.py $(ARGS)
+	@DELIVERY_KILLS=$(or $(KILLS),1000) RELAY_KILL_EVERY=1 $(PY) -m pytest -q -s tests/crash/test_delivery_kills.py \
+		tests/crash/test_relay_kills.py $(ARGS)
 
 chaos: setup ## kill, cut, fill, step clocks for minutes, then prove every cut; ARGS="--seed 2 --for 60"
 	@$(PY) -m benchmarks.chaos $(ARGS)

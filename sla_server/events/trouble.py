@@ -30,6 +30,7 @@ MOST_IDS: Final = 20
 MOST_SHOWN: Final = 3
 """Dead letters of which an event says what they are about, the most severe first."""
 SHOWN_CHARACTERS: Final = 240
+REASON_CHARACTERS: Final = 500
 MOST_NAMES_CHARACTERS: Final = 256
 """Names that fit a short detail, which stays when an event is cut (``pmdaemon.reserve``)."""
 HELD_BACK_FULL: Final = "held-back-full"
@@ -83,7 +84,9 @@ class RecipientTrouble:
         found = self._collected.setdefault(new.key, new)
         found.count += len(ids)
         found.ids += ids[: MOST_IDS - len(found.ids)]
-        found.reason = reason
+        found.reason = printable(
+            reason, REASON_CHARACTERS
+        )  # a lone surrogate makes the state file unreadable
         return found
 
     def gave_up(self, name: str, notices: Iterable[Notice], reason: str) -> None:

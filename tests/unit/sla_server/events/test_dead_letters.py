@@ -160,3 +160,15 @@ def test_an_event_of_many_long_names_keeps_what_ends_it(tmp_path: Path) -> None:
     rig.run(2 * MINUTE_S)
     assert {(told.details["level"], told.details["not_taken_by"]) for told in rig.told} == {(1, "oncall")}
     assert all("delivery-failed" not in kind for kind, _ in _kinds(oncall))
+
+
+def test_an_answer_that_is_no_unicode_leaves_a_state_that_can_be_read(tmp_path: Path) -> None:
+    oncall = InlineSender("oncall", refused("/srv/\udcff: not found"))
+    rig = Echo(tmp_path, router("{recipients: [oncall]}", names="oncall"), [oncall])
+    for number in (1, 2):
+        rig.add(event(number))
+        rig.run(1)
+    rig.restart()
+    rig.run(1)
+    assert len(rig.told) == 2
+    assert list(tmp_path.glob("*.unreadable")) == []
