@@ -221,8 +221,16 @@ def on_spark(
     job_dir: Path,
     action: Callable[[SparkSession], T],
     log_path: Path,
+    rows: int,
 ) -> tuple[T, SparkUse]:
     """Start Spark, compute, stop it.
+
+    Args:
+        settings: of the job.
+        job_dir: its directory.
+        action: what to do with the session.
+        log_path: where stderr goes meanwhile, for the error.
+        rows: rollups that will be read, about.
 
     Raises:
         NoJava: there is nothing to start it with.
@@ -233,7 +241,7 @@ def on_spark(
 
     started_s = time.monotonic()
     try:
-        spark = build_session(settings.master, job_dir, settings.driver_memory, settings.spark)
+        spark = build_session(settings.master, job_dir, settings.driver_memory, settings.spark, rows)
         start_s = time.monotonic() - started_s
         try:
             found = action(spark)
@@ -359,7 +367,7 @@ def _computed(
             err=True,
         )
         with stderr_to(log_path):
-            (found, master), use = on_spark(settings, job_dir, action, log_path)
+            (found, master), use = on_spark(settings, job_dir, action, log_path, in_sql + in_files + hours)
     return found, {
         "window_days": settings.window_days,
         "rollups": in_sql + in_files,

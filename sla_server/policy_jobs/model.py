@@ -13,11 +13,13 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from sla_server.agreements.promise import Promise
 from sla_server.agreements.selectors import matches
 from sla_server.policy_jobs.caps import Demand, HourShare, LoadLimit, limit_change, shares_of_hour
+
+if TYPE_CHECKING:  # not in Spark's workers, which would import all of agreements
+    from sla_server.agreements.promise import Promise
 
 BYTES_A_UNIT: Final = 65_536  # an I/O costs 1, and 1 more for so many bytes (docs/formats/messages.md)
 LEAST_UNIT: Final = 1 / 64  # of the bytes of a mean I/O, as ``services.control.sharing`` has it

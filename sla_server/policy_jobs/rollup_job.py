@@ -80,7 +80,8 @@ def _on_spark(
     click.echo(f"{len(days)} days are due; Spark starts, and writes its warnings to {log_path}", err=True)
     try:
         with stderr_to(log_path):
-            done, use = on_spark(config.policy, job_dir, action, log_path)
+            rows = sum(day.rows for day in days)
+            done, use = on_spark(config.policy, job_dir, action, log_path, rows)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return {**done, "peak_mib": use.peak_mib}

@@ -33,11 +33,28 @@ if TYPE_CHECKING:
 
 RESULTS: Final = {"spark.sql.session.timeZone": "UTC", "spark.sql.execution.arrow.pyspark.enabled": "true"}
 """Settings without which results would be others."""
+FEW: Final = 100_000
+"""Of fewer rollups the job takes less time when Spark and Java do not prepare for many."""
+FOR_FEW: Final = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "1",
+}
+"""Then no class is compiled for a step of a query, and no query is planned again at each shuffle."""
+JAVA_FOR_FEW: Final = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
+"""Java compiles once, quickly, and does not verify again the 10,000 classes of the package that it loads."""
 _FOREIGN = ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "JDK_JAVA_OPTIONS")
 
 
 def build_session(
-    master: str, work_dir: Path, driver_memory: str = "2g", further: Mapping[str, str] = MappingProxyType({})
+    master: str,
+    work_dir: Path,
+    driver_memory: str = "2g",
+    further: Mapping[str, str] = MappingProxyType({}),
+    rows: int = FEW,
 ) -> SparkSession:
     """Start or join Spark.
 
@@ -46,12 +63,13 @@ def build_session(
         work_dir: for what it leaves behind.
         driver_memory: of its Java process.
         further: settings that the operator adds; they override ours.
+        rows: rollups that will be read, about.
 
     Raises:
         NoJava: a classic session is asked for and there is no usable Java.
     """
     if is_submitted():
-        return _given_session(further)
+        return _given_session({**of_queries(rows), **further})
     for variable in _FOREIGN:
         os.environ.pop(variable, None)
     scratch = scratch_of(work_dir)
@@ -68,7 +86,7 @@ def build_session(
     os.environ["JAVA_HOME"] = str(java_home(work_dir))
     os.environ["SLA_SPARK_DRIVER"] = str(os.getpid())  # Java ends with this process, see java_process
     builder = builder.master(master)
-    for key, value in {**settings(master, work_dir, driver_memory), **further}.items():
+    for key, value in {**settings(master, work_dir, driver_memory, rows), **further}.items():
         builder = builder.config(key, value)
     session: SparkSession = builder.getOrCreate()
     return session
@@ -80,12 +98,12 @@ def is_submitted() -> bool:
 
 
 def _given_session(further: Mapping[str, str]) -> SparkSession:
-    """The session of ``spark-submit``, with what results depend on."""
+    """The session of ``spark-submit``, with settings of its queries."""
     from pyspark.sql import SparkSession
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName("sla-policy")
-    for key, value in {**RESULTS, **further}.items():
+    for key, value in further.items():
         builder = builder.config(key, value)
     session: SparkSession = builder.getOrCreate()
     return session
@@ -106,23 +124,32 @@ def is_local(master: str) -> bool:
     return master.startswith("local")
 
 
-def settings(master: str, work_dir: Path, driver_memory: str) -> dict[str, str]:
-    """What a classic session is started with."""
-    temporary = f"-Djava.io.tmpdir={shlex.quote(str(scratch_of(work_dir)))}"
+def of_queries(rows: int) -> dict[str, str]:
+    """Settings of queries on so many rollups, wherever the session comes from."""
+    return {**RESULTS, **(FOR_FEW if rows < FEW else {})}
+
+
+def settings(master: str, work_dir: Path, driver_memory: str, rows: int = FEW) -> dict[str, str]:
+    """What a classic session is started with, see ``build_session``."""
+    java = f"-Djava.io.tmpdir={shlex.quote(str(scratch_of(work_dir)))}"
+    if rows < FEW:
+        java = f"{java} {JAVA_FOR_FEW}"
     found = {
-        "spark.driver.extraJavaOptions": temporary,
+        "spark.driver.extraJavaOptions": java,
         "spark.driver.memory": driver_memory,
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
         # Twice the cores: the rollups are small, 200 (Spark's default) would be nearly all overhead.
         "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 2)),
-        **RESULTS,
+        **of_queries(rows),
         "spark.sql.warehouse.dir": str(work_dir / "warehouse"),
     }
     if is_local(master):  # no other process may call the driver; executors of a cluster must
         found |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
-        found |= {"spark.local.dir": str(scratch_of(work_dir)), "spark.executor.extraJavaOptions": temporary}
+        found |= {"spark.local.dir": str(scratch_of(work_dir)), "spark.executor.extraJavaOptions": java}
+    elif rows < FEW:
+        found["spark.executor.extraJavaOptions"] = JAVA_FOR_FEW
     return found
 
 
@@ -268,22 +295,22 @@ def java_home(cache_dir: Path, environment: Mapping[str, str] | None = None) -> 
 def _refusal(program: Path) -> str | None:
     """Why this java cannot run Spark, or None if it can."""
     try:
-        version = subprocess.run(
-            [str(program), "-version"], capture_output=True, text=True, timeout=_PROBE_LIMIT_S, check=True
-        ).stderr
-        modules = subprocess.run(
-            [str(program), "--list-modules"],
-            capture_output=True,
-            text=True,
-            timeout=_PROBE_LIMIT_S,
-            check=True,
-        ).stdout
+        modules = _said(program, "--list-modules")
+        base = re.search(r"^java\.base@(\d+)", modules, re.MULTILINE)
+        major = int(base.group(1)) if base else major_version(_said(program, "-version"))
     except (OSError, subprocess.SubprocessError) as exc:
         return f"cannot be run ({exc})"
-    major = major_version(version)
     if major is None or major < OLDEST:
         return f"is Java {major or '?'}, older than {OLDEST}"
     return None if MODULE in modules else f"lacks the module {MODULE} that Spark's launcher asks for"
+
+
+def _said(program: Path, option: str) -> str:
+    """What java prints of itself; those before 9 have no modules, and fail."""
+    done = subprocess.run(
+        [str(program), option], capture_output=True, text=True, timeout=_PROBE_LIMIT_S, check=False
+    )
+    return done.stdout + done.stderr
 
 
 def major_version(text: str) -> int | None:

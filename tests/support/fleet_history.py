@@ -16,15 +16,15 @@ from tests.support.agreements import in_force, simple
 from tests.support.archive import FilesRig
 
 SLOT_US = 60_000_000
-HOURS = 9
-IN_FILES = 5
+HOURS = 5
+IN_FILES = 3
 BACKENDS = ("array-1", "array-2")
-CLIENTS = 3
+CLIENTS = 2
 SLAS = {"gold": "erp-*", "silver": "web-1"}
 
 
 def fill(database: Any, now_us: int) -> None:
-    """Hours before ``now_us``, the first five of them in files; the same figures for every database."""
+    """Hours before ``now_us``, the first three of them in files; the same figures for every database."""
     chance = Random(17)
     first_us = (now_us // HOUR_US - HOURS - 1) * HOUR_US
     streams = [
@@ -92,7 +92,7 @@ def fill(database: Any, now_us: int) -> None:
 
 
 def _sums(chance: Random, crowd: int, stream_id: int, slots: int) -> dict[str, Any]:
-    reads = slots * (200 + 100 * crowd * (stream_id % 9 // 3) + chance.randrange(100))
+    reads = slots * (200 + 100 * crowd * (stream_id // CLIENTS % 3) + chance.randrange(100))
     writes = slots * (100 + chance.randrange(50))
     # Sizes differ from minute to minute, or nothing could be said of what a byte costs.
     sequential = (reads + writes) * (crowd % 3) // 3

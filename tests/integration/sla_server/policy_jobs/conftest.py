@@ -13,18 +13,6 @@ from tests.support import garbage
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-FEW_ROWS: Final = {
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.shuffle.partitions": "2",
-}
-"""Of tests: no class is compiled for a step of a query, and no query is planned again at each shuffle.
-
-``test_topologies`` and ``tests/e2e/test_cycle.py`` have a run each with the settings of the product.
-"""
-
-
 PY4J_SOCKET: Final = "ignore:unclosed <socket:ResourceWarning"
 """Spark's Python leaves its connections to Java to the collector of garbage, whenever that comes."""
 
@@ -38,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    session = build_session("local[2]", tmp_path_factory.mktemp("spark"), "1g", FEW_ROWS)
+    session = build_session("local[2]", tmp_path_factory.mktemp("spark"), "1g", rows=0)
     yield session
     session.stop()
     garbage.collect()

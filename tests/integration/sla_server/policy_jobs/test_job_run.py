@@ -25,7 +25,7 @@ from sla_server.db.errors import DatabaseUnavailable, NoRightToPublish
 from sla_server.db.policies import PolicyStore, open_policies
 from sla_server.db.statistics import Files
 from sla_server.policy_jobs import errors, job
-from sla_server.policy_jobs.session import settings, stderr_to
+from sla_server.policy_jobs.session import FEW, FOR_FEW, JAVA_FOR_FEW, RESULTS, settings, stderr_to
 
 
 def test_what_spark_and_its_children_say_goes_to_a_file(
@@ -139,7 +139,7 @@ def test_a_failure_of_spark_names_its_log(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(job, "build_session", no_gateway)
     action: Any = None  # Spark fails before it is called
     with pytest.raises(errors.SparkFailed, match=r"its port number\. Its log is .*spark\.log") as caught:
-        job.on_spark(PolicyJobConfig(), tmp_path, action, tmp_path / "spark.log")
+        job.on_spark(PolicyJobConfig(), tmp_path, action, tmp_path / "spark.log", 1)
     assert "more" not in str(caught.value)
 
 
@@ -149,7 +149,7 @@ def test_java_that_was_killed_is_a_failure_of_spark(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(job, "build_session", lambda *_: SimpleNamespace(stop=refused))
     with pytest.raises(errors.SparkFailed, match="its Java process has ended"):
-        job.on_spark(PolicyJobConfig(), tmp_path, refused, tmp_path / "spark.log")
+        job.on_spark(PolicyJobConfig(), tmp_path, refused, tmp_path / "spark.log", 1)
 
 
 @pytest.mark.parametrize("ends", [SystemExit(143), KeyboardInterrupt()])
@@ -166,7 +166,7 @@ def test_a_job_that_is_stopped_is_no_failure_of_spark(
 
     monkeypatch.setattr(job, "build_session", lambda *_: SimpleNamespace(stop=stop))
     with pytest.raises(type(ends)):
-        job.on_spark(PolicyJobConfig(), tmp_path, action, tmp_path / "spark.log")
+        job.on_spark(PolicyJobConfig(), tmp_path, action, tmp_path / "spark.log", 1)
 
 
 @pytest.mark.parametrize(
@@ -180,6 +180,18 @@ def test_executors_on_other_machines_can_call_the_driver(
     assert (given.get("spark.driver.host") == "127.0.0.1") is is_loopback
     assert ("spark.driver.bindAddress" in given) is is_loopback
     assert given["spark.driver.memory"] == "2g"
+
+
+def test_of_few_rows_nothing_is_compiled_twice(tmp_path: Path) -> None:
+    """On executors as well; what results depend on is the same."""
+    few, many = settings("spark://host:7077", tmp_path, "2g", FEW - 1), settings("yarn", tmp_path, "2g", FEW)
+    assert FOR_FEW.items() <= few.items()
+    assert not FOR_FEW.items() & many.items()
+    assert RESULTS.items() <= few.items() & many.items()
+    for name in ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"):
+        assert JAVA_FOR_FEW in few[name]
+        assert JAVA_FOR_FEW not in many.get(name, "")
+    assert "java.io.tmpdir" in few["spark.driver.extraJavaOptions"]
 
 
 def test_the_right_to_publish_is_checked_before_anything_is_read(

@@ -2,8 +2,8 @@
 
 Each run is the command as a timer starts it, one by ``spark-submit``, on a small fleet whose statistics are
 partly in SQL and partly in files. Master, workers and Connect server are those of the installed pyspark
-package. The run that the others are compared with has the settings of the product; the others are spared what
-only many rows need.
+package. The run that the others are compared with has the settings that the job takes for many rows, the
+others those for few (``session.FEW``).
 """
 
 from __future__ import annotations
@@ -26,22 +26,28 @@ import psutil
 import pytest
 
 from sla_server.db.policies import open_policies
-from sla_server.policy_jobs.session import java_home
+from sla_server.policy_jobs.session import FOR_FEW, JAVA_FOR_FEW, java_home
 from tests.integration.sla_server.db.conftest import Database, new_database
 from tests.integration.sla_server.db.conftest import migrated_file as migrated_file
 from tests.integration.sla_server.db.conftest import migrated_template as migrated_template
 from tests.integration.sla_server.db.conftest import postgres as postgres
-from tests.integration.sla_server.policy_jobs.conftest import FEW_ROWS
 from tests.support.fleet_history import fill
 from tests.support.ports import free_port
 
 PYSPARK = Path(find_spec("pyspark").submodule_search_locations[0])  # type: ignore[union-attr, index]
 GENEROUS_S = 300.0
+FOR_MANY = {
+    "spark.sql.codegen.wholeStage": "true",
+    "spark.sql.codegen.factoryMode": "FALLBACK",
+    "spark.sql.adaptive.enabled": "true",
+    "spark.sql.shuffle.partitions": "4",
+}
+"""Spark's own settings but for the partitions, which are those of the job on two cores."""
 
 
 @dataclass
 class Fleet:
-    """The same statistics in both databases, and what ``local[2]`` made of them with Spark's own settings."""
+    """The same statistics in both databases, and what ``local[2]`` made of them as of many rows."""
 
     sqlite: Database
     postgresql: Database
@@ -53,7 +59,7 @@ def run_job(
     database: Database,
     master: str,
     now_us: int,
-    spark: Mapping[str, str] = MappingProxyType(FEW_ROWS),
+    spark: Mapping[str, str] = MappingProxyType({}),
     program: Sequence[str] = (sys.executable, "-m", "sla_server.policy_jobs.job"),
 ) -> dict[str, Any]:
     """Run the command; returns what it published that does not depend on when and where it ran.
@@ -111,7 +117,7 @@ def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     for kind in ("sqlite", "postgresql"):
         made[kind] = new_database(request, kind, tmp_path_factory.mktemp(kind))
         fill(made[kind], now_us)
-    expected = run_job(made["sqlite"], "local[2]", now_us, {})
+    expected = run_job(made["sqlite"], "local[2]", now_us, FOR_MANY)
     return Fleet(made["sqlite"], made["postgresql"], expected, now_us)
 
 
@@ -124,6 +130,7 @@ def processes(tmp_path: Path) -> Iterator[Callable[..., Path]]:
         "SPARK_NO_DAEMONIZE": "1",
         "SPARK_LOCAL_DIRS": str(tmp_path),
         "SPARK_WORKER_DIR": str(tmp_path),
+        "SPARK_DAEMON_JAVA_OPTS": JAVA_FOR_FEW,
     }
 
     def start(*command: str) -> Path:
@@ -178,7 +185,9 @@ def test_spark_submit_with_executors_in_processes_of_their_own(fleet: Fleet, tmp
             *(f"{name}={value}" for name, value in of_java.items()),
             str(PYSPARK / "bin" / "spark-submit"),
         ),
-        *("--master", master, "--driver-memory", "1g", "--conf", "spark.ui.enabled=false", str(script)),
+        *("--master", master, "--driver-memory", "1g", "--conf", "spark.ui.enabled=false"),
+        *("--driver-java-options", JAVA_FOR_FEW, "--conf", f"spark.executor.extraJavaOptions={JAVA_FOR_FEW}"),
+        str(script),
     )
     assert run_job(fleet.postgresql, master, fleet.now_us, program=submit) == fleet.expected
 
@@ -205,9 +214,9 @@ def test_a_spark_connect_server(fleet: Fleet, processes: Callable[..., Path]) ->
     log = processes(
         str(PYSPARK / "bin" / "spark-submit"),
         *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
-        *("--master", "local[2]", "--driver-memory", "1g"),
+        *("--master", "local[2]", "--driver-memory", "1g", "--driver-java-options", JAVA_FOR_FEW),
         *("--conf", f"spark.connect.grpc.binding.port={port}", "--conf", "spark.ui.enabled=false"),
-        *(part for name, value in FEW_ROWS.items() for part in ("--conf", f"{name}={value}")),
+        *(part for name, value in FOR_FEW.items() for part in ("--conf", f"{name}={value}")),
         "spark-internal",  # the client leaves settings to the server
     )
     wait_for("Spark Connect server started", log)
