@@ -28,6 +28,7 @@ from gateway_agent.host_config import (
     UNIX_PATH_BYTES,
     CgroupEntry,
     HostConfig,
+    Labels,
     Name,
     QemuEntry,
     Rate,
@@ -51,6 +52,7 @@ from pmdaemon.errors import ConfigError
 from pmdaemon.runtime import config as configuration
 from pmdaemon.runtime.config import StrictModel, describe, parse_address, split_address
 from pmdaemon.space.config import SpaceConfig
+from pmdaemon.wire.labels import size_bytes as label_bytes
 from pmdaemon.wire.names import is_name
 from pmdaemon.wire.rates import COST_BYTES, LEAST_BURST_S, MOST_BURST_S, Rates
 
@@ -119,6 +121,8 @@ class ExportConfig(StrictModel):
     """Site-global name; also the NBD export name. Through two gateways it is the same volume."""
     backend: Name
     """What this volume shares with others: judging and throttling go by it."""
+    labels: Labels
+    """By which agreements choose it: ``{tier = "gold"}``. Documents of the server override them."""
     plane: str = ""
     """Which ``[[plane]]`` serves it; may be left out when there is only one."""
     upstream: str | None = None
@@ -408,11 +412,14 @@ class AgentConfig(StrictModel):
                 f"{len(self.export)} [[export]] tables; a gateway has {MAX_EXPORTS} at most. "
                 "Run a second agent for the others"
             )
-        size = sum(EXPORT_OVERHEAD_BYTES + len(each.volume) + len(each.backend) for each in self.export)
+        size = sum(
+            EXPORT_OVERHEAD_BYTES + len(each.volume) + len(each.backend) + label_bytes(each.labels)
+            for each in self.export
+        )
         if size > MAX_EXPORT_BYTES:
             raise ValueError(
-                f"the names of the exports take {size} bytes of the {MAX_EXPORT_BYTES} that one message "
-                "to the server has for them; use shorter names, or a second agent"
+                f"the names and labels of the exports take {size} bytes of the {MAX_EXPORT_BYTES} that one "
+                "message to the server has for them; use shorter names, fewer labels, or a second agent"
             )
 
     def _check_plane_name(self, name: str) -> None:
@@ -438,6 +445,13 @@ class AgentConfig(StrictModel):
 
     def _plane_of(self, export: ExportConfig) -> str:
         return export.plane or (self.plane[0].name if len(self.plane) == 1 else "")
+
+    def labels(self) -> dict[str, dict[str, str]]:
+        """Volume to its labels, of those that have some."""
+        found = {each.volume: each.labels for each in self.export}
+        found |= {each.volume(self.name): each.labels for each in self.cgroup}
+        found |= {each.volume(self.name): each.labels for entry in self.qemu for each in entry.volume}
+        return {volume: labels for volume, labels in found.items() if labels}
 
     def control_socket(self, plane: str) -> str:
         """Where a plane listens for the link."""

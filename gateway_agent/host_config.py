@@ -12,7 +12,12 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from gateway_agent.devices import name_of
 from pmdaemon.runtime.config import StrictModel
+<<<<<<< HEAD
 from pmdaemon.wire.names import NAME_RULE, checked_name, is_name
+=======
+from pmdaemon.wire.labels import why_no_labels
+from pmdaemon.wire.names import is_name
+>>>>>>> l14
 from pmdaemon.wire.rates import LEAST_RATE, MOST_RATE, Rates
 
 UNIX_PATH_BYTES: Final = 107  # sun_path of Linux, less its final NUL
@@ -20,6 +25,16 @@ UNIX_PATH_BYTES: Final = 107  # sun_path of Linux, less its final NUL
 
 Name = Annotated[str, AfterValidator(checked_name)]
 """A name of a volume or backend."""
+
+
+def _checked_labels(value: dict[str, str]) -> dict[str, str]:
+    if problem := why_no_labels(value):
+        raise ValueError(problem)
+    return value
+
+
+Labels = Annotated[dict[str, str], AfterValidator(_checked_labels), Field(default_factory=dict)]
+"""Labels of a volume."""
 Rate = Annotated[float, Field(ge=LEAST_RATE, le=MOST_RATE, allow_inf_nan=False)]
 
 
@@ -90,6 +105,8 @@ class CgroupEntry(StrictModel):
     or ``MAJOR:MINOR``."""
     backend: Name
     """What this device shares with others: judging and throttling go by it."""
+    labels: Labels
+    """By which agreements choose it: ``{tier = "gold"}``."""
     cap: StaticCap | None = None
     """Static limits, in force while the agent runs: ``{ops_per_s, bytes_per_s, cost_per_s}``."""
 
@@ -110,6 +127,8 @@ class QemuVolume(StrictModel):
     ``group`` is."""
     group: str = ""
     """Throttle group, by id or path in the object model: it is limited; QEMU counts nothing of it."""
+    labels: Labels
+    """By which agreements choose it: ``{tier = "gold"}``."""
     cap: StaticCap | None = None
     """Static limits, in force while the agent runs: ``{ops_per_s, bytes_per_s, cost_per_s}``."""
 

@@ -63,7 +63,7 @@ class AgreementDelete(RequestBody):
 class DocumentEnd(RequestBody):
     """The document to end, which is no agreement."""
 
-    kind: Literal["Maintenance", "Calendar", "Recipient", "Route", "Silence"]
+    kind: Literal["Maintenance", "Calendar", "VolumeLabels", "Recipient", "Route", "Silence"]
     name: str
 
 

@@ -27,6 +27,7 @@ from gateway_agent.link import reply
 from gateway_agent.link.alerts import Alerts, Severity
 from gateway_agent.link.caps import CostStore, KeptCaps, LeasedCaps, ThresholdStore
 from gateway_agent.link.collection import CollectionRound, CutSpooler, StreamNames
+from gateway_agent.link.exports import VolumeLabels, exports_of
 from gateway_agent.link.identity import Identity
 from gateway_agent.link.plane_client import PlaneClient
 from gateway_agent.link.qemu_client import QemuClient
@@ -131,6 +132,7 @@ class LinkCore:
         self._leaving: set[str] = set()
         self._former: set[str] = set()
         self._former_marks: dict[str, int] = {}
+        self.labels: VolumeLabels = {}
         self._forgotten_marks: dict[str, int] = {}
         self._reload_number: int | None = None
         self._said: tuple[str, ...] = PLANE_FEATURES
@@ -167,8 +169,8 @@ class LinkCore:
 
     # -- reloads
 
-    def replan(self, wanted: Mapping[str, Collection[str]]) -> None:
-        """The agent's file was read again: planes, and the volumes of each.
+    def replan(self, wanted: Mapping[str, Collection[str]], labels: VolumeLabels) -> None:
+        """The agent's file was read again: planes, and the volumes of each; labels of volumes.
 
         A plane that is not among them stays until its last counts are here and its connection ends.
         """
@@ -183,6 +185,9 @@ class LinkCore:
                 self._leaving.add(name)
             else:
                 self._forget_plane(name)
+        before, self.labels = self.labels, labels
+        if before != labels:
+            self._register_again()
         self.on_planes_changed()
 
     def _add_plane(self, plane: PlaneClient) -> None:
@@ -309,11 +314,8 @@ class LinkCore:
                 raise ServerLost(command.farewell)
 
     def _register(self) -> None:
-        exports: dict[str, dict[str, Any]] = {}
-        for source in self._sources:
-            exports.update({export["volume"]: export for export in source.exports()})
         spool = [(epoch, first, last) for epoch, first, last in self._spool.epochs()]
-        self.session.send(Registration(list(exports.values()), spool))
+        self.session.send(Registration(exports_of(self._sources, self.labels), spool))
 
     def _register_again(self) -> None:
         """The exports have changed."""

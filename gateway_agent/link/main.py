@@ -131,6 +131,7 @@ def build(
         KeptCaps(config.state_dir / "caps.json"),
         CostStore(config.state_dir / "costs.json"),
     )
+    core.labels = config.labels()
     return Built(core, spool, groups)
 
 
@@ -267,7 +268,7 @@ def take_reload(path: Path, core: LinkCore, loop: LinkLoop, identity: Identity |
     core.follow_former(*former_of(said))
     if record.get("state") == "refused":
         return
-    core.replan(volumes_of_planes(config))
+    core.replan(volumes_of_planes(config), config.labels())
     loop.add_planes({plane.name: config.control_socket(plane.name) for plane in config.plane})
     if identity is not None and identity.has_other_on_disk():
         loop.dial_again("another certificate was obtained")

@@ -29,6 +29,7 @@ from sla_server.agreements.document import (
     ThroughputObjective,
 )
 from sla_server.agreements.selectors import matches
+from sla_server.agreements.volume_labels import LabelBook
 
 COST_BYTES: Final = 65_536
 KIB: Final = 1024
@@ -110,6 +111,7 @@ def admit(
     in_force: Sequence[Agreement],
     volumes: Sequence[VolumeUse],
     capacities: Sequence[KnownCapacity],
+    labels: LabelBook | None = None,
 ) -> AdmissionAnswer:
     """Answer for some agreements together.
 
@@ -118,7 +120,11 @@ def admit(
         in_force: all agreements in force.
         volumes: all volumes known.
         capacities: of the newest policy.
+        labels: by which agreements choose volumes; None: no volume has any.
     """
+    book = labels or LabelBook()
+    wanted = [_chosen(agreement, book) for agreement in wanted]
+    in_force = [_chosen(agreement, book) for agreement in in_force]
     names = {agreement.name for agreement in wanted}
     others = [agreement for agreement in in_force if agreement.name not in names]
     reasons = [text for agreement in wanted for text in _unseen(agreement, volumes)]
@@ -146,7 +152,19 @@ def _covered(agreement: Agreement, volumes: Iterable[VolumeUse]) -> list[VolumeU
     return [use for use in volumes if matches(use.volume, agreement.spec.scope.volumes)]
 
 
+def _chosen(agreement: Agreement, book: LabelBook) -> Agreement:
+    """The same, naming the volumes that its labels choose."""
+    spec = agreement.spec
+    if spec.scope.volume_labels is None:
+        return agreement
+    scope = spec.scope.model_copy(update={"volumes": list(book.in_scope(spec.scope))})
+    return agreement.model_copy(update={"spec": spec.model_copy(update={"scope": scope})})
+
+
 def _unseen(agreement: Agreement, volumes: Sequence[VolumeUse]) -> Iterable[str]:
+    scope = agreement.spec.scope
+    if scope.volume_labels is not None and not scope.volumes:
+        yield f"{agreement.name}: no volume has labels that fit {scope.volume_labels!r}"
     for selector in agreement.spec.scope.volumes:
         if not any(matches(use.volume, [selector]) for use in volumes):
             yield f"{agreement.name}: no gateway has shown a volume {selector!r}, so its backend is not known"

@@ -24,6 +24,7 @@ from sla_server.agreements.fields import (
     shown,
 )
 from sla_server.agreements.periods import CalendarWindow, Maintenance, RollingWindow, ServiceHours
+from sla_server.agreements.selectors import parse_labels
 
 DEFAULT_FLOOR_IOPS = 50.0  # also that of a volume without any agreement (DESIGN.md 4, "Names")
 
@@ -42,12 +43,38 @@ class Parties(Strict):
 class AgreementScope(Strict):
     """Which I/O the agreement is about: any of the volumes, by any of the clients."""
 
-    volumes: list[Pattern] = Field(min_length=1, max_length=100)
-    """Names or patterns (*, ?, [...]) of volumes."""
+    volumes: list[Pattern] = Field(default_factory=list, min_length=1, max_length=100)
+    """Names or patterns (*, ?, [...]) of volumes; needed without volume_labels, else those of all names."""
+    volume_labels: str | None = Field(default=None, max_length=1000)
+    """Selector of volumes by their labels: tier=gold, env in (prod,stage), backup. With volumes: both fit."""
     clients: list[Pattern] = Field(default_factory=lambda: ["*"], min_length=1, max_length=100)
     """Names or patterns of clients; default: all."""
     io: Literal["any", "read", "write"] = "any"
     """Whether reads, writes or both count."""
+
+    @field_validator("volume_labels")
+    @classmethod
+    def _is_selector(cls, value: str | None) -> str | None:
+        if value is not None:
+            try:
+                parse_labels(value)
+            except ValueError as exc:
+                raise refuse(str(exc)) from exc
+        return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _some_volumes(cls, value: Any) -> Any:
+        """With labels, volumes of any name; without, some must be named."""
+        if not isinstance(value, dict) or "volumes" in value:
+            return value
+        if value.get("volume_labels") is not None:
+            return {**value, "volumes": ["*"]}
+        raise refuse(
+            "it names no volumes",
+            "Give volumes: [NAME or PATTERN], or volume_labels: KEY=VALUE",
+            key="volumes",
+        )
 
 
 class Guarantee(Strict):

@@ -126,7 +126,7 @@ def _pattern(value: Any) -> str:
     if not isinstance(value, str) or _PATTERN.fullmatch(value) is None:
         raise refuse(
             f"{shown(value)} is not a name or pattern",
-            "Use a name, or a pattern with * and ? (1 to 128 characters). Volumes and clients have no labels",
+            "Use a name, or a pattern with * and ? (1 to 128 characters). By label: scope.volume_labels",
         )
     return value
 

@@ -29,6 +29,7 @@ from sla_server.agreements.fields import NEW, Document, format_duration, shown
 from sla_server.agreements.limits import MAX_DOCUMENTS
 from sla_server.agreements.maintenance import MaintenanceDocument
 from sla_server.agreements.numbers import number_and_unit, plain, scaled
+from sla_server.agreements.volume_labels import VolumeLabelsDocument
 from sla_server.events.documents import RecipientDocument, RouteDocument, SilenceDocument
 
 MAX_TEXT_BYTES: Final = 256 << 10
@@ -52,6 +53,7 @@ KINDS: Final[dict[str, type[Document]]] = {
     "SLA": Agreement,
     "Maintenance": MaintenanceDocument,
     "Calendar": CalendarDocument,
+    "VolumeLabels": VolumeLabelsDocument,
     "Recipient": RecipientDocument,
     "Route": RouteDocument,
     "Silence": SilenceDocument,

@@ -8,7 +8,7 @@ rule (``periods.is_excluded``). Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -43,10 +43,9 @@ class MaintenanceScope(Strict):
             )
         return self
 
-    def covers(self, agreement: Agreement) -> bool:
-        """Whether the work is about this agreement."""
+    def covers(self, agreement: Agreement, promised: Collection[str]) -> bool:
+        """Whether the work is about this agreement, which promises something of these volumes."""
         if self.volumes:
-            promised = agreement.spec.scope.volumes
             return any(can_meet(selector, volume) for selector in self.volumes for volume in promised)
         is_named = not self.agreements or matches(agreement.name, self.agreements)
         return is_named and has_labels(agreement.metadata.labels, self.labels)
@@ -90,9 +89,9 @@ class AnnouncedWork(DocumentInForce[MaintenanceDocument]):
         """For people."""
         return f"maintenance {self.name}: {self.document.spec.reason}"
 
-    def covers(self, agreement: Agreement) -> bool:
-        """Whether it is about this agreement."""
-        return self.document.spec.scope.covers(agreement)
+    def covers(self, agreement: Agreement, promised: Collection[str]) -> bool:
+        """Whether it is about this agreement, which promises something of these volumes."""
+        return self.document.spec.scope.covers(agreement, promised)
 
     @cached_property
     def _bounds(self) -> Span:

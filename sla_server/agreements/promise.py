@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
 from typing import Final, Literal
@@ -26,6 +26,7 @@ from sla_server.agreements.document import (
 from sla_server.agreements.maintenance import AnnouncedWork
 from sla_server.agreements.periods import is_excluded, planned_us
 from sla_server.agreements.selectors import matches
+from sla_server.agreements.volume_labels import LabelBook
 
 Metric = Literal["latency", "mean_latency", "iops", "throughput", "availability"]
 LIVE: Final = frozenset(("latency", "mean_latency", "iops", "throughput", "availability"))
@@ -97,6 +98,10 @@ class Promise:
     least_iops: float = 0.0
     max_mean_bytes: float = math.inf
     least_read_ratio: float = 0.0
+
+    def differs_in_volumes(self, other: Promise) -> bool:
+        """Whether it is the same promise of the same version, whose labels chose other volumes then."""
+        return self != other and self == replace(other, volumes=self.volumes)
 
     @property
     def outage_us(self) -> int:
@@ -181,6 +186,8 @@ class InForce:
     """Versions of the calendar that its service hours name."""
     former: tuple[InForce, ...] = ()
     """Versions before it to which work was announced: it counts against ``max_per_period`` of this one."""
+    labelled: tuple[str, ...] = ()
+    """Volumes that its ``scope.volume_labels`` mean now (``volume_labels``)."""
 
     @property
     def name(self) -> str:
@@ -188,10 +195,28 @@ class InForce:
         return self.agreement.name
 
     @property
+<<<<<<< HEAD
     def may_be_excluded(self) -> bool:
         """Whether there are times at which nothing is promised."""
         spec = self.agreement.spec
         return bool(spec.service_hours is not None or spec.maintenance.windows or self.work)
+=======
+    def chooses_by_labels(self) -> bool:
+        """Whether its volumes are those with some labels."""
+        return self.agreement.spec.scope.volume_labels is not None
+
+    @property
+    def volumes(self) -> tuple[str, ...]:
+        """Names and patterns of the volumes in scope now; of labels names, none while none fits."""
+        return self.labelled if self.chooses_by_labels else tuple(self.agreement.spec.scope.volumes)
+
+    def with_labels(self, book: LabelBook) -> InForce:
+        """The same with the volumes that its labels mean; itself if nothing changes."""
+        if not self.chooses_by_labels:
+            return self
+        labelled = tuple(book.in_scope(self.agreement.spec.scope))
+        return self if labelled == self.labelled else replace(self, labelled=labelled)
+>>>>>>> l14
 
     def excluded(self, start_us: int, end_us: int | None = None) -> str | None:
         """Why nothing is promised at an instant or in a slice; None: the promise holds."""
@@ -250,7 +275,7 @@ def promise_of(item: InForce, objective: Objective) -> Promise:
         version=item.version,
         objective=objective.name,
         priority=Priority.parse(spec.priority),
-        volumes=tuple(spec.scope.volumes),
+        volumes=item.volumes,
         clients=tuple(spec.scope.clients),
         io=spec.scope.io,
         percentile=percentile,
@@ -282,7 +307,7 @@ def classes(items: Iterable[InForce]) -> list[VolumeClass]:
             VolumeClass(
                 sla=item.name,
                 priority=Priority.parse(spec.priority),
-                volumes=tuple(spec.scope.volumes),
+                volumes=item.volumes,
                 floor_iops=spec.guarantee.floor_iops,
                 floor_bytes_per_s=spec.guarantee.floor_mbps * MEGABYTE,
                 cap_iops=spec.cap.max_iops if spec.cap else None,

@@ -197,7 +197,8 @@ def check_measurable(changed: Iterable[Promise], volumes: Collection[str]) -> li
         names = {name for name in volumes if promise.has_volume(name)}
         names |= {selector for selector in promise.volumes if not is_pattern(selector)}
         blind = _blind(promise)
-        if all(name.startswith(blind) for name in names or promise.volumes):
+        meant = names or promise.volumes  # none while no volume has the labels that are asked for
+        if meant and all(name.startswith(blind) for name in meant):
             problems.append(_not_measurable(promise, sorted(names) or list(promise.volumes)))
     return problems
 

@@ -136,6 +136,7 @@ ROUTES: Final = (
         (
             MATCH,
             Query("backend", "string", "Only those on this backend."),
+            Query("labels", "string", "Only those with these labels: KEY=VALUE, KEY in (A,B), KEY or !KEY."),
             Query("sort", "string", "name (default), backend, busiest, throughput, slowest or queue."),
             OFFSET,
             SOME,
@@ -350,6 +351,8 @@ ROUTES: Final = (
     ),
     ApiRoute("GET", "/calendars", "calendars", "Calendars that service hours may name.", items="documents"),
     ApiRoute("DELETE", "/calendars/{name}", "end_calendar", "End a calendar that is not used.", changes=True),
+    ApiRoute("GET", "/volume-labels", "volume_labels", "Documents that label volumes.", items="documents"),
+    ApiRoute("DELETE", "/volume-labels/{name}", "end_volume_labels", "End such a document.", changes=True),
     ApiRoute(
         "POST",
         "/admission",

@@ -21,10 +21,12 @@ from flask import Response
 
 from pmdaemon.runtime.clock import Clock
 from sla_server.agreements.selectors import matches, parse_labels, selects
+from sla_server.agreements.volume_labels import LabelBook
 from sla_server.api import responses
 from sla_server.api.errors import Forbidden, NotFound
 from sla_server.api.roles import Principal
 from sla_server.api.route import LIMIT_MAX, ApiRoute
+from sla_server.api.scope_volumes import LabelSource, ScopeVolumes, read_book
 from sla_server.rows import Row
 
 FRESH_S: Final = 10.0
@@ -78,7 +80,7 @@ LIVE_KEYS: Final = ("at_us", "mode", "server")
 """Of a snapshot: what is no list and the same for everybody."""
 
 
-class AgreementSource(Protocol):
+class AgreementSource(LabelSource, Protocol):
     """What is asked of SQL."""
 
     def agreements(self, in_force: bool = True) -> list[Row]:
@@ -88,7 +90,11 @@ class AgreementSource(Protocol):
 class LabelScope:
     """Agreements and volumes of one selector. Immutable."""
 
-    def __init__(self, labels: str, rows: Collection[Mapping[str, Any]]) -> None:
+    def __init__(
+        self, labels: str, rows: Collection[Mapping[str, Any]], read: Callable[[], LabelBook] = LabelBook
+    ) -> None:
+        """``read``: the labels of volumes, by which agreements may choose them."""
+        volumes = ScopeVolumes(read)
         wanted = self._wanted = parse_labels(labels)
         patterns: set[str] = set()
         names: set[str] = set()
@@ -99,7 +105,7 @@ class LabelScope:
             names.add(row["name"])
             scope = (spec.get("spec") or {}).get("scope") or {}
             if (scope.get("clients") or ["*"]) == ["*"]:
-                patterns.update(scope.get("volumes") or ())
+                patterns.update(volumes.of(row))
         self.agreements = frozenset(names)
         self._volumes = frozenset(patterns)
 
@@ -241,7 +247,8 @@ class Scopes:
             made_ns, scope = self._scopes.get(principal.labels, (0, None))
         if scope is not None and now_ns - made_ns < FRESH_S * 1e9:
             return scope
-        fresh = LabelScope(principal.labels, self._source.agreements(True))
+        rows = self._source.agreements(True)
+        fresh = LabelScope(principal.labels, rows, lambda: read_book(self._source))
         with self._lock:
             self._scopes[principal.labels] = now_ns, fresh
             self._scopes.move_to_end(principal.labels)

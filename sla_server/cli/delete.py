@@ -43,6 +43,11 @@ class Ending:
 ENDINGS: Final = {
     "slas": Ending("/slas", "/slas/{}", "End agreements; what was judged stays stored."),
     "calendars": Ending("/calendars", "/calendars/{}", "End calendars that no agreement in force names."),
+    "volumelabels": Ending(
+        "/volume-labels",
+        "/volume-labels/{}",
+        "End documents that label volumes: agents' labels hold again.",
+    ),
     "recipients": Ending("/recipients", "/recipients/{}", "End recipients that no route or silence names."),
     "routes": Ending("/routes", "/routes/{}", "End routes: their events go to their recipients no more."),
     "maintenance": Ending(
@@ -66,7 +71,7 @@ ENDINGS: Final = {
         "address",
     ),
 }
-ORDER: Final = ("SLA", "Maintenance", "Silence", "Route", "Recipient", "Calendar")
+ORDER: Final = ("SLA", "Maintenance", "Silence", "Route", "Recipient", "Calendar", "VolumeLabels")
 """Kinds of documents, those that name others first."""
 _PLURALS: Final = {
     "SLA": "slas",
@@ -75,6 +80,7 @@ _PLURALS: Final = {
     "Route": "routes",
     "Recipient": "recipients",
     "Calendar": "calendars",
+    "VolumeLabels": "volumelabels",
 }
 PAGE: Final = 1000
 DRY_RUN: Final = click.option("--dry-run", is_flag=True, help="Say what would be ended; change nothing.")

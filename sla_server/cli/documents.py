@@ -35,6 +35,7 @@ ROLLUP_S: Final = 60  # of a database as it is made; slices are whole multiples 
 LISTS: Final = {
     "Maintenance": ("/maintenance", True),
     "Calendar": ("/calendars", False),
+    "VolumeLabels": ("/volume-labels", False),
     "Recipient": ("/recipients", False),
     "Route": ("/routes", False),
     "Silence": ("/silences", True),

@@ -20,12 +20,13 @@ from sla_server.cli.errors import BadUsage
 from sla_server.cli.formatting import DATA_OUTPUT, WIDTH, count, print_json
 from sla_server.cli.kinds import near, plural_of
 
-DOCUMENT_KINDS: Final = ("SLA", "Maintenance", "Calendar", "Recipient", "Route", "Silence")
+DOCUMENT_KINDS: Final = ("SLA", "Maintenance", "Calendar", "VolumeLabels", "Recipient", "Route", "Silence")
 """As ``agreements.load.KINDS`` has them, which is not imported for completion; a test compares them."""
 _PLURALS: Final = {
     "slas": "SLA",
     "maintenance": "Maintenance",
     "calendars": "Calendar",
+    "volumelabels": "VolumeLabels",
     "recipients": "Recipient",
     "routes": "Route",
     "silences": "Silence",

@@ -32,10 +32,10 @@ from sla_server.cli.watch import watchable
 from sla_server.rows import Row
 
 LIMIT_DEFAULT: Final = 20
-DOCUMENTS: Final = ("slas", "maintenance", "calendars", "recipients", "routes", "silences")
+DOCUMENTS: Final = ("slas", "maintenance", "calendars", "volumelabels", "recipients", "routes", "silences")
 """Kinds whose rows are documents."""
-LABELLED: Final = ("slas", "episodes", "throttles")
-"""Kinds that are selected by the labels of agreements."""
+LABELLED: Final = ("volumes", "slas", "episodes", "throttles")
+"""Kinds that are selected by labels: volumes by their own, the others by those of agreements."""
 OF_OBJECTIVES: Final = ("slices", "periods", "episodes", "trend")
 _MOST_LISTED: Final = 1000
 _SLICES_MOST: Final = 5000
@@ -113,7 +113,8 @@ class GetRequest:
     "--labels",
     "labels",
     metavar="LABELS",
-    help="slas, episodes, throttles: those of agreements with these labels, as customer=acme,tier in (1,2).",
+    help="volumes: those with these labels, as tier=gold,env in (a,b); slas, episodes, throttles: those of "
+    "agreements with them.",
 )
 @click.option("--since", metavar="TIME", help="Only what began since then: 2h, 14:03, '2026-11-22 14:03'.")
 @click.option("--objective", help="slices, periods, episodes: only of this objective [all].")
@@ -151,8 +152,9 @@ def get(
     """List gateways, volumes, slas, maintenance, throttles, events and more.
 
     KIND is one of gateways, volumes, pools, backends, slas, throttles, events, policies, jobs, processes,
-    maintenance, calendars, recipients, routes and silences; of the past episodes, slices, periods, rates and
-    trend. The singular does, too. With NAME only the ones of that name are listed; KIND/NAME does as well.
+    maintenance, calendars, volumelabels, recipients, routes and silences; of the past episodes, slices,
+    periods, rates and trend. The singular does, too. With NAME only the ones of that name are listed;
+    KIND/NAME does as well.
 
     Slices (judged pieces of time, the newest) and periods are those of one agreement: sla get slices
     AGREEMENT[/OBJECTIVE]. Episodes (a promise is broken, until it is kept again) are those of all, or of one.
@@ -210,7 +212,7 @@ def _answer(client: Client, request: GetRequest, *, wants_documents: bool) -> tu
     pages = list(_pages(client, request, path, query))
     answer = pages[-1]
     rows = [row for page in pages for row in page[listed.rows] if _is_since(request, row)]
-    if request.labels and kind != "slas":
+    if request.labels and kind not in ("slas", "volumes"):
         chosen = {row["name"] for row in client.get("/slas", labels=request.labels)["items"]}
         rows = [row for row in rows if _agreement_of(kind, row) in chosen]
     if names and not listed.needs_name and kind != "episodes":
@@ -238,6 +240,8 @@ def _path_of(request: GetRequest, *, wants_documents: bool) -> tuple[str, dict[s
     """Path and query."""
     kind, listed, names = request.kind, request.listed, request.names
     query: dict[str, Any] = {}
+    if kind == "volumes":
+        query |= {"labels": request.labels} if request.labels else {}
     if kind == "slas":
         query |= {"labels": request.labels} if request.labels else {}
         query |= {"documents": "1"} if wants_documents else {}
@@ -316,6 +320,8 @@ def _show_rows(request: GetRequest, rows: list[Row], output: str, tz: str | None
 
 def _nothing(request: GetRequest) -> str:
     """Why there is nothing to show, and what to do."""
+    if request.labels and request.kind == "volumes":
+        return f"No volume has the labels {request.labels}. Give some: sla volumes label VOLUME KEY=VALUE"
     if request.labels and request.kind == "slas":
         return f"No agreement in force has the labels {request.labels}."
     if request.labels or request.since_us or request.inbox or request.is_open:

@@ -42,7 +42,10 @@ COMMANDS: Final = {
     "throttle": ("change", "Set and release throttles by hand."),
     "mode": ("change", "Show or switch the mode: observe (decide and log only) or enforce."),
     "gateways": ("change", "Gateways that the server dials, because their hosts may not dial out."),
-    "volumes": ("volumes", "Which gateway a volume belongs to: list, pending, approve, revoke."),
+    "volumes": (
+        "volumes",
+        "Labels of volumes, and which gateway one belongs to: approve, revoke, label.",
+    ),
     "policy": ("policy", "Compute policies from what was stored, and list them."),
     "report": (
         "report",

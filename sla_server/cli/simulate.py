@@ -20,6 +20,7 @@ from rich.text import Text
 
 from pmdaemon.runtime.config import describe
 from sla_server.agreements.document import Agreement
+from sla_server.agreements.volume_labels import label_book
 from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage
@@ -320,7 +321,8 @@ def _stored_plan(client: Client, config: Path | None, given: dict[str, Any]) -> 
         reader = open_reader(resolved.database, resolved.data_dir)
         try:
             plans, _unread = plans_of(reader.documents(), until_us)
-            contract = contract_of([_agreement(row) for row in reader.agreements()], plans)
+            book = label_book(*reader.pages.label_rows())
+            contract = contract_of([_agreement(row) for row in reader.agreements()], plans, book)
         finally:
             reader.close()
     device = read_device(given["device_file"]) if given["device_file"] else None

@@ -255,6 +255,7 @@ KINDS: Final = {
             live_count("HELD", "held", wide=True),
             live_count("IN FLIGHT", "inflight", wide=True),
             counted("ERRORS", "errors", wide=True),
+            Column("LABELS", lambda row, _now_us: labels_of(row), wide=True),
             counted("STREAMS", "streams", wide=True),
             Column(
                 "SIZE", lambda row, _now_us: formatting.size(row.get("size_bytes")), number=True, wide=True
@@ -344,6 +345,18 @@ KINDS: Final = {
             Column("BY", plain("applied_by")),
         ),
         "No calendar is in force; always and business are built in. Apply one: sla apply -f calendar.yaml",
+    ),
+    "volumelabels": TableKind(
+        "/volume-labels",
+        (
+            Column("NAME", plain("name")),
+            Column("VERSION", plain("version"), number=True),
+            Column("VOLUMES", lambda row, _now_us: ", ".join(_spec(row).get("volumes") or ())),
+            Column("LABELS", lambda row, _now_us: labels_of(_spec(row))),
+            Column("SINCE", at("applied_us")),
+            Column("BY", plain("applied_by")),
+        ),
+        "No document labels volumes. Label one: sla volumes label VOLUME KEY=VALUE",
     ),
     **notifications.KINDS,
     **system_tables.KINDS,

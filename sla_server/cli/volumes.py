@@ -5,14 +5,19 @@ What the server does with one that waits: ``sla_server.ownership``.
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Iterable
 from typing import Any, Final
+from urllib.parse import quote
 
 import click
 from rich.text import Text
 
+from pmdaemon.wire.labels import KEY_RULE, VALUE_RULE, is_label_key, is_label_value
 from sla_server.cli import formatting
 from sla_server.cli.client import Client
+from sla_server.cli.errors import BadUsage
 from sla_server.cli.formatting import OUTPUT, Column, build, console, pass_client, print_json
 from sla_server.rows import Row
 
@@ -63,7 +68,7 @@ PENDING_COLUMNS: Final = (
 
 @click.group()
 def volumes() -> None:
-    """Which gateway a volume belongs to: list, pending, approve, revoke.
+    """Labels of volumes, and which gateway one belongs to: approve, revoke, label.
 
     A gateway's statistics of a volume count, and it is sent thresholds and caps for it, once the volume
     belongs to it: the first that shows it, or each that is approved (volume_ownership in the server's file).
@@ -168,3 +173,61 @@ def _decide(
         else:
             left = f"it belongs to {owners}" if owners else "it belongs to no gateway now"
             click.echo(f"{row['volume']}: revoked for {row['gateway']}; {left}")
+
+
+@volumes.command()
+@click.argument("volume")
+@click.argument("labels", nargs=-1, metavar="KEY=VALUE|KEY-...")
+@click.option("--reset", is_flag=True, help="Take back what was said here: its agent's labels hold again.")
+@OUTPUT
+@pass_client
+def label(client: Client, volume: str, labels: tuple[str, ...], reset: bool, output: str) -> None:
+    """Give VOLUME labels by which agreements choose it; KEY- takes one away.
+
+    What is said here holds in place of what its agent says. It is a document (sla get volumelabels VOLUME -o
+    yaml); one that labels volumes by pattern is applied from a file. Without labels those it has are shown.
+    """
+    path = f"/volume-labels/{quote(volume, safe='')}"
+    held = next((row for row in client.get("/volume-labels")["items"] if row["name"] == volume), None)
+    if held is not None and held["spec"]["spec"]["volumes"] != [volume]:
+        problem = f"the document VolumeLabels {volume} is about other volumes, too"
+        raise BadUsage(f"{problem}; edit it: sla get volumelabels {volume} -o yaml")
+    if reset and labels:
+        raise BadUsage("--reset takes back all labels; give no others with it")
+    if reset and held is not None:
+        client.change("DELETE", path)
+    elif labels:
+        said = {**(held["spec"]["spec"]["labels"] if held is not None else {}), **_said(labels)}
+        document = {
+            "apiVersion": "storage-sla/v1",
+            "kind": "VolumeLabels",
+            "metadata": {"name": volume},
+            "spec": {"volumes": [volume], "labels": said},
+        }
+        headers = {"Content-Type": "application/yaml"}
+        client.change("POST", "/slas", content=json.dumps(document).encode(), headers=headers)
+    shown = client.get(f"/volumes/{quote(volume, safe='')}")["labels"]
+    if output == "json":
+        print_json({"volume": volume, "labels": shown})
+        return
+    text = ", ".join(f"{key}={value}" for key, value in sorted(shown.items()))
+    click.echo(f"{volume}: {text or 'no labels'}")
+
+
+def _said(given: Iterable[str]) -> dict[str, str | None]:
+    """KEY=VALUE and KEY- as a document has them.
+
+    Raises:
+        BadUsage: another form.
+    """
+    said: dict[str, str | None] = {}
+    for text in given:
+        key, sign, value = text.partition("=")
+        if sign and is_label_key(key) and is_label_value(value):
+            said[key] = value
+        elif not sign and text.endswith("-") and is_label_key(text[:-1]):
+            said[text[:-1]] = None
+        else:
+            rule = f"KEY is {KEY_RULE}; VALUE is {VALUE_RULE}"
+            raise BadUsage(f"{text[:80]!r} is no label; write KEY=VALUE, or KEY- to take it away. {rule}")
+    return said

@@ -124,6 +124,7 @@ volumes = Table(
     _count("size_bytes"),
     _flag("read_only"),
     _count("first_seen_us"),
+    _text("labels"),
 )
 
 STREAM_SUMS: Final = ("reads", "writes", "read_bytes", "write_bytes", "errors", "missed_any", "cuts")

@@ -85,6 +85,8 @@ PROMISES: Final = {
     "maintenance-ended": EventKind("info", "Announced maintenance was ended."),
     "calendar-applied": EventKind("info", "A calendar is in force."),
     "calendar-ended": EventKind("info", "A calendar is no longer in force."),
+    "volumelabels-applied": EventKind("info", "Labels of volumes are in force."),
+    "volumelabels-ended": EventKind("info", "Labels of volumes were ended."),
     "report-issued": EventKind(
         "info", "A report of an agreement was issued.", "`sla report show REPORT`; the text names it."
     ),

@@ -31,6 +31,7 @@ from pydantic import ValidationError
 
 from pmdaemon.runtime.config import describe as described
 from sla_server.agreements.document import Agreement
+from sla_server.agreements.volume_labels import label_book
 from sla_server.config import ResolvedConfig
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.policies import PolicyStore
@@ -278,7 +279,7 @@ def _contract(store: PolicyStore, now_us: int) -> Contract:
         except ValidationError as exc:
             raise UnreadableAgreement(row["name"], row["version"], described(exc)) from exc
     plans, _unread = plans_of(store.reader.documents(), now_us)
-    return contract_of(agreements, plans)
+    return contract_of(agreements, plans, label_book(*store.reader.pages.label_rows()))
 
 
 def _database(config: ResolvedConfig) -> DatabaseConfig:

@@ -19,6 +19,7 @@ from sla_server.agreements.calendars import CalendarDocument
 from sla_server.agreements.document import Agreement
 from sla_server.agreements.periods import CalendarWindow
 from sla_server.agreements.promise import InForce, Priority, Promise, classes, promises
+from sla_server.agreements.volume_labels import label_book
 from sla_server.policy_jobs import sql_source
 from sla_server.policy_jobs.demand import HourTables, hour_tables
 from sla_server.policy_jobs.errors import NoSuchCalendar, NothingToLearn, UnreadableAgreement
@@ -104,7 +105,8 @@ def read(
     in_files = snapshot.slot_files.paths or snapshot.hour_files.paths
     if not snapshot.rows(SLOTS) and not snapshot.rows(HOURS) and not in_files:
         raise NothingToLearn(settings.window_days)
-    in_force = [_in_force(row) for row in store.reader.agreements(in_force=True)]
+    book = label_book(*store.reader.pages.label_rows())
+    in_force = [_in_force(row).with_labels(book) for row in store.reader.agreements(in_force=True)]
     streams = snapshot.streams.select(list(STREAM_COLUMNS))
     in_scope = promises(in_force)
     scope = scope_of(
@@ -139,7 +141,7 @@ def zones_of(in_force: Sequence[InForce], backend_of: Mapping[str, str], default
     for item in sorted(in_force, key=lambda each: -Priority.parse(each.agreement.spec.priority)):
         window = item.agreement.spec.window
         if isinstance(window, CalendarWindow):
-            for volume in sorted(names.meant(item.agreement.spec.scope.volumes)):
+            for volume in sorted(names.meant(item.volumes)):
                 found.setdefault(backend_of[volume], window.tz)
     return {backend: found.get(backend, default) for backend in backend_of.values()}
 

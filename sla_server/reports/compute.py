@@ -265,7 +265,7 @@ def _agreement(inputs: ReportInputs, slices: Iterable[ObjectiveSlices]) -> Repor
         provider=parties.provider if parties else None,
         customer=parties.customer if parties else None,
         labels=dict(last.agreement.metadata.labels),
-        volumes=list(spec.scope.volumes),
+        volumes=list(last.volumes),
         clients=list(spec.scope.clients),
         io=spec.scope.io,
         window=window_text(spec),

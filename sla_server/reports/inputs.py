@@ -18,6 +18,7 @@ from sla_server.agreements.document import Agreement, Window
 from sla_server.agreements.periods import SECOND_US, RollingWindow, Span, period_bounds, to_local
 from sla_server.agreements.promise import InForce
 from sla_server.agreements.selectors import matches
+from sla_server.agreements.volume_labels import KIND, LabelBook, label_book
 from sla_server.reports.errors import NothingToReport, PeriodTooLong
 from sla_server.reports.period import ReportPeriod, parse_period, period_at, usual_kind
 from sla_server.rows import Row
@@ -91,8 +92,13 @@ class ReportInputs:
         ]
 
 
-def versions_of(rows: Iterable[Row], documents: Iterable[Row], now_us: int) -> list[InForce]:
-    """The readable versions of one agreement, as they were judged by: with maintenance and calendar."""
+def versions_of(
+    rows: Iterable[Row], documents: Iterable[Row], now_us: int, labels: LabelBook | None = None
+) -> list[InForce]:
+    """The readable versions of one agreement, as they were judged by: with maintenance and calendar.
+
+    ``labels``: those that volumes have now, by which an agreement may choose them.
+    """
     plans, _ = plans_of(documents, now_us)
     found: list[InForce] = []
     for row in rows:
@@ -101,7 +107,7 @@ def versions_of(rows: Iterable[Row], documents: Iterable[Row], now_us: int) -> l
         except ValidationError:
             continue
         item = InForce(agreement, row["version"], row["applied_us"], row["ended_us"])
-        found.append(plans.attach(item))
+        found.append(plans.attach(item.with_labels(labels or LabelBook())))
     return found
 
 
@@ -157,7 +163,10 @@ def read_inputs(
     rows = [{**row, "ended_us": _ended_by(row["ended_us"], as_of_us)} for row in rows]
     if not rows:
         raise NothingToReport(f"no agreement {name!r} was ever applied: 'sla get slas' lists those in force")
-    versions = versions_of(rows, _documents_by(reader.documents(), as_of_us), as_of_us)
+    documents = reader.documents()
+    versions = versions_of(
+        rows, _documents_by(documents, as_of_us), as_of_us, _labels_by(reader, documents, as_of_us)
+    )
     if not versions:
         raise NothingToReport(
             f"agreement {name!r} was stored by another release and cannot be read: apply its document again"
@@ -260,7 +269,7 @@ def _held(reader: SqlReader, throttles: Iterable[Row], period: ReportPeriod, end
 
 def _volumes(reader: SqlReader, versions: Iterable[InForce]) -> list[str]:
     """Volumes in scope: those named, and of patterns those that are known."""
-    selectors = {selector for item in versions for selector in item.agreement.spec.scope.volumes}
+    selectors = {selector for item in versions for selector in item.volumes}
     patterns = {selector for selector in selectors if any(character in selector for character in "*?[")}
     known = (
         [name for name in reader.reports.volume_names() if matches(name, tuple(patterns))] if patterns else []
@@ -274,6 +283,16 @@ def _documents_by(rows: Iterable[Row], as_of_us: int) -> list[Row]:
         for row in rows
         if row["kind"] in ("Maintenance", "Calendar") and row["applied_us"] <= as_of_us
     ]
+
+
+def _labels_by(reader: SqlReader, rows: Iterable[Row], as_of_us: int) -> LabelBook:
+    """Labels by the documents of then; of agents it is known what they announce now."""
+    held = [
+        {**row, "ended_us": _ended_by(row["ended_us"], as_of_us)}
+        for row in rows
+        if row["kind"] == KIND and row["applied_us"] <= as_of_us
+    ]
+    return label_book(reader.pages.label_rows()[0], held)
 
 
 def _ended_by(ended_us: int | None, as_of_us: int) -> int | None:

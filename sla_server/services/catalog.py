@@ -31,6 +31,7 @@ from sla_server.agreements.load import Loaded
 from sla_server.agreements.maintenance import AnnouncedWork
 from sla_server.agreements.periods import Span
 from sla_server.agreements.promise import InForce
+from sla_server.agreements.volume_labels import LabelBook, Labels
 from sla_server.rows import Row, Rows
 from sla_server.services import notifications
 from sla_server.services import plans as documents
@@ -44,6 +45,7 @@ _NOT_IN_FORCE: Final = "it is not in force. Apply its document again, or delete 
 _OVER: Final = "it has ended, and what arrives late for its time is not judged"
 _UNCOUNTED: Final = "it has ended, and work announced in it does not count against max_per_period any more"
 NOBODY: Final[Mapping[str, Collection[str]]] = MappingProxyType({})
+NOBODY_HAS_LABELS: Final[Mapping[str, Labels]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +56,34 @@ class Catalog:
         items: in force, by name
         ended: versions that ended lately
         highest: highest version ever given to a name
-        volumes: names known, for patterns
         unreadable: name to versions that SQL has as in force and this release cannot read
         plans: maintenance and calendars; ``items`` and ``ended`` carry what of them concerns each
         former: name to ended versions to which work was announced, oldest first
+        labels: of volumes; ``items`` carry the volumes that they choose by them
     """
 
     items: tuple[InForce, ...] = ()
     ended: tuple[InForce, ...] = ()
     highest: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    volumes: frozenset[str] = frozenset()
     unreadable: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
     plans: Plans = field(default_factory=Plans)
     former: Mapping[str, tuple[InForce, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    labels: LabelBook = field(default_factory=LabelBook)
+
+    @property
+    def volumes(self) -> frozenset[str]:
+        """Names known, for patterns."""
+        return self.labels.volumes
+
+    def with_labels(self, book: LabelBook) -> Catalog:
+        """The same by other labels; agreements that choose the same volumes by them stay as they are."""
+        items = tuple(self._chosen(item, book) for item in self.items)
+        is_same = all(new is old for new, old in zip(items, self.items, strict=True))
+        return replace(self, labels=book, items=self.items if is_same else items)
+
+    def _chosen(self, item: InForce, book: LabelBook) -> InForce:
+        after = item.with_labels(book)
+        return item if after is item else self.plans.attach(after)
 
     def get(self, name: str) -> InForce | None:
         """The version in force."""
@@ -110,7 +127,11 @@ class Change:
 
 
 def from_rows(
-    agreements: Iterable[Row], volumes: Iterable[str], now_us: int, others: Iterable[Row] = ()
+    agreements: Iterable[Row],
+    volumes: Iterable[str],
+    now_us: int,
+    others: Iterable[Row] = (),
+    announced: Mapping[str, Labels] = NOBODY_HAS_LABELS,
 ) -> tuple[Catalog, Rows]:
     """The catalog as SQL knows it, and a critical event for each document that this version cannot read.
 
@@ -119,8 +140,10 @@ def from_rows(
         volumes: names known.
         now_us: wall clock.
         others: rows of ``documents``.
+        announced: volume to the labels that its agent gives it.
     """
     plans, unread = documents.from_rows(others, now_us)
+    book = LabelBook(announced, plans.labels, frozenset(volumes))
     items: list[InForce] = []
     ended: list[InForce] = []
     former: dict[str, tuple[InForce, ...]] = {}
@@ -141,7 +164,7 @@ def from_rows(
             events.append(_unreadable(row, exc, now_us, is_judged))
             continue
         item = InForce(agreement, row["version"], row["applied_us"], ended_us=row["ended_us"])
-        item = plans.attach(_after(item, former.get(item.name, ())))
+        item = plans.attach(_after(item.with_labels(book), former.get(item.name, ())))
         if is_judged:
             (items if row["ended_us"] is None else ended).append(item)
         if row["ended_us"] is not None and _is_planned(item):
@@ -150,10 +173,10 @@ def from_rows(
         items=tuple(sorted(items, key=lambda item: item.name)),
         ended=tuple(ended),
         highest=MappingProxyType(highest),
-        volumes=frozenset(volumes),
         unreadable=MappingProxyType(unreadable),
         plans=plans,
         former=MappingProxyType(former),
+        labels=book,
     )
     return catalog, events
 
@@ -231,7 +254,7 @@ def apply(
             if old is not None:
                 catalog = catalog.with_ended(replace(old, ended_us=now_us))
                 rows.append(("agreements", {"name": name, "version": old.version, "ended_us": now_us}))
-            item = InForce(loaded.agreement, highest[name], now_us)
+            item = InForce(loaded.agreement, highest[name], now_us).with_labels(catalog.labels)
             by_name[name] = plans.attach(_after(item, catalog.former.get(name, ())))
             new.append(by_name[name])
             rows += _applied_rows(by_name[name], loaded.text, old, who)
@@ -239,7 +262,7 @@ def apply(
     items = tuple(by_name[name] for name in sorted(by_name)) if new else catalog.items
     warnings = [text for loaded in agreed for text in _warnings(loaded.agreement, now_us)]
     volumes = catalog.volumes.union(*carried.values())
-    warnings += _unseen(agreed, volumes)
+    warnings += _unseen(agreed, volumes, catalog.labels)
     things: Mapping[str, Collection[str]] = {"agreements": by_name, "volumes": volumes}
     warnings += notifications.warnings(documents_given, plans, now_us, things)
     for answer in other_rows:
@@ -263,7 +286,10 @@ def _with_plans(catalog: Catalog, plans: Plans) -> Catalog:
     if plans is catalog.plans:
         return catalog
     items, ended = plans.attach_all(catalog.items), plans.attach_all(catalog.ended)
-    return replace(catalog, plans=plans, items=items, ended=ended)
+    after = replace(catalog, plans=plans, items=items, ended=ended)
+    if plans.labels == catalog.labels.documents:
+        return after
+    return after.with_labels(replace(catalog.labels, documents=plans.labels))
 
 
 def _check_calendars(agreed: Iterable[Loaded], plans: Plans) -> None:
@@ -360,9 +386,18 @@ def end_document(catalog: Catalog, kind: str, name: str, who: str, now_us: int) 
     return Change(_with_plans(catalog, plans), rows)
 
 
-def with_volumes(catalog: Catalog, names: Iterable[str]) -> Change:
-    """Learn of volumes; patterns may now mean more. There is nothing to record: the inventory has them."""
-    return Change(replace(catalog, volumes=catalog.volumes | frozenset(names)), [])
+def with_volumes(
+    catalog: Catalog, names: Iterable[str], announced: Mapping[str, Labels] = NOBODY_HAS_LABELS
+) -> Change:
+    """Learn of volumes, and of other labels by their agents; patterns and selectors may now mean others.
+
+    There is nothing to record: the inventory has them.
+    """
+    book = catalog.labels
+    known = {**book.announced, **announced} if announced else book.announced
+    known = {volume: labels for volume, labels in known.items() if labels} if announced else known
+    after = replace(book, announced=known, volumes=book.volumes.union(names, announced))
+    return Change(catalog.with_labels(after), [])
 
 
 def _warnings(agreement: Agreement, now_us: int) -> Iterable[str]:
@@ -380,7 +415,7 @@ def _warnings(agreement: Agreement, now_us: int) -> Iterable[str]:
         )
 
 
-def _unseen(agreed: Sequence[Loaded], volumes: Collection[str]) -> Iterable[str]:
+def _unseen(agreed: Sequence[Loaded], volumes: Collection[str], book: LabelBook) -> Iterable[str]:
     """Selectors that no volume known fits: perhaps a typing error, perhaps one that is still to come.
 
     A server that knows no volume at all cannot tell.
@@ -389,7 +424,15 @@ def _unseen(agreed: Sequence[Loaded], volumes: Collection[str]) -> Iterable[str]
         return
     seen: dict[str, bool] = {}
     for loaded in agreed:
-        for selector in loaded.agreement.spec.scope.volumes:
+        scope = loaded.agreement.spec.scope
+        if scope.volume_labels is not None:
+            if not book.in_scope(scope):
+                yield (
+                    f"{loaded.agreement.name}: scope.volume_labels: no volume known has labels that fit "
+                    f"{scope.volume_labels!r} yet; see theirs with 'sla get volumes -o wide'"
+                )
+            continue
+        for selector in scope.volumes:
             if selector not in seen:
                 pattern = re.compile(fnmatch.translate(selector))
                 seen[selector] = selector in volumes or any(map(pattern.match, volumes))

@@ -44,6 +44,7 @@ from sla_server.agreements.compliance import ObjectiveStatus
 from sla_server.agreements.errors import DocumentProblem
 from sla_server.agreements.load import Loaded
 from sla_server.agreements.promise import LIVE, InForce
+from sla_server.agreements.volume_labels import Labels
 from sla_server.events.routing import NotificationInForce, RoutingFile
 from sla_server.ownership import FIRST_SIGHT_VOLUMES, Ownership
 from sla_server.rows import Row, Rows
@@ -128,6 +129,8 @@ class Services:
         self._pair_of: dict[str, str] = {}
         self._pairs = {FIRST_PAIR}
         self._new_volumes: set[str] = set()
+        self._labels = dict(start.catalog.labels.announced)
+        self._new_labels: dict[str, Labels] = {}
         self._thresholds = ThresholdSets()
         self._costs = FittedCosts()
         self._gate = VolumeGate(ownership, start.claims, first_sight_volumes)
@@ -237,6 +240,7 @@ class Services:
         if change.streams:
             self.controller.add_streams(gateway_id, change.streams)
         self._learn(change.volumes)
+        self._learn_labels(change.exports or ())
         self._thresholds.announced(gateway_id, change.volumes)
 
     def _streams_seen(self, _sender: str, message: frame.Frame, _now_ns: int, now_us: int) -> None:
@@ -290,6 +294,13 @@ class Services:
     def _learn(self, names: Iterable[str]) -> None:
         self._new_volumes |= set(names) - self.changes.catalog.volumes
 
+    def _learn_labels(self, exports: Iterable[Row]) -> None:
+        """Labels as the owner of a volume announces them; an agent of before names none."""
+        for export in exports:
+            volume, labels = export["volume"], export.get("labels") or {}
+            if labels != self._labels.get(volume, {}):
+                self._labels[volume] = self._new_labels[volume] = labels
+
     # What requests act on.
 
     @property
@@ -339,7 +350,8 @@ class Services:
         self, documents: Sequence[Loaded], in_force: Collection[str], now_us: int
     ) -> list[DocumentProblem]:
         """Why pools of storage take no new agreements among these."""
-        return self._storage.refusals(documents, in_force, self._served(), now_us)
+        labels = self.changes.catalog.labels
+        return self._storage.refusals(documents, in_force, self._served(), labels, now_us)
 
     def _served(self) -> ServedVolumes:
         return ServedVolumes(self.controller.volumes_by_backend(), self.carried())
@@ -378,11 +390,12 @@ class Services:
             self._open_gate(change, now_ns)
         self._documents.deliver()
         self._decide(now_ns, now_us)
-        if self._new_volumes and self.changes.idle:
+        if (self._new_volumes or self._new_labels) and self.changes.idle:
             names, self._new_volumes = self._new_volumes, set()
+            labels, self._new_labels = self._new_labels, {}
             self.changes.submit(
                 AgreementChange(
-                    lambda catalog, _us: catalogs.with_volumes(catalog, names),
+                    lambda catalog, _us: catalogs.with_volumes(catalog, names, labels),
                     lambda _change, _error: None,
                 )
             )

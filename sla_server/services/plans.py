@@ -17,6 +17,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from pmdaemon.runtime.config import describe
+from sla_server.agreements import volume_labels
 from sla_server.agreements.calendars import CalendarDocument, CalendarInForce
 from sla_server.agreements.difference import bounded, differences
 from sla_server.agreements.fields import Document
@@ -24,6 +25,7 @@ from sla_server.agreements.load import KINDS, Loaded
 from sla_server.agreements.maintenance import AnnouncedWork, MaintenanceDocument
 from sla_server.agreements.periods import SECOND_US, period_bounds
 from sla_server.agreements.promise import InForce
+from sla_server.agreements.volume_labels import VolumeLabelsDocument, VolumeLabelsInForce
 from sla_server.events.routing import NOTIFICATION_KINDS, NotificationInForce
 from sla_server.explanation.words import listed
 from sla_server.rows import Row, Rows
@@ -32,8 +34,13 @@ from sla_server.services.rows import audit_row, event_row
 KEPT_US: Final = 445 * 86_400 * SECOND_US  # the longest window and a tenth, as the judge looks back
 AHEAD_US: Final = 5 * 366 * 86_400 * SECOND_US
 """How far ahead the next occurrence of a rule is looked for."""
+<<<<<<< HEAD
+=======
+_OF_USE_IN_FORCE: Final = (*NOTIFICATION_KINDS, volume_labels.KIND)
+MOST_NAMED: Final = 5
+>>>>>>> l14
 """Agreements that one kind of warning names; the others are counted."""
-Held = AnnouncedWork | CalendarInForce | NotificationInForce
+Held = AnnouncedWork | CalendarInForce | NotificationInForce | VolumeLabelsInForce
 Key = tuple[str, str]
 
 
@@ -45,12 +52,14 @@ class Plans:
         works: Maintenance, in force and ended, by time of applying.
         calendars: versions of calendars, likewise.
         notifications: recipients, routes and silences in force; versions that ended are of no use here.
+        labels: documents with labels of volumes, likewise.
         highest: (kind, name) to the highest version ever given.
     """
 
     works: tuple[AnnouncedWork, ...] = ()
     calendars: tuple[CalendarInForce, ...] = ()
     notifications: tuple[NotificationInForce, ...] = ()
+    labels: tuple[VolumeLabelsInForce, ...] = ()
     highest: Mapping[Key, int] = field(default_factory=lambda: MappingProxyType({}))
 
     def get(self, kind: str, name: str) -> Held | None:
@@ -58,6 +67,8 @@ class Plans:
         held: Iterable[Held]
         if kind in NOTIFICATION_KINDS:
             held = (item for item in self.notifications if item.document.kind == kind)
+        elif kind == volume_labels.KIND:
+            held = self.labels
         else:
             held = self.works if kind == "Maintenance" else self.calendars
         return next((item for item in held if item.name == name and item.ended_us is None), None)
@@ -72,7 +83,7 @@ class Plans:
 
     def attach(self, item: InForce) -> InForce:
         """The agreement with the maintenance and the calendar that concern it."""
-        work = tuple(work for work in self.works if work.covers(item.agreement))
+        work = tuple(work for work in self.works if work.covers(item.agreement, item.volumes))
         hours = item.agreement.spec.service_hours
         named = hours.calendar if hours is not None and hours.is_named else None
         calendar = tuple(version for version in self.calendars if version.name == named)
@@ -97,7 +108,7 @@ def from_rows(rows: Iterable[Row], now_us: int) -> tuple[Plans, Rows]:
         kind, name = row["kind"], row["name"]
         highest[kind, name] = max(row["version"], highest.get((kind, name), 0))
         is_over = row["ended_us"] is not None
-        if is_over and (row["ended_us"] < now_us - KEPT_US or kind in NOTIFICATION_KINDS):
+        if is_over and (row["ended_us"] < now_us - KEPT_US or kind in _OF_USE_IN_FORCE):
             continue
         try:
             held = held_of(row)
@@ -131,6 +142,8 @@ def _held(document: Document, version: int, applied_us: int, who: str, ended_us:
         return AnnouncedWork(document, version, applied_us, ended_us, document.spec.author or who)
     if isinstance(document, CalendarDocument):
         return CalendarInForce(document, version, applied_us, ended_us, who)
+    if isinstance(document, VolumeLabelsDocument):
+        return VolumeLabelsInForce(document, version, applied_us, ended_us, who)
     if document.kind in NOTIFICATION_KINDS:
         return NotificationInForce(document, version, applied_us, ended_us, who)
     raise KeyError(document.kind)
@@ -143,6 +156,9 @@ def _with(plans: Plans, held: Held) -> Plans:
         key = held.document.kind, held.name
         others = [item for item in plans.notifications if (item.document.kind, item.name) != key]
         return replace(plans, notifications=(*others, *((held,) if held.ended_us is None else ())))
+    if isinstance(held, VolumeLabelsInForce):
+        rest = [item for item in plans.labels if item.name != held.name]
+        return replace(plans, labels=(*rest, *((held,) if held.ended_us is None else ())))
     if isinstance(held, AnnouncedWork):
         works = [work for work in plans.works if (work.name, work.version) != same]
         return replace(plans, works=tuple(sorted([*works, held], key=lambda work: work.applied_us)))
@@ -225,7 +241,7 @@ def warnings(work: AnnouncedWork, items: Sequence[InForce], now_us: int) -> Iter
         now_us: wall clock.
     """
     name = work.name
-    covered = [item for item in items if work.covers(item.agreement)]
+    covered = [item for item in items if work.covers(item.agreement, item.volumes)]
     if not covered:
         scope = work.document.spec.scope.text()
         yield f"{name}: no agreement in force is in its scope ({scope}); check it with 'sla get slas'"

@@ -269,7 +269,7 @@ class Requests:
         def make(catalog: Catalog, now_us: int) -> Change | None:
             change = catalogs.end_document(catalog, body.kind, body.name, who, now_us)
             if change is None:
-                listed = "maintenance" if body.kind == "Maintenance" else f"{body.kind.lower()}s"
+                listed = body.kind.lower() + ("" if body.kind in ("Maintenance", "VolumeLabels") else "s")
                 problem = f"no {body.kind.lower()} {body.name!r} is in force"
                 self._refuse(request, 404, problem, f"See 'sla get {listed}'")
             return change

@@ -12,6 +12,7 @@ from typing import Final
 
 from pmdaemon.runtime.clock import Clock
 from sla_server.agreements.thresholds import CGROUP_PREFIX, GROUP_PREFIX, HOST_PREFIX, QEMU_PREFIX
+from sla_server.agreements.volume_labels import stored_labels
 from sla_server.ownership import VolumeClaim
 from sla_server.rows import Row, Rows
 from sla_server.services import catalog as catalogs
@@ -103,7 +104,9 @@ def read_start(store: SqlReads, default_mode: str, now_us: int) -> Start:
     """
     volumes = store.volumes()
     names = [row["volume"] for row in volumes]
-    catalog, problems = catalogs.from_rows(store.agreements(), names, now_us, store.documents())
+    labels = {row["volume"]: stored_labels(row.get("labels")) for row in volumes}
+    announced = {volume: found for volume, found in labels.items() if found}
+    catalog, problems = catalogs.from_rows(store.agreements(), names, now_us, store.documents(), announced)
     mode_row = store.last_audit("mode")
     mode = (mode_row["after"] or {}).get("mode") if mode_row is not None else default_mode
     policy = store.policy_in_force() or {"version": 0, "state": ""}
@@ -165,6 +168,7 @@ def _gateways(gateways: list[Row], streams: list[Row], volumes: list[Row], now_u
                 "backend": backend,
                 "size_bytes": by_volume.get(volume, {}).get("size_bytes", 0),
                 "read_only": bool(by_volume.get(volume, {}).get("read_only", False)),
+                "labels": stored_labels(by_volume.get(volume, {}).get("labels")),
                 "source": _source_of(volume),
             }
             for volume, backend in sorted(backend_of.items())

@@ -31,6 +31,7 @@ from sla_server.agreements.fields import Document
 from sla_server.agreements.load import NOT_YAML, load_documents, syntax_problem
 from sla_server.agreements.maintenance import AnnouncedWork, MaintenanceDocument
 from sla_server.agreements.promise import InForce, Promise, VolumeClass, classes, promises
+from sla_server.agreements.volume_labels import LabelBook
 from sla_server.services.control.simulation import BACKEND, CLIENT
 from sla_server.services.plans import Plans
 from sla_server.simulate.device import DeviceModel
@@ -118,9 +119,19 @@ class Stream:
     backend: str = BACKEND
 
 
-def contract_of(agreements: Sequence[Agreement], plans: Plans | None = None) -> Contract:
-    """Documents, compiled; ``plans``: maintenance and calendars beside them."""
-    in_force = (plans or Plans()).attach_all(tuple(InForce(agreement, 1, 0) for agreement in agreements))
+def contract_of(
+    agreements: Sequence[Agreement], plans: Plans | None = None, labels: LabelBook | None = None
+) -> Contract:
+    """Documents, compiled.
+
+    Args:
+        agreements: of them.
+        plans: maintenance and calendars beside them.
+        labels: of volumes, by which agreements may choose them.
+    """
+    book = labels or LabelBook()
+    items = tuple(InForce(agreement, 1, 0).with_labels(book) for agreement in agreements)
+    in_force = (plans or Plans()).attach_all(items)
     clauses = {(a.name, o.name): o.applicability for a in agreements for o in a.judged}
     excusable = {item.name: item for item in in_force if item.may_be_excluded}
     left_out = [f"{p.sla}/{p.objective} ({p.metric})" for p in _others(in_force)]
@@ -179,8 +190,12 @@ def _with_documents(plans: Plans, documents: Iterable[Document]) -> Plans:
 
 
 def _check(directory: Path, agreements: Sequence[Agreement], plans: Plans) -> None:
-    """See that calendars are there, and that something can be simulated."""
+    """See that volumes and calendars are there, and that something can be simulated."""
     for agreement in agreements:
+        if agreement.spec.scope.volume_labels is not None:
+            problem = f"agreement {agreement.name} chooses volumes by labels, which traces do not have"
+            fix = "Name its volumes in scope.volumes; with --stored and without --slas labels are known"
+            raise SimulationError(str(directory), problem, fix)
         hours = agreement.spec.service_hours
         if hours is not None and hours.is_named and hours.calendar not in plans.calendar_names():
             problem = f"agreement {agreement.name} names the calendar {hours.calendar}, which is not in it"

@@ -19,6 +19,7 @@ from sla_server.agreements.document import Agreement
 from sla_server.agreements.errors import DocumentProblem
 from sla_server.agreements.load import Loaded
 from sla_server.agreements.selectors import matches
+from sla_server.agreements.volume_labels import LabelBook
 from sla_server.rows import Rows
 from sla_server.services.rows import event_row
 from sla_server.storage_resources.actions import CommandDone, CommandOrder, StorageActions
@@ -124,6 +125,7 @@ class StorageManager:
         documents: Sequence[Loaded],
         in_force: Collection[str],
         served: ServedVolumes,
+        labels: LabelBook,
         now_us: int,
     ) -> list[DocumentProblem]:
         """Why new agreements among these are refused; none for changes of those in force.
@@ -132,24 +134,24 @@ class StorageManager:
             documents: to be applied.
             in_force: names of agreements.
             served: which volumes gateways show; a pool is believed of no others.
+            labels: by which agreements choose volumes.
             now_us: wall clock.
         """
         full = self._actions.full_pools(self._pools.states(), now_us)
-        problems = []
+        problems: list[DocumentProblem] = []
         for loaded in documents if full else ():
             document = loaded.document
             if isinstance(document, Agreement) and document.name not in in_force:
-                problems += [
-                    problem for state in full if (problem := _refusal(document, loaded.line, state, served))
-                ]
+                asked = labels.in_scope(document.spec.scope)
+                found = (_refusal(document, asked, loaded.line, state, served) for state in full)
+                problems += filter(None, found)
         return problems
 
 
 def _refusal(
-    agreement: Agreement, line: int, state: PoolState, served: ServedVolumes
+    agreement: Agreement, selectors: Collection[str], line: int, state: PoolState, served: ServedVolumes
 ) -> DocumentProblem | None:
-    held = served.lying_in(state)
-    asked = sorted(volume for volume in held if matches(volume, agreement.spec.scope.volumes))
+    asked = sorted(volume for volume in served.lying_in(state) if matches(volume, selectors))
     if not asked:
         return None
     named = ", ".join(asked[:NAMED]) + (f" and {len(asked) - NAMED} more" if len(asked) > NAMED else "")

@@ -438,6 +438,7 @@ class FakeSource:
         self.away = False
         self.shift_us = 0
         self.ended: list[dict[str, Any]] = []
+        self.labels: list[dict[str, Any]] = []
         self.asked: list[tuple[Any, ...]] = []
 
     def _row(self, *asked: Any) -> None:
@@ -485,6 +486,13 @@ class FakeSource:
     def volumes_named(self, names: Collection[str]) -> list[dict[str, Any]]:
         self._row("volumes_named", sorted(names))
         return [row for row in self.volumes() if row["volume"] in names]
+
+    def label_rows(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        self._row("label_rows")
+        return self.volumes(), self.labels
+
+    def label_documents(self) -> list[dict[str, Any]]:
+        return self.labels
 
     def slice_hours(self, name: str, objective: str, from_us: int, to_us: int) -> list[dict[str, Any]]:
         """Two days with a bad quarter of an hour, and one without data; then what ``slice_sums`` says."""
@@ -631,6 +639,11 @@ class FakeSource:
                 maintenance_text("past", when='start: "2026-12-01T07:00", duration: 4h'),
             ],
             "Calendar": [calendar_text("bank")],
+            "VolumeLabels": [
+                document_text(
+                    "VolumeLabels", "vol-17", "{volumes: [vol-17], labels: {tier: gold, env: null}}"
+                )
+            ],
             "Recipient": [document_text("Recipient", "mail", "{inbox: {}}")],
             "Route": [
                 document_text(

@@ -94,6 +94,13 @@ class StoredRows:
     def reports(self) -> StoredRows:
         return self
 
+    @property
+    def pages(self) -> StoredRows:
+        return self
+
+    def label_rows(self) -> tuple[list[Row], list[Row]]:
+        return [], []
+
     def agreement_versions(self, name: str) -> list[Row]:
         return [row for row in self.versions if row["name"] == name]
 

@@ -16,9 +16,11 @@ const columns = [
       whyLink("volume", row.volume), element("small"));
     const small = td.lastChild;
     const backend = live(row).backend || row.backend;
-    if (small.dataset.shown === backend) return;
-    small.dataset.shown = backend;
-    small.replaceChildren(...(backend ? ["on ", backendLink(backend)] : []));
+    const labels = Object.entries(row.labels || {}).map((pair) => pair.join("=")).sort().join(", ");
+    const shown = `${backend} ${labels}`;
+    if (small.dataset.shown === shown) return;
+    small.dataset.shown = shown;
+    small.replaceChildren(...(backend ? ["on ", backendLink(backend)] : []), ...(labels ? [`, ${labels}`] : []));
   }},
   {label: "IOPS", cls: "num", sort: "busiest", falls: true,
     text: (row) => [f.count(live(row).iops), row.live ? `${f.count(live(row).read_iops)} read, ${f.count(live(row).write_iops)} written` : ""]},
@@ -48,7 +50,7 @@ export function start(around) {
   shell = around;
   startThrottle(shell);
   list = startList({path: "/volumes", id: "volumes", columns, keyOf: (row) => row.volume,
-    fields: {match: "", backend: "", sort: "busiest", offset: "0"}, refreshMs: 3000,
+    fields: {match: "", backend: "", labels: "", sort: "busiest", offset: "0"}, refreshMs: 3000,
     onAnswer: ({count}, address) => {
       const {backend} = address.get();
       setText(document.getElementById("tally"), `${f.plural(f.count(count), "volume")}${backend ? ` on ${backend}` : ""}`);

@@ -24,6 +24,7 @@ from pmdaemon.runtime.excerpt import excerpt, printable
 from pmdaemon.wire import cut, names
 from pmdaemon.wire.frame_template import encode_poll
 from pmdaemon.wire.kinds import PROTO_MAX, PROTO_MIN, Kind
+<<<<<<< HEAD
 from pmdaemon.wire.messages.base import (
     MAX_TEXT,
     FoldedMessage,
@@ -37,6 +38,10 @@ from pmdaemon.wire.messages.base import (
     text,
     whole,
 )
+=======
+from pmdaemon.wire.labels import why_no_labels
+from pmdaemon.wire.messages.base import Header, Key, WireMessage, count, maps, name, rows, text, whole
+>>>>>>> l14
 from pmdaemon.wire.messages.client_caps import except_of
 from pmdaemon.wire.messages.costs import FITTED_COSTS
 
@@ -66,7 +71,7 @@ _MAX_WORD: Final = (1 << 64) - 1
 
 EXPORT_FORM: Final = (
     "{volume, backend: str, size_bytes: int, read_only: bool, "
-    'source: "nbd" | "host" | "cgroup" | "qemu" | "simulated"}'
+    'source: "nbd" | "host" | "cgroup" | "qemu" | "simulated", labels?: {key: value}}'
 )
 STREAM_FORM: Final = "{id: int, volume, client, backend: str}"
 CAPS_FORM: Final = (
@@ -232,7 +237,8 @@ class Schema(WireMessage):
 class Registration(WireMessage):
     """What the gateway exports, and what its spool still holds, oldest epoch first.
 
-    Sent again when the exports change. At most 512 exports and 256 epochs.
+    Sent again when the exports change. At most 512 exports and 256 epochs. An export without ``labels`` has
+    none; an agent of before never names any.
     """
 
     KIND: ClassVar = Kind.REGISTER
@@ -280,13 +286,19 @@ def _export(item: Any) -> Header:
     read_only = item.get("read_only")
     if not isinstance(read_only, bool):
         raise MalformedFrame(f"REGISTER: key 'read_only' is {excerpt(read_only)}, expected true or false")
-    return {
+    found = {
         "volume": name(item, "REGISTER", "volume"),
         "backend": name(item, "REGISTER", "backend"),
         "size_bytes": whole(item, "REGISTER", "size_bytes", 0, (1 << 63) - 1),
         "read_only": read_only,
         "source": source,
     }
+    labels = item.get("labels", {})
+    if not isinstance(labels, dict):
+        raise MalformedFrame(f"REGISTER: key 'labels' is {excerpt(labels)}, expected a map")
+    if problem := why_no_labels(labels):
+        raise MalformedFrame(f"REGISTER: key 'labels' of {found['volume']} has {problem}")
+    return {**found, "labels": labels} if labels else found
 
 
 @dataclass(frozen=True, slots=True)

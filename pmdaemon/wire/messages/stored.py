@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pmdaemon.wire.labels import known_labels
 from pmdaemon.wire.messages.base import Header
 from pmdaemon.wire.messages.server import spool_floors
 
@@ -24,6 +25,7 @@ class StoredExport:
     backend: str
     size_bytes: int = 0
     read_only: bool = False
+    labels: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,8 @@ def storable(text: str) -> str:
 
 def _export(row: Header) -> StoredExport:
     size_bytes, read_only = _int(row, "size_bytes") or 0, bool(row.get("read_only"))
-    return StoredExport(_text(row, "volume"), _text(row, "backend"), size_bytes, read_only)
+    labels = tuple(sorted(known_labels(row.get("labels")).items()))
+    return StoredExport(_text(row, "volume"), _text(row, "backend"), size_bytes, read_only, labels)
 
 
 def _text(header: Header, key: str) -> str:

@@ -5,7 +5,7 @@ All of them read SQL; documents are applied and ended in ``write``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Final
 
 from flask import Request, Response
@@ -28,10 +28,12 @@ from sla_server.agreements.load import KINDS, load_documents
 from sla_server.agreements.maintenance import AnnouncedWork, MaintenanceDocument
 from sla_server.agreements.periods import Span
 from sla_server.agreements.schema import document_schema
+from sla_server.agreements.volume_labels import KIND
 from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, NotFound, ServiceRefused
 from sla_server.api.routes import CREDITS_MAX
+from sla_server.api.scope_volumes import ScopeVolumes, read_book
 from sla_server.events.documents import without_secrets
 from sla_server.rows import Row
 
@@ -142,19 +144,21 @@ def maintenance(context: AppContext, request: Request) -> Response:
     now_us = context.clock.unix_us()
     wanted = request.args.get("agreement")
     meant = _read(_versions(context, wanted)[-1]) if wanted else None
+    scopes = ScopeVolumes(lambda: read_book(context.source))
+    promised = scopes.of({"spec": meant.spec_json()}) if meant is not None else ()
     rows = [
         _maintenance_row(row, now_us)
         for row in context.source.documents("Maintenance", True)
-        if meant is None or _excuses(row, meant)
+        if meant is None or _excuses(row, meant, promised)
     ]
     if not responses.flag(request, "past"):
         rows = [row for row in rows if row["state"] != "past"]
     return responses.as_list(sorted(rows, key=lambda row: (row["from_us"] or 1 << 62, row["name"])))
 
 
-def _excuses(row: Row, agreement: Agreement) -> bool:
+def _excuses(row: Row, agreement: Agreement, promised: Collection[str]) -> bool:
     try:
-        return MaintenanceDocument.from_json(row["spec"]).spec.scope.covers(agreement)
+        return MaintenanceDocument.from_json(row["spec"]).spec.scope.covers(agreement, promised)
     except ValidationError:
         return False
 
@@ -180,6 +184,11 @@ def calendars(context: AppContext, _request: Request) -> Response:
     return responses.as_list(context.source.documents("Calendar", True))
 
 
+def volume_labels(context: AppContext, _request: Request) -> Response:
+    """Documents in force that give volumes labels."""
+    return responses.as_list(context.source.documents(KIND, True))
+
+
 def admission(context: AppContext, request: Request) -> Response:
     """Whether documents could be kept beside what is in force, from stored figures."""
     try:
@@ -192,7 +201,7 @@ def admission(context: AppContext, request: Request) -> Response:
     in_force = [_read(row) for row in context.source.agreements(True)]
     uses = [_use_of(row) for row in context.source.volumes()]
     policies = context.source.policies(1)
-    found = admit(wanted, in_force, uses, _capacities(policies))
+    found = admit(wanted, in_force, uses, _capacities(policies), read_book(context.source))
     version = policies[0]["version"] if policies else None
     return responses.as_json({**found.as_dict(), "policy_version": version})
 

@@ -30,6 +30,7 @@ from sla_server.agreements.fields import parse_duration_s
 from sla_server.agreements.periods import ServiceHours
 from sla_server.agreements.promise import MEGABYTE
 from sla_server.agreements.selectors import LabelSelector, parse_labels, selects
+from sla_server.agreements.volume_labels import label_book
 from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, NotFound
@@ -39,6 +40,7 @@ from sla_server.api.live_view import EMPTY
 from sla_server.api.metrics import FRESH_S
 from sla_server.api.route import LIMIT_MAX, PREFIX
 from sla_server.api.routes import PERIODS_MAX
+from sla_server.api.scope_volumes import read_book
 from sla_server.db.queries.reader import STREAM_SUMS
 from sla_server.events.documents import without_secrets
 from sla_server.rows import Row
@@ -155,6 +157,9 @@ def volumes(context: AppContext, request: Request) -> Response:
         and backend in ("", its_backend)
         and (g.scope is None or g.scope.has_volume(name))  # here: `next` must not count those of others
     ]
+    if wanted := _wanted_labels(request):
+        book = read_book(context.source)
+        names = [name for name in names if selects(wanted, book.of(name))]
     names = _sorted_volumes(request.args.get("sort", ""), names, known, live)
 
     def complete(page: list[str]) -> list[Row]:
@@ -193,8 +198,14 @@ def _complete_volumes(context: AppContext, page: list[Row]) -> list[Row]:
     by_hand = {
         row.get("volume") for row in snapshot_now(context)["throttles"] if row.get("source") == "manual"
     }
+    book = label_book(rows, source.pages.label_documents())
     return [
-        {**row, "owners": owners.get(str(row["volume"]), []), "throttled_by_hand": row["volume"] in by_hand}
+        {
+            **row,
+            "labels": book.of(row["volume"]),
+            "owners": owners.get(str(row["volume"]), []),
+            "throttled_by_hand": row["volume"] in by_hand,
+        }
         for row in _with_live(context, rows, "volumes", "volume")
     ]
 

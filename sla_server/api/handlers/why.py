@@ -7,9 +7,8 @@ alone. What is not known is left out of the facts, and the text says so (``sla_s
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
@@ -20,6 +19,7 @@ from sla_server.agreements.slices import REASONS
 from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, NotFound
+from sla_server.api.scope_volumes import ScopeVolumes, read_book
 from sla_server.explanation import Times, explain
 from sla_server.rows import Row
 
@@ -155,7 +155,7 @@ def _about_volume(context: AppContext, name: str, facts: Row, live: Row, modes: 
     backend = source.backend_of(name) or next(
         (row.get("backend") for row in live.get("volumes", ()) if row.get("volume") == name), None
     )
-    agreements = list(source.agreements_at(at_us))
+    agreements, scopes = list(source.agreements_at(at_us)), _scopes(context)
     found: Row = {
         "backend": backend,
         "mode_here": modes.of(backend),
@@ -165,7 +165,7 @@ def _about_volume(context: AppContext, name: str, facts: Row, live: Row, modes: 
         "promises": [
             promise
             for agreement in agreements
-            if _covers(agreement, name)
+            if scopes.has(agreement, name)
             for promise in _promises(context, agreement, facts, live)
         ],
         "measured": _measured(context, name, facts, live),
@@ -413,11 +413,9 @@ def _spec(agreement: Row) -> Row:
     return found
 
 
-def _covers(agreement: Row, volume: str) -> bool:
-    """Whether the agreement's scope has the volume, whatever its clients."""
-    scope = _spec(agreement).get("scope") or {}
-    patterns: Iterable[str] = scope.get("volumes") or ()
-    return any(volume == pattern or fnmatchcase(volume, pattern) for pattern in patterns)
+def _scopes(context: AppContext) -> ScopeVolumes:
+    """Volumes of agreements, by the labels that volumes have now."""
+    return ScopeVolumes(lambda: read_book(context.source))
 
 
 def _covers_client(agreement: Row, client: str | None) -> bool:
@@ -428,12 +426,12 @@ def _covers_client(agreement: Row, client: str | None) -> bool:
 
 def _volumes_of(context: AppContext, agreement: Row) -> list[str]:
     """Volumes in an agreement's scope: those named, and those that its patterns match."""
-    scope = _spec(agreement).get("scope") or {}
-    named = [str(each) for each in scope.get("volumes") or ()]
+    scopes = _scopes(context)
+    named = [str(each) for each in scopes.of(agreement)]
     if not any(character in each for each in named for character in "*?["):
         return named
     known = context.source.known_names()
-    return [each for each, kind in known if kind == "volume" and _covers(agreement, each)]
+    return [each for each, kind in known if kind == "volume" and scopes.has(agreement, each)]
 
 
 def _first(rows: Sequence[Row]) -> Row | None:

@@ -80,6 +80,11 @@ def end_calendar(context: AppContext, _request: Request, name: str) -> Response:
     return _ask(context, "end_document", DocumentEnd(kind="Calendar", name=name))
 
 
+def end_volume_labels(context: AppContext, _request: Request, name: str) -> Response:
+    """End a document that labels volumes: what their agents say holds again."""
+    return _ask(context, "end_document", DocumentEnd(kind="VolumeLabels", name=name))
+
+
 def end_recipient(context: AppContext, _request: Request, name: str) -> Response:
     """End a recipient."""
     return _ask(context, "end_document", DocumentEnd(kind="Recipient", name=name))

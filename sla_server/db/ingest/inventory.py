@@ -13,6 +13,7 @@ are uuid5 of what happened.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -171,11 +172,13 @@ def _store_exports(connection: Connection, gateways: Sequence[StoredGateway], no
                     "backend": export.backend,
                     "size_bytes": export.size_bytes,
                     "read_only": export.read_only,
+                    "labels": json.dumps(dict(export.labels)) if export.labels else "",
                     "first_seen_us": now_us,
                 }
     known = _stored_backends(connection, volumes)
     events = _resolve_backends(connection, gateways, volumes, known, now_us)
-    upsert(connection, schema.volumes, list(volumes.values()), set_=("backend", "size_bytes", "read_only"))
+    announced = ("backend", "size_bytes", "read_only", "labels")
+    upsert(connection, schema.volumes, list(volumes.values()), set_=announced)
     _store_backends(connection, {row["backend"] for row in volumes.values()}, now_us)
     fresh: dict[str, list[str]] = {}
     for volume in volumes.keys() - known.keys():

@@ -72,6 +72,22 @@ class PageQueries:
         rows = self._read(select(table.c.volume, table.c.backend).order_by(table.c.volume))
         return {row["volume"]: row["backend"] for row in rows}
 
+    def label_rows(self) -> tuple[list[Row], list[Row]]:
+        """What ``agreements.volume_labels.label_book`` is made of.
+
+        Returns:
+            ``labels`` of each volume as its agent announced them, and documents in force that give some.
+        """
+        table = schema.volumes
+        announced = self._read(select(table.c.volume, table.c.labels))
+        return decode_json(announced, ("labels",)), self.label_documents()
+
+    def label_documents(self) -> list[Row]:
+        """The second of ``label_rows``."""
+        documents = schema.documents
+        in_force = documents.c.kind == "VolumeLabels", documents.c.ended_us.is_(None)
+        return decode_json(self._read(select(documents).where(*in_force)), ("spec",))
+
     def _kept(
         self, which: str, ask: Callable[[], dict[str, str]], stamp_of: Callable[[], Row] | None = None
     ) -> Mapping[str, str]:
@@ -133,7 +149,7 @@ class PageQueries:
                 .where(table.c.volume.in_(chunk))
                 .order_by(table.c.volume)
             )
-            rows += self._read(statement)
+            rows += decode_json(self._read(statement), ("labels",))
         return rows
 
     def slice_hours(self, name: str, objective: str, from_us: int, to_us: int) -> list[Row]:

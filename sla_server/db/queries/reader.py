@@ -134,7 +134,7 @@ class SqlReader:
             .select_from(table.outerjoin(sums, sums.c.volume == table.c.volume))
             .order_by(table.c.volume)
         )
-        return self._rows(statement)
+        return decode_json(self._rows(statement), ("labels",))
 
     def volume_owners(
         self,

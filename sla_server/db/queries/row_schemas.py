@@ -13,7 +13,7 @@ from sqlalchemy import Column
 from sla_server.db import schema
 
 _TYPES: Final[dict[type, str]] = {int: "integer", float: "number", str: "string", bool: "boolean"}
-_DECODED: Final = {**schema.JSON_COLUMNS, "throttles": ("members",)}
+_DECODED: Final = {**schema.JSON_COLUMNS, "throttles": ("members",), "volumes": ("labels",)}
 
 
 def row_schema(table: str) -> dict[str, Any]:

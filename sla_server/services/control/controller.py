@@ -112,7 +112,9 @@ class Controller:
         old, self.live = self.live, {}
         for promise in promises:
             kept = old.get(promise.key)
-            if kept is None or kept.promise != promise:
+            if kept is not None and promise.differs_in_volumes(kept.promise):
+                kept.promise = promise  # its labels choose others now: episodes go on
+            elif kept is None or kept.promise != promise:
                 kept = LiveState(self.settings, promise, excluded=self._excluded.get(promise.sla, ""))
             self.live[promise.key] = kept
         self._link_rows(self.live)
@@ -273,12 +275,7 @@ class Controller:
         if not any(table.carries(volume) for volume in volumes):
             return
         rows = table.forget(volumes)
-        changed = self.scopes.leave(table, rows, self.tables)
-        for key in changed:
-            if self.scopes.over_all(key) is None:
-                self.live[key].row = None
-                self._closing[key] = 0  # no row shows that it has no data: look at it in the next tick
-        self._link_rows(changed)
+        self._link_rows(self.scopes.leave(table, rows, self.tables))
         for volume in volumes:
             self.inventory.leaves(volume, table)
         for throttle in self.policy.index.of_volumes(volumes):
@@ -554,10 +551,13 @@ class Controller:
     def _link_rows(self, keys: Iterable[Key]) -> None:
         """A live state is about the windows over all backends."""
         for key in keys:
-            scope = self.scopes.over_all(key)
-            if scope is not None and self.live[key].row is not scope.row:
-                self.live[key].row = scope.row
+            scope, live = self.scopes.over_all(key), self.live[key]
+            if scope is not None and live.row is not scope.row:
+                live.row = scope.row
                 self._set_state(key)
+            elif scope is None and live.row is not None:
+                live.row = None
+                self._closing[key] = 0  # no row shows that it has no data: look at it in the next tick
 
     def _set_state(self, key: Key) -> None:
         """Write the live state into the signal table, so that the table finds a change of it."""

@@ -152,21 +152,56 @@ class PromiseScopes:
     def set_promises(self, promises: Iterable[Promise], tables: Iterable[GatewayTable]) -> set[str]:
         """Another set of promises; a promise that did not change keeps its windows.
 
+        One whose labels choose other volumes keeps those of each backend on which it loses none.
+
         Returns:
             Backends on which a promise is new, another one or gone.
         """
         old, self._promises = self._promises, {promise.key: promise for promise in promises}
-        gone = [key for key, promise in old.items() if self._promises.get(key) != promise]
+        chosen, gone, by_id = set[Key](), list[Key](), {table.gateway_id: table for table in tables}
+        for key, promise in old.items():
+            after = self._promises.get(key)
+            if after is not None and after.differs_in_volumes(promise):
+                chosen.add(key)
+            elif after != promise:
+                gone.append(key)
         changed = [key for key, promise in self._promises.items() if old.get(key) != promise]
         backends = self._backends_of(gone)
+        before = {key: set(self._by_key.get(key, ())) for key in chosen}
         self._drop(gone)
+        backends |= {backend for key in chosen for backend in self._lose(self._promises[key], by_id)}
         self._named, self._patterned = {}, []
         self._index(self._promises[key] for key in changed)
-        for table in tables:
+        for table in by_id.values():
             self._match(table, range(len(table.streams)))
         self._named, self._patterned = {}, []
         self._index(self._promises.values())
-        return backends | self._backends_of(changed)
+        for key in chosen:
+            backends |= before[key] ^ set(self._by_key.get(key, ()))
+        return (backends | self._backends_of(set(changed) - chosen)) - {""}
+
+    def _lose(self, promise: Promise, tables: Mapping[str, GatewayTable]) -> list[str]:
+        """The promise is of other volumes now; those it had and has no more leave. Backends with some."""
+        begun = []
+        for backend, scope in list(self._by_key.get(promise.key, {}).items()):
+            scope.promise = promise
+            if all(map(promise.has_volume, scope.volumes)):
+                continue
+            begun.append(backend)
+            self._remove([scope])
+            del self._by_key[promise.key][backend]
+            self._include_again(scope, tables, promise.has_volume)
+        return begun
+
+    def _include_again(
+        self, scope: PromiseScope, tables: Mapping[str, GatewayTable], is_meant: Callable[[str], bool]
+    ) -> None:
+        """Those streams of a scope that was removed whose volumes are meant, in a scope with new windows."""
+        for gateway_id, part in scope.parts.items():
+            for row in np.flatnonzero(part.mask).tolist():
+                stream = tables[gateway_id].streams[row]
+                if stream.volume != NO_VOLUME and is_meant(stream.volume):
+                    self._include(scope.promise, scope.backend, tables[gateway_id], row, stream.volume)
 
     def _backends_of(self, keys: Iterable[Key]) -> set[str]:
         return {backend for key in keys for backend in self._by_key.get(key, ())} - {""}
@@ -232,11 +267,7 @@ class PromiseScopes:
             changed.add(scope.promise.key)
             self._remove([scope])
             del self._by_key[scope.promise.key][scope.backend]
-            for gateway_id, part in scope.parts.items():
-                for row in np.flatnonzero(part.mask).tolist():
-                    stream = tables[gateway_id].streams[row]
-                    if stream.volume != NO_VOLUME:
-                        self._include(scope.promise, scope.backend, tables[gateway_id], row, stream.volume)
+            self._include_again(scope, tables, lambda _volume: True)
         return changed
 
     def extend(self, table: GatewayTable, rows: Iterable[int]) -> set[Key]:

@@ -184,7 +184,7 @@ class Judge:
                     earlier = before.get((item.name, objective.name))
                     track = Track(item, objective, _reach_of(earlier, item))
                     self._unread[name] = track
-                track.item = item  # the same version may have ended meanwhile
+                track.follow(item)  # the same version may have ended meanwhile
                 before[track.key] = track
                 tracks[name] = track
         for track in tracks.values():
@@ -507,10 +507,12 @@ class _Part:
 
 
 def _due_of(track: Track, start_us: int, scope: Sequence[JudgedStream]) -> _Due:
-    counting = [stream for stream in scope if start_us + track.length_us <= stream.until_us]
+    end_us = start_us + track.length_us
+    counting = [stream for stream in scope if stream.counts(end_us)]
     if len(counting) == len(scope):
         return _Due(track, start_us, scope)
-    return _Due(track, start_us, counting, is_disowned=True)
+    is_disowned = any(stream.until_us < end_us and not stream.has_left for stream in scope)
+    return _Due(track, start_us, counting, is_disowned)
 
 
 def _reach_of(earlier: Track | None, item: InForce) -> int:

@@ -3,8 +3,12 @@
 A stream whose volume is not its gateway's own (``sla_server.ownership``) stays in scope: slices that were
 judged before that was decided had it. Of later ones it is no part.
 
-Computed only when streams, claims or agreements change: tracks that name volumes look them up, only patterns
-are matched against every volume. Belongs to the SQL worker's thread.
+A volume that gets the labels an agreement asks for is part of it from the next slice on that is not judged
+yet, and one that loses them until there: slices before stay as they are, also when late data judge them
+again. A start knows only which volumes have the labels now.
+
+Computed only when streams, claims, labels or agreements change: tracks that name volumes look them up, only
+patterns are matched against every volume. Belongs to the SQL worker's thread.
 """
 
 from __future__ import annotations
@@ -14,9 +18,10 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import islice
 
+from sla_server.agreements.selectors import matches
 from sla_server.ownership import APPROVED, Key, VolumeClaim
 from sla_server.rows import Row
-from sla_server.services.judging.track import NEVER_US, JudgedStream, Track
+from sla_server.services.judging.track import NEVER_US, OPEN_US, JudgedStream, Track
 
 Name = tuple[str, str, int]
 """Agreement, objective, version."""
@@ -32,6 +37,7 @@ class JudgeScopes:
         self._gateways: list[str] = []
         self._disowned: dict[Key, VolumeClaim] = {}
         self._until_us: dict[tuple[Name, Key], int] = {}
+        self._chosen: dict[Name, dict[str, tuple[int, int]]] = {}  # by labels: since when, until when
         self.streams = -1
         """How many streams were known at the last reading; -1 before the first."""
 
@@ -66,7 +72,7 @@ class JudgeScopes:
         if not self._disowned:
             return []
         keys = {(stream.volume, stream.gateway_id) for stream in self.of(name) if stream.until_us < NEVER_US}
-        return [self._disowned[key] for key in sorted(keys)]
+        return [self._disowned[key] for key in sorted(keys & self._disowned.keys())]
 
     def _owned_until(self, name: Name, track: Track, stream: JudgedStream, *, is_read: bool) -> JudgedStream:
         """The stream, as far as it is its gateway's own: what was judged before that was decided stays."""
@@ -78,13 +84,19 @@ class JudgeScopes:
         until_us = self._until_us.get((name, key), claim.changed_us)
         if is_read:
             until_us = self._until_us[name, key] = min(until_us, track.next_us)
-        return replace(stream, until_us=until_us)
+        if stream.until_us <= until_us:
+            return stream
+        return replace(stream, until_us=until_us, has_left=False)
 
     def set_tracks(self, tracks: Mapping[Name, Track], unread: Collection[Name] = ()) -> None:
         """What is judged now; of ``unread`` it is not known what was judged before."""
         self._of, self._at = {}, {}
+        self._chosen = {name: spans for name, spans in self._chosen.items() if name in tracks}
         for name, track in tracks.items():
-            scope = tuple(self._streams_of(track))
+            if track.item.chooses_by_labels:
+                scope = tuple(self._chosen_streams(name, track))
+            else:
+                scope = tuple(self._streams_of(track.promise.volumes, track))
             if self._disowned:
                 is_read = name not in unread
                 scope = tuple(self._owned_until(name, track, each, is_read=is_read) for each in scope)
@@ -93,12 +105,33 @@ class JudgeScopes:
                 self._at.setdefault(gateway_id, []).append(name)
         self._gateways = sorted(self._at)
 
-    def _streams_of(self, track: Track) -> Iterable[JudgedStream]:
-        promise = track.promise
-        for volume in self._volumes_of(promise.volumes):
+    def _streams_of(self, volumes: Iterable[str], track: Track) -> Iterator[JudgedStream]:
+        for volume in self._volumes_of(volumes):
             for client, stream in self._by_volume[volume]:
-                if promise.covers(volume, client):
+                if matches(client, track.promise.clients):
                     yield stream
+
+    def _chosen_streams(self, name: Name, track: Track) -> Iterator[JudgedStream]:
+        """Streams of volumes that labels choose, or chose in slices that may still be judged again."""
+        spans, chosen = self._chosen.get(name), set(track.promise.volumes)
+        if spans is None:
+            spans = dict.fromkeys(chosen, (0, NEVER_US))
+        for volume, (since_us, until_us) in list(spans.items()):
+            if volume not in chosen and until_us == NEVER_US:
+                spans[volume] = since_us, track.next_us
+            elif until_us < track.next_us - OPEN_US:
+                del spans[volume]
+        for volume in chosen:
+            if spans.get(volume, (0, 0))[1] != NEVER_US:
+                spans[volume] = track.next_us, NEVER_US
+        self._chosen[name] = spans
+        for stream in self._streams_of(sorted(spans), track):
+            since_us, until_us = spans[stream.volume]
+            first_us = max(stream.first_seen_us, since_us)
+            has_left = until_us < NEVER_US
+            yield replace(
+                stream, first_seen_us=first_us, until_us=until_us, chosen_us=since_us, has_left=has_left
+            )
 
     def _volumes_of(self, selectors: Iterable[str]) -> Iterable[str]:
         found: dict[str, None] = {}

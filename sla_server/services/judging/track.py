@@ -17,7 +17,7 @@ Belongs to the SQL worker's thread.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sla_server.agreements.document import Objective
@@ -60,13 +60,29 @@ def lag_us(live_us: int, progress: Mapping[str, int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class JudgedStream:
-    """A stream in scope. ``until_us``: its volume is not its gateway's own in slices that end after this."""
+    """A stream in scope, of slices that end in (``chosen_us``, ``until_us``].
+
+    Attributes:
+        until_us: after it its volume is not its gateway's own, or has not the labels that are asked for.
+        chosen_us: its volume has these labels since; 0: they are not asked for, or it always had them.
+        has_left: ``until_us`` is due to labels.
+    """
 
     stream_id: int
     gateway_id: str
     first_seen_us: int
     volume: str = ""
     until_us: int = NEVER_US
+    chosen_us: int = 0
+    has_left: bool = False
+
+    def counts(self, end_us: int) -> bool:
+        """Whether it is a part of a slice that ends there."""
+        return self.chosen_us < end_us <= self.until_us
+
+    def is_judged(self, end_us: int) -> bool:
+        """Whether there is such a slice to judge because of it, if only to say that it is no part of it."""
+        return self.first_seen_us < end_us and (not self.has_left or end_us <= self.until_us)
 
 
 @dataclass(slots=True)
@@ -112,6 +128,12 @@ class Track:
         track = Track(self.item, self.objective, self._not_before_us)
         track.most_open = self.most_open
         return track
+
+    def follow(self, item: InForce) -> None:
+        """The same version as it is now: it may have ended, and its labels may choose other volumes."""
+        if item.volumes != self.item.volumes:
+            self.promise = replace(self.promise, volumes=item.volumes)
+        self.item = item
 
     @property
     def reaches_us(self) -> int:
@@ -230,7 +252,7 @@ class Track:
             complete = bool(gateways) and all(progress.get(name, 0) >= end_us for name in gateways)
             if not complete and now_us < end_us + late_us:
                 return
-            if any(stream.first_seen_us < end_us for stream in scope):
+            if any(stream.is_judged(end_us) for stream in scope):
                 yield start_us  # without a gateway, too: those that showed the volumes do not own them
             elif start_us == self.next_us:
                 self.next_us = end_us  # the volumes had not appeared yet: there is nothing to judge

@@ -524,7 +524,7 @@ def exported(bench):
 def test_a_plane_that_is_added_is_collected_from_and_its_exports_are_registered(bench, plane):
     bench.poll(start=(EPOCH, 1))
     added = FakePlane("nbd-1", bench.clock, ("vol-2",))
-    bench.core.replan({"nbd-0": ["vol-1"], "nbd-1": ["vol-2"]})
+    bench.core.replan({"nbd-0": ["vol-1"], "nbd-1": ["vol-2"]}, {})
     bench.fakes["nbd-1"] = added
     bench.connect_plane(added)
     assert exported(bench) == ["vol-1", "vol-2"]
@@ -547,11 +547,11 @@ def test_a_plane_that_was_not_there_when_it_was_removed_and_comes_back_repeats_n
     bench.poll(start=(EPOCH, 1))
     del bench.fakes["nbd-0"]
     bench.core.plane_lost("nbd-0", "it is stopped")
-    bench.core.replan({"nbd-1": ["vol-2"]})
+    bench.core.replan({"nbd-1": ["vol-2"]}, {})
     bench.pass_time(1)
     bench.poll(start=(EPOCH, 2))
     assert "nbd-0" not in bench.spool.marks
-    bench.core.replan({"nbd-0": ["vol-1"], "nbd-1": ["vol-2"]})
+    bench.core.replan({"nbd-0": ["vol-1"], "nbd-1": ["vol-2"]}, {})
     bench.fakes["nbd-0"] = plane
     bench.connect_plane(plane)
     plane.io(reads=4)
@@ -568,7 +568,7 @@ def test_a_plane_that_is_removed_hands_over_its_last_counts_and_is_forgotten(tmp
     bench.connect_server()
     bench.poll(start=(EPOCH, 1))
     goes.io("vol-2", 3)
-    bench.core.replan({"nbd-0": ["vol-1"]})
+    bench.core.replan({"nbd-0": ["vol-1"]}, {})
     assert set(bench.core.planes) == {"nbd-0", "nbd-1"}, "its counts are not here yet"
     bench.core.plane_data("nbd-1", goes.stop())
     bench.carry()
@@ -588,14 +588,14 @@ def test_a_plane_that_is_removed_hands_over_its_last_counts_and_is_forgotten(tmp
 
 def test_a_plane_that_is_not_there_is_forgotten_at_once(bench, plane):
     bench.core.plane_lost("nbd-0", "died")
-    bench.core.replan({"nbd-1": ["vol-2"]})
+    bench.core.replan({"nbd-1": ["vol-2"]}, {})
     assert set(bench.core.planes) == {"nbd-1"}
 
 
 def test_a_volume_that_is_no_longer_exported_cannot_be_capped(bench, plane):
     bench.poll(start=(EPOCH, 1))
     plane.volumes = ("vol-2",)
-    bench.core.replan({"nbd-0": ["vol-2"]})
+    bench.core.replan({"nbd-0": ["vol-2"]}, {})
     bench.core.plane_data("nbd-0", plane.hello())
     bench.carry()
     assert exported(bench) == ["vol-2"]

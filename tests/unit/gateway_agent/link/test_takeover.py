@@ -137,7 +137,7 @@ def test_a_link_that_dies_then_neither_loses_nor_repeats_a_cut(change, knew_befo
     bench = Bench(change.folder, clock=change.bench.clock, epoch=43)
     if knew_before:
         bench.core.follow_former([], [FORMER])
-    bench.core.replan({"nbd-0": ["vol-1"]})
+    bench.core.replan({"nbd-0": ["vol-1"]}, {})
     change.next.clock = change.former.clock = bench.clock
     bench.fakes = {"nbd-0": change.next}
     bench.connect_server()
@@ -160,7 +160,7 @@ def test_a_former_process_that_is_gone_is_named_no_more(change):
     core.follow_former([FORMER], [])
     assert FORMER in core.planes
     core.follow_former([FORMER], [])
-    core.replan({"nbd-0": ["vol-1"]})
+    core.replan({"nbd-0": ["vol-1"]}, {})
     assert FORMER in core.planes, "it is no plane of the file, and stays"
     core.follow_former([], [])
     assert list(core.planes) == ["nbd-0"]

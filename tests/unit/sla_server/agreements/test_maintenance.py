@@ -12,7 +12,7 @@ from sla_server.agreements.calendars import CalendarDocument, CalendarInForce
 from sla_server.agreements.errors import AgreementsRefused
 from sla_server.agreements.load import load_documents
 from sla_server.agreements.maintenance import AnnouncedWork, MaintenanceDocument
-from tests.support.agreements import agreement, calendar_text, maintenance_text, simple
+from tests.support.agreements import agreement, calendar_text, in_force, maintenance_text, simple
 
 HOUR_US = 3_600_000_000
 DAY_US = 24 * HOUR_US
@@ -56,7 +56,8 @@ def field_of(text: str) -> list[str]:
 )
 def test_a_scope_is_agreements_by_name_and_label_or_volumes(scope: str, covered: bool) -> None:
     text = simple(volumes='"db-*"').replace("{name: gold}", "{name: gold, labels: {customer: acme}}")
-    assert work(maintenance_text(scope=scope)).covers(agreement(text)) is covered
+    item = in_force(text)
+    assert work(maintenance_text(scope=scope)).covers(item.agreement, item.volumes) is covered
 
 
 @pytest.mark.parametrize("scope", ["", "agreements: [a], volumes: [b]", "labels: {a: b}, volumes: [b]"])

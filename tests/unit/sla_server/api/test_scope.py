@@ -13,6 +13,7 @@ import dashboard
 from dashboard.views import VIEWS
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.stop import Stop
+from sla_server.agreements.volume_labels import LabelBook
 from sla_server.api.mailbox_thread import MailboxThread
 from sla_server.api.route import PREFIX, ApiRoute
 from sla_server.api.routes import ROUTES
@@ -367,3 +368,12 @@ def test_a_report_of_another_release_is_not_copied(globex: FlaskClient, issued: 
     for path in ("/api/v1/reports/2", "/reports/2", "/reports/2.json"):
         answer = globex.get(path)
         assert (answer.status_code, "99" in answer.text) == (404, False)
+
+
+def test_an_agreement_that_chooses_by_labels_shows_the_volumes_with_them_and_no_others() -> None:
+    spec = {"volumes": ["*"], "clients": ["*"], "volume_labels": "tier=gold"}
+    row = {"name": "a", "spec": {"metadata": {"labels": {"c": "x"}}, "spec": {"scope": spec}}}
+    book = LabelBook({"gold-1": {"tier": "gold"}}, (), frozenset(("gold-1", "other")))
+    scope = LabelScope("c=x", [row], lambda: book)
+    assert [scope.has_volume(name) for name in ("gold-1", "other")] == [True, False]
+    assert not LabelScope("c=x", [row]).has_volume("gold-1"), "of which no labels are known: none"

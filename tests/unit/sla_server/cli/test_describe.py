@@ -18,6 +18,7 @@ from tests.support.cli import Terminal
 NAMES = {
     "gateways": "gateway-a", "volumes": "erp-db", "pools": "gateway-a/data", "slas": "erp-gold",
     "maintenance": "disks", "calendars": "bank", "recipients": "mail", "routes": "all", "silences": "now",
+    "volumelabels": "vol-17",
     "backends": "disk-0", "processes": "services", "episodes": str(api.EPISODE["episode_id"])[:8],
     "throttles": "batch", "events": "e0001", "policies": "3", "jobs": "policy",
 }  # fmt: skip

@@ -192,7 +192,7 @@ def test_validate_knows_the_rollup_interval_of_the_configuration(
 
 
 def test_the_schema_is_printed_offline(sla: Terminal) -> None:
-    assert len(json.loads(sla("schema").output)["oneOf"]) == 6
+    assert len(json.loads(sla("schema").output)["oneOf"]) == 7
     assert json.loads(sla("schema", "Calendar").output)["title"] == "CalendarDocument"
     assert sla.source.asked == []
 
@@ -311,7 +311,7 @@ def test_lists_as_documents_and_by_label(sla: Terminal) -> None:
         sla("get", "slas", "-l", "customer=x").output == "No agreement in force has the labels customer=x.\n"
     )
     assert "is no label" in sla("get", "slas", "-l", "=").stderr
-    assert sla("get", "volumes", "-l", "a=b").exit_code == 2
+    assert sla("get", "backends", "-l", "a=b").exit_code == 2
 
 
 def test_an_answer_about_maintenance_says_how_far_it_reaches(sla: Terminal, file: Path) -> None:

@@ -76,3 +76,24 @@ def test_a_volume_of_several_gateways_is_said_so_where_volumes_are_listed(sla: T
     assert lines[-1] == "batch belongs to 2 gateways: gateway-a, gateway-b"
     owners = {row["volume"]: row["owners"] for row in json.loads(sla("get", "volumes", "-o", "json").output)}
     assert owners == {"erp-db": ["gateway-a"], "batch": ["gateway-a", "gateway-b"]}
+
+
+def test_labels_of_a_volume_are_a_document_of_its_name(sla: Terminal) -> None:
+    assert sla("volumes", "label", "batch", "tier=gold", "env-").exit_code == 0
+    asked = json.loads(json.dumps(sla.mailbox.requests[-1]["body"]))
+    document = json.loads(asked["documents"])
+    assert (document["kind"], document["metadata"]["name"]) == ("VolumeLabels", "batch")
+    assert document["spec"] == {"volumes": ["batch"], "labels": {"tier": "gold", "env": None}}
+    wrong = sla("volumes", "label", "batch", "a b=c")
+    assert (wrong.exit_code, "write KEY=VALUE, or KEY- to take it away" in wrong.stderr) == (2, True)
+
+
+def test_volumes_are_listed_by_label(sla: Terminal) -> None:
+    [row] = sla.source.documents("VolumeLabels")
+    row["spec"]["spec"] = {"volumes": ["erp-*"], "labels": {"tier": "gold"}}
+    sla.source.labels = [row]
+    found = json.loads(sla("get", "volumes", "-l", "tier in (gold, silver)", "-o", "json").output)
+    assert [(each["volume"], each["labels"]) for each in found] == [("erp-db", {"tier": "gold"})]
+    others = json.loads(sla("get", "volumes", "-l", "!tier", "-o", "json").output)
+    assert [each["volume"] for each in others] == ["batch"]
+    assert sla("get", "volumes", "-l", "tier=lead").output.startswith("No volume has the labels tier=lead.")

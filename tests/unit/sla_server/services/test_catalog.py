@@ -10,7 +10,7 @@ from sla_server.agreements.errors import AgreementsRefused
 from sla_server.agreements.load import Loaded, load_documents
 from sla_server.services import catalog as catalogs
 from sla_server.services.catalog import Catalog
-from tests.support.agreements import FULL, simple
+from tests.support.agreements import FULL, maintenance_text, simple
 from tests.support.services import START_US, FakeStore
 
 NOW = START_US
@@ -168,3 +168,76 @@ def test_a_volume_that_nobody_has_seen_is_a_note() -> None:
         "b: scope.volumes: no gateway has shown a volume 'vo-*'",
     ]
     assert catalogs.apply(Catalog(), documents, "ann", NOW).warnings == []  # nothing is known at all
+
+
+BY_LABEL = simple("by-label").replace("volumes: [vol-1]", "volume_labels: tier=gold")
+
+
+def labelled(name: str, volumes: str, labels: str) -> str:
+    return (
+        f"apiVersion: storage-sla/v1\nkind: VolumeLabels\nmetadata: {{name: {name}}}\n"
+        f"spec: {{volumes: [{volumes}], labels: {{{labels}}}}}\n"
+    )
+
+
+def chosen(catalog: Catalog) -> tuple[str, ...]:
+    item = catalog.get("by-label")
+    assert item is not None
+    assert item.promises[0].volumes == item.volumes
+    return item.volumes
+
+
+def test_labels_choose_volumes_as_these_come_and_as_their_labels_change() -> None:
+    catalog = catalogs.apply(Catalog(), docs(BY_LABEL), "ann", NOW).catalog
+    assert chosen(catalog) == ()
+    catalog = catalogs.with_volumes(
+        catalog, ["a", "b"], {"a": {"tier": "gold"}, "c": {"tier": "gold"}}
+    ).catalog
+    assert chosen(catalog) == ("a", "c")
+    catalog = catalogs.with_volumes(catalog, [], {"a": {}}).catalog
+    assert chosen(catalog) == ("c",)
+    change = catalogs.apply(catalog, docs(labelled("own", "b, c", "tier: gold")), "ann", NOW + 1)
+    assert chosen(change.catalog) == ("b", "c")
+    assert change.catalog.get("by-label").version == 1  # type: ignore[union-attr]
+    assert [table for table, _ in change.rows] == ["documents", "audit", "events"]
+    ended = catalogs.end_document(change.catalog, "VolumeLabels", "own", "ann", NOW + 2)
+    assert ended is not None
+    assert chosen(ended.catalog) == ("c",)
+
+
+def test_agreements_stay_the_same_object_while_labels_choose_the_same_volumes() -> None:
+    catalog = catalogs.apply(Catalog(), docs(BY_LABEL, simple("other")), "ann", NOW).catalog
+    catalog = catalogs.with_volumes(catalog, ["a"], {"a": {"tier": "gold"}}).catalog
+    later = catalogs.with_volumes(catalog, ["b"], {"b": {"tier": "silver"}}).catalog
+    assert later.items is catalog.items
+
+
+def test_a_document_and_an_agreement_of_one_text_know_each_other() -> None:
+    catalog = catalogs.with_volumes(Catalog(), ["a"]).catalog
+    change = catalogs.apply(catalog, docs(BY_LABEL, labelled("own", "a", "tier: gold")), "ann", NOW)
+    assert (chosen(change.catalog), change.warnings) == (("a",), [])
+
+
+def test_labels_that_no_volume_has_are_a_warning() -> None:
+    catalog = catalogs.with_volumes(Catalog(), ["a"]).catalog
+    (warning,) = catalogs.apply(catalog, docs(BY_LABEL), "ann", NOW).warnings
+    assert "no volume known has labels that fit 'tier=gold' yet" in warning
+
+
+def test_labels_and_what_they_choose_are_known_again_after_a_restart() -> None:
+    first = catalogs.apply(Catalog(), docs(BY_LABEL, labelled("own", "b", "tier: gold")), "ann", NOW)
+    store = FakeStore()
+    store.keep(json.loads(json.dumps(first.rows)))
+    announced = {"a": {"tier": "gold"}}
+    catalog, _ = catalogs.from_rows(store.agreements(), ["a", "b"], NOW, store.documents(), announced)
+    assert chosen(catalog) == ("a", "b")
+
+
+def test_work_on_a_volume_excuses_those_whose_labels_choose_it() -> None:
+    catalog = catalogs.with_volumes(Catalog(), ["a", "b"], {"a": {"tier": "gold"}}).catalog
+    catalog = catalogs.apply(catalog, docs(BY_LABEL), "ann", NOW).catalog
+    on_b = maintenance_text(scope="volumes: [b]")
+    work = catalogs.apply(catalog, docs(on_b), "ann", NOW + 1).catalog
+    assert work.get("by-label").work == ()  # type: ignore[union-attr]
+    work = catalogs.with_volumes(work, [], {"b": {"tier": "gold"}}).catalog
+    assert len(work.get("by-label").work) == 1  # type: ignore[union-attr]

@@ -988,3 +988,23 @@ def test_space_of_a_gateway_is_stored_and_an_event_and_survives_a_restart() -> N
     again.tick()
     assert again.confirm() == []
     assert again.core.bad_frames == 0
+
+
+def test_labels_that_an_owner_announces_choose_the_volume() -> None:
+    bench = Bench()
+    bench.request("apply", {"documents": simple().replace("volumes: [vol-1]", "volume_labels: tier=gold")})
+    bench.confirm()
+    bench.message(Kind.GATEWAY, gateway(exports=[{**EXPORT, "labels": {"tier": "gold"}}]))
+
+    def chosen() -> tuple[str, ...]:
+        bench.tick()
+        bench.confirm()
+        return bench.core.changes.catalog.items[0].volumes
+
+    assert chosen() == ("vol-1",)
+    bench.message(Kind.GATEWAY, gateway(exports=[{**EXPORT, "labels": {"tier": "lead"}}]))
+    assert chosen() == ()
+    bench.message(Kind.GATEWAY, gateway(exports=[{**EXPORT, "labels": {"tier": "gold"}}]))
+    assert chosen() == ("vol-1",)
+    bench.message(Kind.GATEWAY, gateway())
+    assert chosen() == (), "an agent of before, or one without: it has no labels"

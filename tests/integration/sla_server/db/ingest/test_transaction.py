@@ -513,3 +513,11 @@ def test_a_volume_moves_with_its_gateway_or_when_that_is_lost(rig):
     texts = {row["text"] for row in rig.reader.events() if row["kind"] == "volume-moved"}
     assert "volume vol-1 has moved from backend disk-1 to disk-2, says gateway gw-1" in texts
     assert "volume vol-1 has moved from backend disk-1 to disk-3, says gateway gw-2" in texts
+
+
+def test_labels_of_a_volume_are_those_its_gateway_announced_last(rig):
+    for labels in ({"tier": "gold"}, {}, {"tier": "silver", "env": "prod"}):
+        export = {"volume": "vol-1", "backend": "b", "size_bytes": 1, "labels": labels}
+        rig.feed(gateway_message(exports=[export if labels else {**export, "labels": None}]))
+        assert (rig.reader.volumes()[0]["labels"] or {}) == labels
+    assert rig.reader.pages.label_rows()[0] == [{"volume": "vol-1", "labels": labels}]

@@ -833,3 +833,65 @@ def test_a_claim_to_another_volume_or_of_a_gateway_without_streams_changes_nothi
     scene.judge.set_claims([claim("revoked", 0.5, volume="vol-9"), claim("pending", 0.5, "g-3")])
     found = scene.run(2.1)
     assert [(row["state"], row["n"]) for _, row in found.rows] == [("good", 1200), ("good", 1200)]
+
+
+# Volumes that labels choose.
+
+
+BY_LABEL = simple().replace("volumes: [vol-1]", "volume_labels: tier=gold")
+
+
+class Labelled(Scene):
+    """An agreement that chooses by labels; streams 1 and 2 of vol-1 and vol-2 are on one gateway."""
+
+    def __init__(self, *volumes: str) -> None:
+        super().__init__(replace(in_force(BY_LABEL, applied_us=START_US), labelled=volumes))
+        self.store.add_stream(2, volume="vol-2")
+
+    def choose(self, minutes: float, *volumes: str) -> None:
+        self.items = (replace(self.items[0], labelled=volumes),)
+        self.judge.set_agreements(self.items, at(minutes))
+
+    def add_minute(self, minute: float) -> None:
+        """Of stream 1 all is well, stream 2 misses."""
+        self.store.add_slot(at(minute), reads=300)
+        self.store.add_slot(at(minute), reads=300, missed=300, stream_id=2)
+
+
+def test_a_volume_that_gets_the_labels_counts_from_the_next_slice_on() -> None:
+    scene = Labelled("vol-1")
+    scene.add_minute(0)
+    assert scene.slices(1.1) == [(0, "good", 0)]
+    scene.choose(1.5, "vol-1", "vol-2")
+    scene.add_minute(1)
+    scene.store.add_late(at(0))
+    assert scene.slices(2.2) == [(1, "bad", 0)], "and what was judged before stays, on late data, too"
+
+
+def test_a_volume_that_loses_the_labels_counts_in_the_slices_before() -> None:
+    scene = Labelled("vol-1", "vol-2")
+    scene.add_minute(0)
+    assert scene.slices(1.1) == [(0, "bad", 0)]
+    scene.choose(1.5, "vol-1")
+    scene.add_minute(1)
+    scene.store.add_late(at(0))
+    found = scene.run(2.2)
+    assert [(row["start_us"], row["state"]) for table, row in found.rows if table == "slices"] == [
+        (at(1), "good")
+    ], "the slice before is as bad as it was"
+    assert "judged-without" not in [row.get("kind") for _, row in found.rows], "it was nobody's claim"
+
+
+def test_while_labels_choose_nothing_there_is_nothing_to_judge() -> None:
+    scene = Labelled()
+    scene.add_minute(0)
+    assert scene.slices(1.6) == []
+    scene.choose(1.7, "vol-1")
+    scene.add_minute(1)
+    assert scene.slices(2.2) == [(1, "good", 0)]
+    scene.choose(2.5)
+    scene.add_minute(2)
+    assert scene.slices(3.6) == []
+    scene.choose(3.7, "vol-1")
+    scene.add_minute(3)
+    assert scene.slices(4.2) == [(3, "good", 0)]
