@@ -20,7 +20,7 @@ from typing import Final
 from benchmarks.chaos_events import Arrival, EventsSpan, journal, lines_of
 from benchmarks.chaos_receiver import TAKEN
 from sla_server.events.delivery_state import read_delivery_state
-from sla_server.events.stages.inhibit import OWN
+from sla_server.events.stages.fallback import OWN
 from tests.support.ports import free_port
 from tests.support.stage import Stage
 

@@ -12,12 +12,8 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from gateway_agent.devices import name_of
 from pmdaemon.runtime.config import StrictModel
-<<<<<<< HEAD
-from pmdaemon.wire.names import NAME_RULE, checked_name, is_name
-=======
 from pmdaemon.wire.labels import why_no_labels
-from pmdaemon.wire.names import is_name
->>>>>>> l14
+from pmdaemon.wire.names import NAME_RULE, checked_name, is_name
 from pmdaemon.wire.rates import LEAST_RATE, MOST_RATE, Rates
 
 UNIX_PATH_BYTES: Final = 107  # sun_path of Linux, less its final NUL

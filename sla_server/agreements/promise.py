@@ -195,12 +195,12 @@ class InForce:
         return self.agreement.name
 
     @property
-<<<<<<< HEAD
     def may_be_excluded(self) -> bool:
         """Whether there are times at which nothing is promised."""
         spec = self.agreement.spec
         return bool(spec.service_hours is not None or spec.maintenance.windows or self.work)
-=======
+
+    @property
     def chooses_by_labels(self) -> bool:
         """Whether its volumes are those with some labels."""
         return self.agreement.spec.scope.volume_labels is not None
@@ -216,7 +216,6 @@ class InForce:
             return self
         labelled = tuple(book.in_scope(self.agreement.spec.scope))
         return self if labelled == self.labelled else replace(self, labelled=labelled)
->>>>>>> l14
 
     def excluded(self, start_us: int, end_us: int | None = None) -> str | None:
         """Why nothing is promised at an instant or in a slice; None: the promise holds."""

@@ -351,8 +351,8 @@ KINDS: Final = {
         (
             Column("NAME", plain("name")),
             Column("VERSION", plain("version"), number=True),
-            Column("VOLUMES", lambda row, _now_us: ", ".join(_spec(row).get("volumes") or ())),
-            Column("LABELS", lambda row, _now_us: labels_of(_spec(row))),
+            Column("VOLUMES", lambda row, _now_us: ", ".join(spec_of(row).get("volumes") or ())),
+            Column("LABELS", lambda row, _now_us: labels_of(spec_of(row))),
             Column("SINCE", at("applied_us")),
             Column("BY", plain("applied_by")),
         ),

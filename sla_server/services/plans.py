@@ -34,11 +34,8 @@ from sla_server.services.rows import audit_row, event_row
 KEPT_US: Final = 445 * 86_400 * SECOND_US  # the longest window and a tenth, as the judge looks back
 AHEAD_US: Final = 5 * 366 * 86_400 * SECOND_US
 """How far ahead the next occurrence of a rule is looked for."""
-<<<<<<< HEAD
-=======
 _OF_USE_IN_FORCE: Final = (*NOTIFICATION_KINDS, volume_labels.KIND)
 MOST_NAMED: Final = 5
->>>>>>> l14
 """Agreements that one kind of warning names; the others are counted."""
 Held = AnnouncedWork | CalendarInForce | NotificationInForce | VolumeLabelsInForce
 Key = tuple[str, str]

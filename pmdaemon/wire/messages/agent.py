@@ -24,7 +24,7 @@ from pmdaemon.runtime.excerpt import excerpt, printable
 from pmdaemon.wire import cut, names
 from pmdaemon.wire.frame_template import encode_poll
 from pmdaemon.wire.kinds import PROTO_MAX, PROTO_MIN, Kind
-<<<<<<< HEAD
+from pmdaemon.wire.labels import why_no_labels
 from pmdaemon.wire.messages.base import (
     MAX_TEXT,
     FoldedMessage,
@@ -38,10 +38,6 @@ from pmdaemon.wire.messages.base import (
     text,
     whole,
 )
-=======
-from pmdaemon.wire.labels import why_no_labels
-from pmdaemon.wire.messages.base import Header, Key, WireMessage, count, maps, name, rows, text, whole
->>>>>>> l14
 from pmdaemon.wire.messages.client_caps import except_of
 from pmdaemon.wire.messages.costs import FITTED_COSTS
 
