@@ -3,6 +3,7 @@
 import * as f from "./format.js";
 import {element, setBadge, setText} from "./dom.js";
 import {whyAddress} from "./why.js";
+import {showWords} from "./words.js";
 
 export const code = (text) => element("code", {}, text);
 export const agreementAddress = (name, objective = "") =>
@@ -70,6 +71,6 @@ export function fillEvents(fillList, list, rows, empty) {
       setBadge(li.querySelector("span"), f.SEVERITIES[row.severity] || "", row.severity, row.kind);
       const [what, about] = li.querySelectorAll("p");
       setText(what, f.plain(row.text || row.kind));
-      setText(about, f.aboutEvent(row));
+      showWords(about, f.aboutEvent(row), row.kind);
     }, empty);
 }

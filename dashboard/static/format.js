@@ -1,5 +1,6 @@
 // Numbers, times and states in words. Null and undefined are shown as a dash, never as 0.
 
+import {eventKind} from "./words.js";
 import {dayKey, words} from "./zone.js";
 
 export const DASH = "–";
@@ -218,4 +219,4 @@ export function volumeCap(row) {
 }
 
 // What an event is about: its kind, and the volume, agreement or gateway.
-export const aboutEvent = (row) => [row.kind, [row.element, row.subject].filter(Boolean).join(" ")].filter(Boolean).join(" · ");
+export const aboutEvent = (row) => [eventKind(row.kind || ""), [row.element, row.subject].filter(Boolean).join(" ")].filter(Boolean).join(" · ");

@@ -76,8 +76,9 @@ export function startList({path, id, fields, columns, keyOf, empty, limit = 50, 
       if (next) links.push(follow(address, element("a", {rel: "next"}, "Next"), {offset: Number(next)}));
     } else {
       const name = "before" in fields ? "before" : "after";
-      if (address.get()[name]) links.push(follow(address, element("a", {rel: "prev"}, "Newest"), {[name]: ""}));
-      if (next) links.push(follow(address, element("a", {rel: "next"}, name === "before" ? "Older" : "Next"), {[name]: next}));
+      const start = "sort" in fields && address.get().sort !== "newest" ? "First" : "Newest";
+      if (address.get()[name]) links.push(follow(address, element("a", {rel: "prev"}, start), {[name]: ""}));
+      if (next) links.push(follow(address, element("a", {rel: "next"}, name === "before" && start === "Newest" ? "Older" : "Next"), {[name]: next}));
     }
     const shown = links.map((node) => node.textContent + (node.getAttribute("href") || "")).join("|");
     if (!pager || pager.dataset.shown === shown) return; // the focus stays where it is

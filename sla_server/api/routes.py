@@ -1,7 +1,8 @@
 """The table of routes. URL map, rights and OpenAPI document are made from it, so they cannot differ.
 
 ``changes`` marks routes that need token or session, ``role`` who may use them. ``operation`` names the
-handler, a function of that name in a module of ``handlers``. Routes of accounts are in ``access_routes``.
+handler, a function of that name in a module of ``handlers``. Routes of accounts are in ``access_routes``, of
+reports in ``report_routes``, of what is only listed in ``record_routes``.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from sla_server.api.access_routes import ACCESS_ROUTES
+from sla_server.api.record_routes import BEFORE, RECORD_ROUTES
 from sla_server.api.report_routes import REPORT_ROUTES
 from sla_server.api.route import ANY, LIMIT, LIMIT_MAX, ApiRoute, Query
 
@@ -20,7 +22,9 @@ CREDITS_MAX: Final = 14
 
 PERIODS_MAX: Final = 60  # five years of months; slices are kept for 13 months by default
 BASED_ON = Query("based_on", "string", "NAME:VERSION that the text was made from; else 409.")
-BEFORE = Query("before", "string", "The `next` of the page before.")
+GOING_ON = Query(
+    "since_us", "integer", "Only what had not ended before then, microseconds UTC.", least=0, most=MAX_US
+)
 FROM = Query(
     "from_us",
     "integer",
@@ -312,6 +316,7 @@ ROUTES: Final = (
             Query("name", "string", "Only those of this agreement."),
             Query("objective", "string", "Only those of this objective."),
             Query("open", "boolean", "1: only those that go on."),
+            GOING_ON,
             LIMIT,
             BEFORE,
         ),
@@ -374,7 +379,7 @@ ROUTES: Final = (
         "/throttles",
         "throttles",
         "Throttles, newest first.",
-        (Query("in_force", "boolean", "1: only those that hold I/O back now."), LIMIT, BEFORE),
+        (Query("in_force", "boolean", "1: only those that hold I/O back now."), GOING_ON, LIMIT, BEFORE),
         items="throttles",
         scope="throttles",
     ),
@@ -499,8 +504,6 @@ ROUTES: Final = (
         role="viewer",
         changes=True,  # it costs what routing costs
     ),
-    ApiRoute("GET", "/audit", "audit", "Who changed what, newest first.", (LIMIT, BEFORE), items="audit"),
-    ApiRoute("GET", "/policies", "policies", "Policy versions, newest first.", (LIMIT,), items="policies"),
     ApiRoute(
         "GET",
         "/policies/{version}/caps",
@@ -568,7 +571,6 @@ ROUTES: Final = (
         body="PolicyRollback",
         changes=True,
     ),
-    ApiRoute("GET", "/jobs", "jobs", "Runs of jobs, newest first.", (LIMIT, BEFORE), items="jobs"),
     ApiRoute("POST", "/policies/announce", "announce_policies", "Look for a new version now.", changes=True),
     ApiRoute("GET", "/mode", "mode", "Whether decisions are enforced or only observed."),
     ApiRoute("PUT", "/mode", "set_mode", "Switch between observe and enforce.", body="Mode", changes=True),
@@ -594,6 +596,7 @@ ROUTES: Final = (
     ApiRoute("GET", "/processes", "processes", "The server's own processes.", items="processes"),
     ApiRoute("GET", "/metrics", "metrics", "Metrics of this part, for Prometheus.", answer="text/plain"),
     ApiRoute("GET", "/openapi.json", "openapi", "This document.", scope="free"),
+    *RECORD_ROUTES,
     *REPORT_ROUTES,
     *ACCESS_ROUTES,
 )

@@ -1,9 +1,10 @@
-"""``sla audit``: whether the log of changes is whole, and a copy of it."""
+"""``sla audit``: the log of changes, whether it is whole, and a copy of it."""
 
 from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -13,9 +14,17 @@ import click
 from sla_server.audit_chain import ChainCheck
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage, CheckFailed
-from sla_server.cli.formatting import pass_client
+from sla_server.cli.formatting import OUTPUT, Column, build, console, pass_client, print_json
+from sla_server.cli.moments import moment_us
+from sla_server.cli.system_tables import at, plain
 from sla_server.rows import Row
 
+_COLUMNS: Final = (
+    Column("WHEN", at("at_us")),
+    Column("WHO", plain("who")),
+    Column("ACTION", plain("action")),
+    Column("OF", plain("subject")),
+)
 _HEAD: Final = re.compile(r"([0-9]{1,18}):([0-9a-f]{64})")
 
 
@@ -32,7 +41,41 @@ def _rows(client: Client) -> Iterator[Row]:
 
 @click.group()
 def audit() -> None:
-    """The log of who changed what: verify that it is whole, and export it."""
+    """The log of who changed what: list it, verify that it is whole, and export it."""
+
+
+@audit.command("list")
+@click.option("--about", metavar="TEXT", help="Those with this text in person, action or subject.")
+@click.option(
+    "--action", metavar="PATTERN", help="Of these actions; several with commas, * matches anything."
+)
+@click.option("--who", metavar="PATTERN", help="By these; several with commas, * matches anything.")
+@click.option("--since", metavar="TIME", help="Only since then: 2h, 14:03, '2026-11-22 14:03'.")
+@click.option("--sort", help="newest (default), oldest, who, action or subject.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="At most so many.")
+@OUTPUT
+@pass_client
+def list_rows(
+    client: Client,
+    about: str | None,
+    action: str | None,
+    who: str | None,
+    since: str | None,
+    sort: str | None,
+    limit: int,
+    output: str,
+) -> None:
+    """List who changed what, the newest first."""
+    query: Row = {"match": about, "action": action, "who": who, "sort": sort}
+    query["from_us"] = None if since is None else moment_us(since, time.time_ns() // 1000, "--since")
+    asked = {key: value for key, value in query.items() if value is not None}
+    rows = client.get("/audit", limit=limit, **asked)["items"]
+    if output == "json":
+        print_json(rows)
+    elif not rows:
+        click.echo("No entry fits what is asked for." if asked else "Nothing was changed yet.")
+    else:
+        console().print(build(_COLUMNS, rows, time.time_ns() // 1000))
 
 
 @audit.command()

@@ -37,6 +37,12 @@ DOCUMENTS: Final = ("slas", "maintenance", "calendars", "volumelabels", "recipie
 LABELLED: Final = ("volumes", "slas", "episodes", "throttles")
 """Kinds that are selected by labels: volumes by their own, the others by those of agreements."""
 OF_OBJECTIVES: Final = ("slices", "periods", "episodes", "trend")
+INBOX_OF: Final = {
+    "events": ("severity", "kind", "subject"),
+    "jobs": ("kind", "subject"),
+    "policies": ("subject",),
+}
+"""Filters that kinds take."""
 _MOST_LISTED: Final = 1000
 _SLICES_MOST: Final = 5000
 _PERIODS_MOST: Final = 60
@@ -50,7 +56,9 @@ class GetRequest:
     Attributes:
         names: only these things; of slices, periods, streams and rates the one thing that they are of.
         since_us: only what began since then.
-        inbox: filters of events, as /inbox takes them; without any, all events come.
+        inbox: filters of events, as /inbox takes them; without any, all events come. The last two of jobs and
+            policies, too.
+        state, sort: of jobs and policies.
     """
 
     kind: str
@@ -62,6 +70,8 @@ class GetRequest:
     since_us: int | None = None
     is_open: bool = False
     inbox: dict[str, str] = field(default_factory=dict)
+    state: str | None = None
+    sort: str | None = None
 
     @property
     def listed(self) -> TableKind:
@@ -88,8 +98,16 @@ class GetRequest:
             raise BadUsage(f"--since has no use with {kind}; it is for {timed}")
         if self.is_open and kind not in ("episodes", "events"):
             raise BadUsage(f"--open has no use with {kind}; it is for episodes and events")
-        if self.inbox and kind != "events":
-            raise BadUsage(f"--severity, --kind and --about have no use with {kind}; they are for events")
+        useless = set(self.inbox) - set(INBOX_OF.get(kind, ()))
+        if useless:
+            raise BadUsage(
+                f"--severity, --kind and --about have no use with {kind}; they are for events, the last "
+                "two for jobs, --about for policies"
+            )
+        if (self.state or self.sort) and kind not in ("jobs", "policies"):
+            raise BadUsage(f"--state and --sort have no use with {kind}; they are for jobs and policies")
+        if self.sort and self.since_us is not None:
+            raise BadUsage("--sort has no use with --since, which reads from the newest on; give one of them")
         if listed.needs_name and len(self.names) != 1:
             fix = f"sla get {kind} {listed.of}" + (
                 ", or AGREEMENT/OBJECTIVE; sla get slas lists them" if listed.of == "AGREEMENT" else ""
@@ -124,9 +142,13 @@ class GetRequest:
     metavar="ZONE",
     help="Zone of the times: UTC, Europe/Berlin, local [slices, periods: that of the agreement; else local].",
 )
+@click.option("--state", help="jobs, policies: in this state; several with commas between.")
+@click.option("--sort", help="jobs, policies: newest, oldest, state; jobs: kind, longest, rows, too.")
 @click.option("--severity", help="events: info, warning or critical; several with commas between.")
-@click.option("--kind", "event_kind", metavar="PATTERN", help="events: of this kind; * matches anything.")
-@click.option("--about", metavar="TEXT", help="events: those whose subject or text contains this.")
+@click.option(
+    "--kind", "event_kind", metavar="PATTERN", help="events, jobs: of this kind; * matches anything."
+)
+@click.option("--about", metavar="TEXT", help="events, jobs, policies: those with this text in them.")
 @click.option("--open", "is_open", is_flag=True, help="episodes, events: only those that go on.")
 @click.option("--undelivered", is_flag=True, help="events: those that not all recipients have confirmed.")
 @OUTPUT
@@ -148,6 +170,8 @@ def get(
     about: str | None = None,
     is_open: bool = False,
     undelivered: bool = False,
+    state: str | None = None,
+    sort: str | None = None,
 ) -> None:
     """List gateways, volumes, slas, maintenance, throttles, events and more.
 
@@ -181,6 +205,8 @@ def get(
         None if since is None else moment_us(since, time.time_ns() // 1000, "--since"),
         is_open,
         {key: value for key, value in inbox.items() if value},
+        state,
+        sort,
     )
     request.check()
     if form() == "yaml" and kind in DOCUMENTS:
@@ -252,6 +278,10 @@ def _path_of(request: GetRequest, *, wants_documents: bool) -> tuple[str, dict[s
         query |= {key: value for key, value in asked.items() if value}
     if kind == "events" and (request.inbox or request.is_open):
         return "/inbox", {**request.inbox, **({"open": "1"} if request.is_open else {})}
+    if kind in ("jobs", "policies"):
+        asked = {"match": request.inbox.get("subject"), "kind": request.inbox.get("kind")}
+        asked |= {"state": request.state, "sort": request.sort}
+        query |= {key: value for key, value in asked.items() if value}
     if kind == "rates" and request.since_us is not None:
         query["from_us"] = request.since_us
     return listed.path.replace("{name}", quote("".join(names[:1]), safe="")), query
@@ -324,9 +354,10 @@ def _nothing(request: GetRequest) -> str:
         return f"No volume has the labels {request.labels}. Give some: sla volumes label VOLUME KEY=VALUE"
     if request.labels and request.kind == "slas":
         return f"No agreement in force has the labels {request.labels}."
-    if request.labels or request.since_us or request.inbox or request.is_open:
+    is_filtered = bool(request.inbox or request.is_open or request.state)
+    if request.labels or request.since_us or is_filtered:
         asked = ["the labels" if request.labels else "", "the time" if request.since_us else ""]
-        asked.append("the filters" if request.inbox or request.is_open else "")
+        asked.append("the filters" if is_filtered else "")
         return f"No {singular_of(request.kind)} fits {' and '.join(filter(None, asked))} asked for."
     return request.listed.empty
 

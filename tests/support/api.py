@@ -31,6 +31,7 @@ from sla_server.api.passwords import Passwords
 from sla_server.api.scope import Scopes
 from sla_server.api.security import Guard, Logins
 from sla_server.db.errors import DatabaseUnavailable
+from sla_server.db.queries.records import RecordList, Wanted, cursor_of
 from sla_server.events.event import SEVERITIES
 from sla_server.reports.issue import issue
 from sla_server.services.approvals import digest_of
@@ -693,8 +694,9 @@ class FakeSource:
         name: str | None = None,
         objective: str | None = None,
         before: str | None = None,
+        since_us: int | None = None,
     ) -> list[dict[str, Any]]:
-        self._row("episodes", open_only, limit, name, objective, before)
+        self._row("episodes", open_only, limit, name, objective, before, since_us)
         return [dict(EPISODE)]
 
     def episode(self, episode_id: str) -> dict[str, Any] | None:
@@ -702,9 +704,13 @@ class FakeSource:
         return dict(EPISODE) if str(EPISODE["episode_id"]).startswith(episode_id) else None
 
     def throttles(
-        self, in_force: bool = False, limit: int = 100, before: str | None = None
+        self,
+        in_force: bool = False,
+        limit: int = 100,
+        before: str | None = None,
+        since_us: int | None = None,
     ) -> list[dict[str, Any]]:
-        self._row("throttles", in_force, limit, before)
+        self._row("throttles", in_force, limit, before, since_us)
         row = {"throttle_id": "t-1", "volume": "batch", "state": "seen", "cost_per_s": 290.0}
         row |= {"requested_us": NOW_US + self.shift_us - 42_000_000, "released_us": None}
         return [] if before else [{**row, "cursor": f"{NOW_US}:t-1"}][:limit]
@@ -792,8 +798,7 @@ class FakeSource:
         row |= {"lowest_before": 400.0, "lowest_after": 300.0}
         return [] if before == after else [row]
 
-    def jobs(self, limit: int = 100, before: str | None = None) -> list[dict[str, Any]]:
-        self._row("jobs", limit, before)
+    def jobs(self) -> list[dict[str, Any]]:
         return [
             {
                 "job_id": "j-1",
@@ -806,9 +811,8 @@ class FakeSource:
                 "exit_status": 0,
                 "rows": 84_000,
                 "version": 3,
-                "cursor": f"{NOW_US}:j-1",
             }
-        ][:limit]
+        ]
 
     def inbox(self, limit: int = 100, before: str | None = None, **wanted: Any) -> list[dict[str, Any]]:
         self._row("inbox", limit, before, wanted)
@@ -845,16 +849,25 @@ class FakeSource:
         said = {"event_id": "e0001", "at_us": NOW_US, "who": "ann", "after": {"note": "disk ordered"}}
         return [said] if "e0001" in event_ids else []
 
-    def audit(self, limit: int = 100, before: str | None = None) -> list[dict[str, Any]]:
-        self._row("audit", limit, before)
-        row = {
-            "audit_id": "a-1",
-            "at_us": NOW_US,
-            "who": "token",
-            "action": "mode",
-            "cursor": f"{NOW_US}:a-1",
-        }
-        return [row]
+    def audit(self) -> list[dict[str, Any]]:
+        return [{"audit_id": "a-1", "at_us": NOW_US, "who": "token", "action": "mode", "subject": "server"}]
+
+    def records(self, listed: RecordList, wanted: Wanted) -> list[dict[str, Any]]:
+        """Of the few rows of this source those that are asked for, in the order of their table."""
+        name = listed.table.name
+        self._row(name, wanted)
+        if wanted.before is not None and not wanted.before.rpartition(":")[2]:
+            raise ValueError(f"{wanted.before!r} is no cursor")
+        rows: list[dict[str, Any]] = {"audit": self.audit, "jobs": self.jobs, "policies": self.policies}[
+            name
+        ]()
+        found = [
+            {**row, "cursor": cursor_of(listed, row)}
+            for row in rows
+            if all(not values or row[column] in values for column, values in wanted.values.items())
+            and (not wanted.match or any(wanted.match in str(row.get(one)) for one in listed.searched))
+        ]
+        return [] if wanted.before else found[: wanted.limit]
 
     def rollup_history(
         self, volume: str, from_us: int, to_us: int, client: str | None = None

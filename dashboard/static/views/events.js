@@ -6,6 +6,7 @@ import {ask} from "../ask.js";
 import {element, fillList, fillTable, setBadge, setText} from "../dom.js";
 import {startForm} from "../form.js";
 import * as f from "../format.js";
+import {showWords} from "../words.js";
 
 const $ = (id) => document.getElementById(id);
 const PAGE = 25;
@@ -45,7 +46,7 @@ function showEvents(rows, isOpen) {
       setText(what, f.plain(row.text || row.kind));
       const said = row.acknowledged.map((one) => `✓ ${one.who}, ${f.clock(one.at_us)}: ${one.note}`).join(" · ");
       const ended = row.ended_us ? `ended ${f.clock(row.ended_us)}` : "";
-      setText(about, [f.aboutEvent(row), ended, said].filter(Boolean).join(" · "));
+      showWords(about, [f.aboutEvent(row), ended, said].filter(Boolean).join(" · "), row.kind);
       setText(undelivered, deliveryWords(row));
       li.querySelector("button").hidden = !page.signedIn() || row.acknowledged.length > 0;
     },

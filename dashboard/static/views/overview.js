@@ -18,11 +18,12 @@ const MOST_WHYS = 4; // rows that say why at once: a question each
 const REST = 10; // times what the last answers took: of a very large installation some seconds
 const HOUR_MS = 3600e3;
 const SPANS = {"1h": ["1 hour", HOUR_MS], "6h": ["6 hours", 6 * HOUR_MS], "24h": ["24 hours", 24 * HOUR_MS], "7d": ["7 days", 168 * HOUR_MS]};
-const TIMELINE_ROWS = 1000;
+const TIMELINE_ROWS = 200; // of each; the timeline has the newest eight of them by name
+const TIMELINE_MS = 30000;
 const NEEDS_A_LOOK = ["violating", "at-risk", "no-data"];
 const ACTIVE = new Set(["requested", "sent", "confirmed", "seen"]);
 const page = {snapshot: null, selected: null, facts: new Map(), episodes: [], policy: null, whys: new Map(), whysMs: 0,
-  past: null};
+  past: null, pastSpan: "", pastMs: 0};
 let shell = null;
 let address = null;
 
@@ -155,8 +156,13 @@ function showSpans() {
   }));
 }
 
+// Of the span that is shown only, and not with every round: it changes slowly against its width.
 async function loadTimeline() {
-  const [episodes, throttles] = await Promise.all([read(`/episodes?limit=${TIMELINE_ROWS}`), read(`/throttles?limit=${TIMELINE_ROWS}`)]);
+  const [name, ms] = span(); // words and length
+  if (page.pastSpan === name && Date.now() - page.pastMs < TIMELINE_MS) return showTimeline();
+  const query = `limit=${TIMELINE_ROWS}&since_us=${(Date.now() - ms) * 1000}`;
+  const [episodes, throttles] = await Promise.all([read(`/episodes?${query}`), read(`/throttles?${query}`)]);
+  if (episodes && throttles) [page.pastSpan, page.pastMs] = [name, Date.now()];
   if (episodes && throttles) page.past = {episodes: episodes.items, rows: throttles.items, oldest: [
     ...(episodes.next ? [episodes.items.at(-1).opened_us] : []), ...(throttles.next ? [throttles.items.at(-1).requested_us] : [])]};
   showTimeline();
@@ -283,7 +289,7 @@ const loadTrends = () => read("/live/trend").then((answer) => answer && loadTren
 
 export async function start(around) {
   shell = around;
-  address = startAddress({span: "6h"}, null, () => { showSpans(); showTimeline(); });
+  address = startAddress({span: "6h"}, null, () => { showSpans(); loadTimeline(); });
   showSpans();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   document.addEventListener("visibilitychange", draw);

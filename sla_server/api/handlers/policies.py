@@ -1,4 +1,4 @@
-"""Handlers about policies and the jobs that compute them: versions, caps, what differs, runs."""
+"""Handlers about one version of a policy: its caps, its volumes, what differs; the list is in ``records``."""
 
 from __future__ import annotations
 
@@ -14,11 +14,6 @@ from sla_server.rows import Row
 
 _CAP_CURSOR: Final = re.compile(r".+:[0-9]{1,3}")
 _SEE: Final = "GET /api/v1/policies lists the versions"
-
-
-def policies(context: AppContext, request: Request) -> Response:
-    """Policy versions."""
-    return responses.as_list(context.source.policies(responses.limit(request)))
 
 
 def policy(context: AppContext, _request: Request, version: str) -> Response:
@@ -97,13 +92,6 @@ def policy_diff(context: AppContext, request: Request, version: str, other: str)
     place = request.args.get("after") or ""
     rows = context.source.policy_changes(before["version"], after["version"], limit, place)
     return responses.as_list(rows, rows[-1]["volume"] if len(rows) == limit else None)
-
-
-def jobs(context: AppContext, request: Request) -> Response:
-    """A page of the runs of jobs, newest first."""
-    limit = responses.limit(request)
-    rows = context.source.jobs(limit, responses.cursor(request))
-    return responses.as_list(rows, rows[-1]["cursor"] if len(rows) == limit else None)
 
 
 def found_policy(context: AppContext, version: str) -> Row:

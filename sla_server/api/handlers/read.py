@@ -42,7 +42,6 @@ from sla_server.api.route import LIMIT_MAX, PREFIX
 from sla_server.api.routes import PERIODS_MAX
 from sla_server.api.scope_volumes import read_book
 from sla_server.db.queries.reader import STREAM_SUMS
-from sla_server.events.documents import without_secrets
 from sla_server.rows import Row
 
 Item = TypeVar("Item")
@@ -428,10 +427,11 @@ def episodes(context: AppContext, request: Request) -> Response:
         if request.args.get("objective"):
             asked_objective(context, request, row)
     open_only, objective = responses.flag(request, "open"), request.args.get("objective") or None
+    since_us = responses.number(request, "since_us", 0) or None
 
     def read(limit: int, before: str | None) -> list[Row]:
         return context.source.episodes(
-            open_only, limit, name=name or None, objective=objective, before=before
+            open_only, limit, name=name or None, objective=objective, before=before, since_us=since_us
         )
 
     rows, last = _page_of(read, request, "episodes")
@@ -444,9 +444,10 @@ def episodes(context: AppContext, request: Request) -> Response:
 def throttles(context: AppContext, request: Request) -> Response:
     """A page of throttles as recorded, with the live view of those in force."""
     in_force = responses.flag(request, "in_force")
+    since_us = responses.number(request, "since_us", 0) or None
 
     def read(limit: int, before: str | None) -> list[Row]:
-        rows: list[Row] = context.source.throttles(in_force, limit, before)
+        rows: list[Row] = context.source.throttles(in_force, limit, before, since_us)
         return rows
 
     rows, last = _page_of(read, request, "throttles")
@@ -472,16 +473,6 @@ def decisions(context: AppContext, request: Request) -> Response:
 def events(context: AppContext, request: Request) -> Response:
     """A page of events."""
     return responses.as_list(*_page_of(context.source.events, request, "events"))
-
-
-def audit(context: AppContext, request: Request) -> Response:
-    """A page of the audit log; addresses in it show no secret that an earlier release took."""
-
-    def read(limit: int, before: str | None) -> list[Row]:
-        rows: list[Row] = without_secrets(context.source.audit(limit, before))
-        return rows
-
-    return responses.as_list(*_page_of(read, request, "audit"))
 
 
 def processes(context: AppContext, _request: Request) -> Response:

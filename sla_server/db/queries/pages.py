@@ -15,7 +15,8 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Executable, func, select
 
 from sla_server.db import schema
-from sla_server.db.queries import slices
+from sla_server.db.queries import records, slices
+from sla_server.db.queries.records import RecordList, Wanted
 from sla_server.db.queries.rows import chunks, decode_json, total
 from sla_server.db.schema import HOUR_US, STREAM_SUMS
 from sla_server.rows import Row
@@ -162,6 +163,17 @@ class PageQueries:
         group = [hour, *(found.c[column] for column in SLICE_COLUMNS)]
         counts = func.count().label("n"), func.max(found.c.start_us).label("newest_us")
         return self._read(select(*group, *counts).group_by(*group).order_by(hour))
+
+    def records(self, listed: RecordList, wanted: Wanted) -> list[Row]:
+        """A page of the audit log, of jobs or of policies, JSON decoded, with a ``cursor`` in each row.
+
+        Raises:
+            ValueError: see ``records.listed``.
+        """
+        rows = self._read(records.listed(listed, wanted))
+        for row in rows:
+            row["cursor"] = records.cursor_of(listed, row)
+        return decode_json(rows, schema.JSON_COLUMNS.get(listed.table.name, ()))
 
     def policy_volumes(self, version: int, part: str, after: str, limit: int) -> list[Row]:
         """Volumes of one policy version, by name, with the hours that have a cap, and the lowest of them."""

@@ -30,7 +30,7 @@ from sla_server.db import histogram_codec, schema
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import make_engine, translated
 from sla_server.db.partitions import DECISIONS_KEY
-from sla_server.db.queries import episodes, explanations, inbox, policies, reports, slices
+from sla_server.db.queries import episodes, explanations, inbox, policies, records, reports, slices
 from sla_server.db.queries.access import AccessQueries
 from sla_server.db.queries.history import read_history
 from sla_server.db.queries.pages import PageQueries
@@ -305,13 +305,15 @@ class SqlReader:
         name: str | None = None,
         objective: str | None = None,
         before: str | None = None,
+        since_us: int | None = None,
     ) -> list[Row]:
-        """Violation episodes, newest first, of all agreements or one; ``before``: see ``events``."""
+        """Violation episodes, newest first, of all agreements or one, not ended before ``since_us``."""
         table = schema.episodes
         statement = self._page(table, "episode_id", limit, before, table.c.opened_us, episodes.counted())
         for column, wanted in ((table.c.name, name), (table.c.objective, objective)):
             statement = statement if wanted is None else statement.where(column == wanted)
         statement = statement.where(table.c.closed_us.is_(None)) if open_only else statement
+        statement = statement.where(records.not_ended(table.c.closed_us, since_us))
         return self._with_cursor(self._rows(statement), "episode_id", "opened_us")
 
     def episode(self, episode_id: str) -> Row | None:
@@ -320,11 +322,14 @@ class SqlReader:
         found = self._rows(select(schema.episodes).where(begins).limit(2))
         return found[0] if len(found) == 1 else None
 
-    def throttles(self, in_force: bool = False, limit: int = 100, before: str | None = None) -> list[Row]:
-        """Newest first, ``members`` decoded; in force: requested to seen. ``before``: see ``events``."""
+    def throttles(
+        self, in_force: bool = False, limit: int = 100, before: str | None = None, since_us: int | None = None
+    ) -> list[Row]:
+        """Newest first, ``members`` decoded; in force: requested to seen; not ended before ``since_us``."""
         table = schema.throttles
         statement = self._page(table, "throttle_id", limit, before, table.c.requested_us)
         wanted = statement.where(table.c.state.in_(IN_FORCE_STATES)) if in_force else statement
+        wanted = wanted.where(records.not_ended(table.c.released_us, since_us))
         return decode_json(self._with_cursor(self._rows(wanted), "throttle_id", "requested_us"), ("members",))
 
     def events(
@@ -366,8 +371,7 @@ class SqlReader:
 
     def audit(self, limit: int = 100, before: str | None = None) -> list[Row]:
         """The audit log, newest first, ``before`` and ``after`` decoded; pages as in ``events``."""
-        statement = self._page(schema.audit, "audit_id", limit, before)
-        return decode_json(self._with_cursor(self._rows(statement), "audit_id"), ("before", "after"))
+        return self.pages.records(records.AUDIT, records.Wanted(limit, before))
 
     @staticmethod
     def _page(
@@ -416,8 +420,7 @@ class SqlReader:
 
     def jobs(self, limit: int = 100, before: str | None = None) -> list[Row]:
         """Runs of jobs, newest first; pages as in ``events``."""
-        statement = self._page(schema.jobs, "job_id", limit, before, schema.jobs.c.started_us)
-        return self._with_cursor(self._rows(statement), "job_id", "started_us")
+        return self.pages.records(records.JOBS, records.Wanted(limit, before))
 
     # -- Around one moment: what ``sla why`` asks (``explanations``).
 

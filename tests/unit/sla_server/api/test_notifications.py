@@ -198,9 +198,8 @@ def test_a_secret_that_an_earlier_release_took_is_not_shown(
     row = {"kind": "Recipient", "name": "old", "version": 1, "ended_us": None, "document": f"url: '{url}'\n"}
     newer = {**row, "version": 2, "spec": {"spec": {"webhook": {"url": f"{url}2"}}}}
     monkeypatch.setattr(source, "documents", lambda *_: [{**row, "spec": spec}, newer])
-    monkeypatch.setattr(
-        source, "audit", lambda *_: [{"cursor": "1", "after": {"changes": [{"before": url}]}}]
-    )
+    changed = {"audit_id": "a", "at_us": 1, "after": {"changes": [{"before": url}]}}
+    monkeypatch.setattr(source, "audit", lambda *_: [changed])
     for path in ("recipients", "documents/Recipient/old/versions", "audit"):
         answer = web.get(f"/api/v1/{path}")
         assert answer.status_code == 200

@@ -174,7 +174,7 @@ def test_slices_of_an_episode_begin_with_the_one_in_which_it_opened(
     web: FlaskClient, source: api.FakeSource
 ) -> None:
     episode = items(web, "episodes?name=erp-gold&open=1")[0]
-    assert source.asked[-1] == ("episodes", True, 100, "erp-gold", None, None)
+    assert source.asked[-1] == ("episodes", True, 100, "erp-gold", None, None, None)
     answer = web.get(episode["slices"]).json
     assert answer["objective"] == "latency"
     assert answer["to_us"] == episode["closed_us"]
@@ -234,7 +234,7 @@ def test_text_that_no_database_takes_is_refused_at_the_door(
 
 def test_throttles_in_force(web: FlaskClient, source: api.FakeSource) -> None:
     items(web, "throttles?in_force=1&limit=5")
-    assert source.asked[-1] == ("throttles", True, 5, None)
+    assert source.asked[-1] == ("throttles", True, 5, None, None)
     assert web.get("/api/v1/throttles?in_force=maybe").status_code == 400
 
 

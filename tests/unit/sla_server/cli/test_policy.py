@@ -151,3 +151,18 @@ def test_what_observed_caps_would_hold(sla: Terminal) -> None:
     assert line[:6] == ["batch", "disk-0", "300", "cost/s", "450", "cost/s"]
     assert line[-1] == "12,000"
     assert json.loads(sla("policy", "would-hold", "-o", "json").output) == [row]
+
+
+def test_jobs_and_policies_are_filtered_and_sorted_by_the_server(sla: Any) -> None:
+    assert (
+        sla("get", "jobs", "--state", "done,failed", "--sort", "longest", "--about", "helps").exit_code == 0
+    )
+    wanted = sla.source.asked[-1][1]
+    assert (wanted.values["state"], wanted.sort, wanted.match) == (["done", "failed"], "longest", "helps")
+    assert sla("get", "policies", "--state", "rejected*").output == "No policy fits the filters asked for.\n"
+    assert sla("get", "jobs", "--sort", "size").exit_code != 0
+    assert "no use with volumes" in sla("get", "volumes", "--state", "done").output
+    listed = sla("audit", "list", "--who", "token", "--limit", "5").output
+    assert "mode" in listed
+    assert sla.source.asked[-1][1].values["who"] == ["token"]
+    assert sla("audit", "list", "--about", "nobody").output == "No entry fits what is asked for.\n"
