@@ -8,7 +8,7 @@ rule (``periods.is_excluded``). Pure.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -100,9 +100,28 @@ class AnnouncedWork(DocumentInForce[MaintenanceDocument]):
         begin_us, over_us = spec.span(spec.start, self.tz)
         return max(begin_us, self.applied_us), end_us if spec.rrule is not None else min(over_us, end_us)
 
-    def spans(self, from_us: int, to_us: int) -> Iterator[Span]:
-        """What it excuses of [from_us, to_us), in order."""
+    def announced_us(self, versions: Iterable[AnnouncedWork]) -> int:
+        """When its times were announced first: an edit of the reason alone begins no other notice.
+
+        ``versions``: of any document, in whose scope the agreement is that asks.
+        """
+        since_us = self.applied_us
+        for earlier in sorted(versions, key=lambda each: -each.applied_us):
+            is_before = earlier.name == self.name and earlier.ended_us == since_us
+            if is_before and earlier.times == self.times:
+                since_us = earlier.applied_us
+        return since_us
+
+    @property
+    def times(self) -> tuple[object, ...]:
+        """What says when."""
+        spec = self.document.spec
+        return spec.start, spec.end, spec.duration, spec.rrule, self.tz
+
+    def spans(self, from_us: int, to_us: int, since_us: int = 0) -> Iterator[Span]:
+        """What it excuses of [from_us, to_us), in order; nothing before ``since_us``."""
         first_us, last_us = self._bounds
+        first_us = max(first_us, since_us)
         if first_us >= to_us or last_us <= from_us:
             return  # nearly always
         for begin_us, end_us in occurrences(self.document.spec, from_us, to_us, self.tz):

@@ -39,7 +39,7 @@ from sla_server.agreements.fields import (
 from sla_server.agreements.recurrence import check_rule, recurrence_of
 
 if TYPE_CHECKING:  # both import this module for the models of time
-    from sla_server.agreements.document import Agreement
+    from sla_server.agreements.document import Agreement, AgreementSpec
     from sla_server.agreements.maintenance import AnnouncedWork
 
 SECOND_US: Final = 1_000_000
@@ -222,8 +222,28 @@ def planned_us(agreement: Agreement, maintenance: Sequence[AnnouncedWork], from_
         for window in spec.maintenance.windows
         for span in occurrences(window, from_us, to_us, spec.time_zone)
     ]
-    spans += [span for work in maintenance for span in work.spans(from_us, to_us)]
+    for work in maintenance:
+        spans += work.spans(from_us, to_us, _excused_from_us(spec, work, maintenance))
     return _union_us(spans, from_us, to_us)
+
+
+def _excused_from_us(spec: AgreementSpec, work: AnnouncedWork, versions: Sequence[AnnouncedWork]) -> int:
+    """From when on a document excuses anything: what lies within the agreed notice counts.
+
+    Windows within the agreement have none to keep: both parties have agreed to them.
+    """
+    notice_s = spec.maintenance.notice
+    return 0 if notice_s is None else work.announced_us(versions) + notice_s * SECOND_US
+
+
+def unannounced_spans(
+    agreement: Agreement, maintenance: Sequence[AnnouncedWork], from_us: int, to_us: int
+) -> Iterator[tuple[AnnouncedWork, Span]]:
+    """Work in [from_us, to_us), and how much of it is not excused for want of notice."""
+    for work in maintenance:
+        until_us = min(_excused_from_us(agreement.spec, work, maintenance), to_us)
+        for begin_us, end_us in work.spans(from_us, until_us):
+            yield work, (max(begin_us, from_us), min(end_us, until_us))
 
 
 def is_excluded(
@@ -238,8 +258,8 @@ def is_excluded(
     """Why nothing is promised at an instant, or in a slice; None: the promise holds.
 
     Outside service hours, or while work is done that was announced, within the agreement or by a Maintenance
-    document. Work that exceeds ``max_per_period`` within the slice's period is not excused; for a rolling
-    window the period is the duration before the slice.
+    document with the notice agreed. Work that exceeds ``max_per_period`` within the slice's period is not
+    excused; for a rolling window the period is the duration before the slice.
 
     Args:
         agreement: the version in force.
@@ -270,7 +290,10 @@ def _work_at(
     for window in spec.maintenance.windows:
         if any(occurrences(window, from_us, to_us, spec.time_zone)):
             return f"maintenance: {window.reason}"
-    return next((work.reason for work in maintenance if any(work.spans(from_us, to_us))), None)
+    for work in maintenance:
+        if any(work.spans(from_us, to_us, _excused_from_us(spec, work, maintenance))):
+            return work.reason
+    return None
 
 
 # -- Models of time in the document: the window of the target, service hours, maintenance
@@ -423,7 +446,7 @@ class Maintenance(Strict):
     """The rules for announced work, and the work announced."""
 
     notice: Duration | None = None
-    """How long before it starts work must be announced; shorter notice is reported as a warning at apply."""
+    """How long before a document of work must be applied; what lies within that time is not excluded."""
     max_per_period: Duration | None = None
     """Work beyond this much in one period of the window is not excluded."""
     windows: list[MaintenanceWindow] = Field(default_factory=list, max_length=100)

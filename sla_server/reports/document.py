@@ -219,7 +219,7 @@ class WorstSpan(ReportedSpan):
 
 
 class ReportedMaintenance(_Part):
-    """Work that excused slices of the period."""
+    """Work that excused slices of the period, or none (``slices`` 0) for want of notice."""
 
     from_us: int
     to_us: int

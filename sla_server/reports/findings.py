@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from sla_server.agreements.difference import bounded, differences
-from sla_server.agreements.periods import SECOND_US, Span
+from sla_server.agreements.periods import SECOND_US, Span, unannounced_spans
 from sla_server.agreements.promise import InForce
 from sla_server.agreements.slices import REASONS
 from sla_server.explanation.words import listed
@@ -143,10 +143,28 @@ def maintenance_of(inputs: ReportInputs, slices: Iterable[ObjectiveSlices]) -> l
         for run in runs(each.rows, lambda row: row["state"] == "excluded" and row["reason"] != OUTSIDE):
             key = run[0]["start_us"], run[-1]["start_us"] + run[-1]["length_us"], run[0]["reason"]
             spans.setdefault(key, len(run))
-    return [
+    found = [
         _maintenance(inputs.versions, from_us, to_us, reason, count)
         for (from_us, to_us, reason), count in sorted(spans.items())
     ]
+    return sorted([*found, *_unannounced(inputs)], key=lambda each: (each.from_us, each.to_us))
+
+
+def _unannounced(inputs: ReportInputs) -> Iterator[ReportedMaintenance]:
+    """Work, or its part, that excused no slice: it was announced later than agreed."""
+    for item in inputs.held_versions:
+        from_us = max(item.applied_us, inputs.period.from_us)
+        to_us = min(inputs.end_us, inputs.end_us if item.ended_us is None else item.ended_us)
+        for work, span in unannounced_spans(item.agreement, item.work, from_us, max(from_us, to_us)):
+            yield ReportedMaintenance(
+                from_us=span[0],
+                to_us=span[1],
+                slices=0,
+                reason=work.reason,
+                author=work.author or None,
+                announced_us=work.announced_us(item.work),
+                had_notice=False,
+            )
 
 
 def _maintenance(
@@ -157,7 +175,7 @@ def _maintenance(
     works = [work for work in item.work if work.reason == reason]
     if works:
         first = min(works, key=lambda work: work.applied_us)
-        author, announced_us = first.author or None, first.applied_us
+        author, announced_us = first.author or None, first.announced_us(item.work)
     else:
         own = item.agreement.spec.maintenance.windows
         author = next((one.author for one in own if f"maintenance: {one.reason}" == reason), None)

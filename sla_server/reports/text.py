@@ -147,6 +147,7 @@ def _lines(
         f"{span(each.from_us, each.to_us, tz)}: {each.reason}"
         + (f", announced {moment(each.announced_us, tz)}" if each.announced_us is not None else "")
         + (", with less notice than agreed" if each.had_notice is False else "")
+        + (": not excused" if each.had_notice is False and not each.slices else "")
         for each in content.maintenance
     ]
     yield from _listed("maintenance", lines)

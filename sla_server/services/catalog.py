@@ -406,7 +406,10 @@ def _warnings(agreement: Agreement, now_us: int) -> Iterable[str]:
         span = window.span(window.start, agreement.spec.time_zone)
         if notice_s is not None and _is_short(span, now_us, notice_s):
             when = window.start.isoformat(" ", "minutes")
-            yield f"{agreement.name}: maintenance at {when} has less notice than was agreed"
+            yield (
+                f"{agreement.name}: maintenance at {when} has less notice than was agreed; it is excused "
+                "nevertheless, as the agreement itself has it"
+            )
     if agreement.spec.cap is not None and "*" not in agreement.spec.scope.clients:
         clients = ", ".join(agreement.spec.scope.clients[:5])
         yield (

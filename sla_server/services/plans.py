@@ -23,7 +23,7 @@ from sla_server.agreements.difference import bounded, differences
 from sla_server.agreements.fields import Document
 from sla_server.agreements.load import KINDS, Loaded
 from sla_server.agreements.maintenance import AnnouncedWork, MaintenanceDocument
-from sla_server.agreements.periods import SECOND_US, period_bounds
+from sla_server.agreements.periods import SECOND_US, period_bounds, unannounced_spans
 from sla_server.agreements.promise import InForce
 from sla_server.agreements.volume_labels import VolumeLabelsDocument, VolumeLabelsInForce
 from sla_server.events.routing import NOTIFICATION_KINDS, NotificationInForce
@@ -246,17 +246,18 @@ def warnings(work: AnnouncedWork, items: Sequence[InForce], now_us: int) -> Iter
     if span is None:
         yield f"{name}: there is nothing of it after now, so it excuses nothing"
         return
-    short = [item.name for item in covered if _is_short(item, span[0], now_us)]
+    short = [item.name for item in covered if any(_unannounced(item, work, span))]
     if short:
-        yield f"{name}: less notice than was agreed with {listed(short)}"
+        yield f"{name}: less notice than was agreed with {listed(short)}; what lies within it is not excused"
     beyond = [item.name for item in covered if _is_too_much(item, span)]
     if beyond:
         yield f"{name}: more maintenance in the period than {listed(beyond)} excuses; what is beyond counts"
 
 
-def _is_short(item: InForce, start_us: int, now_us: int) -> bool:
-    notice_s = item.agreement.spec.maintenance.notice
-    return notice_s is not None and start_us < now_us + notice_s * SECOND_US
+def _unannounced(item: InForce, work: AnnouncedWork, span: tuple[int, int]) -> Iterator[object]:
+    """What of this occurrence lies within the notice agreed."""
+    found = unannounced_spans(item.agreement, item.work, *span)
+    return (each for other, each in found if other is work)
 
 
 def _is_too_much(item: InForce, span: tuple[int, int]) -> bool:

@@ -89,8 +89,11 @@ def test_what_was_agreed_about_maintenance_is_warned_of() -> None:
     rule = "  maintenance: {notice: 7d, max_per_period: 1h}\n"
     change = apply(Catalog(), simple("gold", extra=rule), maintenance_text(when=TODAY))
     assert change.warnings == [
-        "move: less notice than was agreed with gold",
-        "move: more maintenance in the period than gold excuses; what is beyond counts",
+        "move: less notice than was agreed with gold; what lies within it is not excused",
+    ]
+    long = maintenance_text("long", when='start: "2027-01-20T10:00", duration: 2h')
+    assert apply(Catalog(), simple("gold", extra=rule), long).warnings == [
+        "long: more maintenance in the period than gold excuses; what is beyond counts",
     ]
     in_time = maintenance_text("later", when='start: "2027-02-01T10:00", duration: 1h')
     assert apply(change.catalog, in_time).warnings == []
@@ -102,7 +105,10 @@ def test_many_agreements_are_counted_not_listed() -> None:
     rule = "  maintenance: {notice: 7d}\n"
     agreed = [simple(f"s{i}", extra=rule) for i in range(8)]
     change = apply(Catalog(), *agreed, maintenance_text(scope='agreements: ["*"]', when=TODAY))
-    assert change.warnings == ["move: less notice than was agreed with s0, s1, s2, s3, s4 and 3 more"]
+    assert len(change.warnings) == 1
+    assert change.warnings[0].startswith(
+        "move: less notice than was agreed with s0, s1, s2, s3, s4 and 3 more; "
+    )
 
 
 def test_an_unknown_calendar_is_refused_with_the_known_names() -> None:
@@ -213,3 +219,41 @@ def test_a_version_without_announced_work_is_not_kept() -> None:
     second = apply(first.catalog, simple("gold", value_ms=3, extra=LIMIT % ""), now_us=NOW + 5)
     assert second.catalog.former == {}
     assert second.catalog.items[0].former == ()
+
+
+WITH_NOTICE = simple("gold", extra="  maintenance: {notice: 4h}\n")
+
+
+def test_work_is_excused_from_its_notice_on() -> None:
+    long = maintenance_text(when='start: "2027-01-01T01:00", duration: 10h')
+    (gold,) = apply(Catalog(), WITH_NOTICE, long).catalog.items
+    assert [gold.excluded(NOW + hour * HOUR_US) is None for hour in (1, 3, 4, 10, 11)] == [
+        True, True, False, False, True,
+    ]  # fmt: skip
+    assert gold.planned_us(NOW, NOW + 24 * HOUR_US) == 7 * HOUR_US
+    in_time = maintenance_text(when='start: "2027-01-01T04:00", duration: 1h')
+    change = apply(Catalog(), WITH_NOTICE, in_time)
+    assert change.catalog.items[0].excluded(NOW + 4 * HOUR_US) is not None
+    assert change.warnings == []
+
+
+def test_an_edit_begins_no_other_notice_unless_the_times_are_others() -> None:
+    first = apply(Catalog(), WITH_NOTICE, maintenance_text(when=TODAY)).catalog
+    edited = apply(first, maintenance_text(when=TODAY, reason="other disks"), now_us=NOW + 8 * HOUR_US)
+    assert edited.catalog.items[0].excluded(NOW + 10 * HOUR_US) == "maintenance move: other disks"
+    assert edited.warnings == []
+    later = maintenance_text(when='start: "2027-01-01T11:00", duration: 2h')
+    moved = apply(first, later, now_us=NOW + 8 * HOUR_US)
+    assert moved.catalog.items[0].excluded(NOW + 11 * HOUR_US) is None
+    assert moved.catalog.items[0].excluded(NOW + 12 * HOUR_US) is not None, "four hours after it was moved"
+    ended = catalogs.end_document(first, "Maintenance", "move", "bob", NOW + HOUR_US)
+    assert ended is not None
+    again = apply(ended.catalog, maintenance_text(when=TODAY), now_us=NOW + 8 * HOUR_US)
+    assert again.catalog.items[0].excluded(NOW + 11 * HOUR_US) is None, "it was withdrawn meanwhile"
+
+
+def test_work_of_the_agreement_itself_needs_no_notice() -> None:
+    own = "  maintenance:\n    notice: 7d\n    windows: [{" + TODAY + ", reason: move, author: ann}]\n"
+    change = apply(Catalog(), simple("gold", extra=own))
+    assert change.catalog.items[0].excluded(NOW + 10 * HOUR_US) is not None
+    assert "it is excused nevertheless" in change.warnings[0]
