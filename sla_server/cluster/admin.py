@@ -1,9 +1,8 @@
 """Administration: what the nodes of a cluster say of themselves, and what they are asked to do (C13).
 
 Two connections, each made when it is first needed. The one of the system account asks all nodes at once;
-every answer says how many nodes there are, so the asker knows how many answers to expect and waits no longer.
-For some minutes after a node was killed and started the others count one more: then ``ANSWER_S`` is waited
-for. The one of the product's account asks for streams and moves their leaders.
+every answer says how many nodes there are (``running_nodes``), so the asker knows how many answers to expect
+and waits no longer. The one of the product's account asks for streams and moves their leaders.
 
 Planned failover is a *stepdown*: the leader of a stream hands over to a copy that has everything, within
 milliseconds, and nothing acknowledged is lost. Without a request to a certain node the engine chooses.
@@ -18,7 +17,7 @@ import contextlib
 import json
 import logging
 import ssl
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, TypeVar
@@ -434,6 +433,16 @@ def _is_no_eof_warning(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith("returning true from eof_received()")
 
 
+def running_nodes(figures: Mapping[str, Any]) -> int:
+    """How many nodes a node is connected to, itself included, from the ``statsz`` of its engine.
+
+    It counts nodes that the engine has routes to, for every node has some to each other one. The engine's own
+    count, ``active_servers``, keeps a node that was killed for three minutes, also beside the one that was
+    started in its place.
+    """
+    return 1 + len({str(route.get("name", route.get("rid"))) for route in figures.get("routes") or ()})
+
+
 def node_row(answer: dict[str, Any]) -> NodeRow:
     """From an answer to ``PING``."""
     server, figures = answer["server"], answer.get("statsz", {})
@@ -450,7 +459,7 @@ def node_row(answer: dict[str, Any]) -> NodeRow:
         site=essentials.site_of_tags(tags),
         version=str(server.get("ver", "?")),
         connections=int(figures.get("connections", 0)),
-        expected=int(figures.get("active_servers", 1)),
+        expected=running_nodes(figures),
         leader=str(meta.get("leader", "")) if "meta" in streams or not is_storing else str(server["name"]),
         members=tuple(members),
         stored_bytes=int(stored.get("storage", 0)),

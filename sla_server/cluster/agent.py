@@ -220,7 +220,7 @@ class NodeAgent:
             log.warning("cluster-command-ignored", reply=message.reply)
             return
         try:
-            expected = int((await self._own_answer()).get("statsz", {}).get("active_servers", 1))
+            expected = admin.running_nodes((await self._own_answer()).get("statsz", {}))
         except (OSError, TimeoutError, nats.errors.Error):
             expected = len(self._config.peers) + 1
         answer = await self.table.carry_out(message.data, expected)

@@ -21,7 +21,13 @@ def _answer(name: str, meta: dict[str, Any] | None) -> dict[str, Any]:
             "ver": "2.15.1",
             "tags": ["site.berlin", "essential.replicas:3", "essential.name:sla"],
         },
-        "statsz": {"connections": 4, "mem": 99, "active_servers": 3, "jetstream": streams},
+        "statsz": {
+            "connections": 4,
+            "mem": 99,
+            "active_servers": 4,  # n3 was killed and started a minute ago
+            "jetstream": streams,
+            "routes": [{"rid": 9 + number, "name": f"n{2 + number % 2}"} for number in range(8)],
+        },
     }
 
 
@@ -41,6 +47,13 @@ def test_the_leader_says_who_the_members_are() -> None:
     assert row.members == (("n2", True), ("n3", False))
     assert row.parameters == {"replicas": "3", "name": "sla"}
     assert (row.connections, row.expected, row.stored_bytes, row.memory_bytes) == (4, 3, 1234, 99)
+
+
+def test_a_node_that_was_killed_and_started_again_is_expected_to_answer_once() -> None:
+    answer = _answer("n1", None)
+    assert node_row(answer).expected == 3
+    del answer["statsz"]["routes"]
+    assert node_row(answer).expected == 1
 
 
 def test_a_node_without_peers_leads_itself_and_one_that_has_lost_its_leader_says_so() -> None:
