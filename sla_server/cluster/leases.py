@@ -49,6 +49,8 @@ from sla_server.cluster.errors import ClusterRefused
 
 log = structlog.get_logger("cluster")
 BUCKET: Final = "SLA_LEASES"
+ACTING: Final = "gateways"
+"""Name of the lease whose holder polls all gateways, judges, controls and writes (``db.fence``)."""
 MARGIN_RATIO: Final = 0.25
 """Of ``lease_s``: what others wait beyond it. Clocks of machines differ by some 0.01 %."""
 RENEWALS: Final = 3  # in ``lease_s``: two may fail

@@ -66,6 +66,11 @@ class Server:
         return self.lease.is_held(self.clock.monotonic_ns())
 
 
+def _fence(store: MemoryStore) -> int:
+    assert store.record is not None
+    return store.record.fence
+
+
 @pytest.fixture
 def clock() -> FakeClock:
     return FakeClock()
@@ -107,8 +112,7 @@ def test_the_first_gets_it_and_renews_it_and_the_second_waits(
 def test_a_holder_that_does_not_renew_loses_it_and_the_next_one_has_a_higher_fence(
     first: Server, second: Server, store: MemoryStore, clock: FakeClock
 ) -> None:
-    assert store.record is not None
-    fence = store.record.fence
+    fence = _fence(store)
     clock.advance(LEASE_S)
     assert not first.holds
     second.round()
@@ -116,7 +120,7 @@ def test_a_holder_that_does_not_renew_loses_it_and_the_next_one_has_a_higher_fen
     clock.advance(LEASE_S * MARGIN_RATIO)
     second.round()
     assert second.holds
-    assert store.record.fence > fence
+    assert _fence(store) > fence
     first.round()
     assert (first.holds, second.holds) == (False, True)
 
@@ -168,13 +172,12 @@ def test_a_cluster_that_is_away_ends_it_when_it_lapses(
 def test_fences_rise_also_when_the_cluster_has_lost_its_record(
     first: Server, store: MemoryStore, clock: FakeClock
 ) -> None:
-    assert store.record is not None
-    fence = store.record.fence
+    fence = _fence(store)
     store.record, store.revision = None, 7
     clock.advance(LEASE_S + 1)
     first.round()
     assert first.holds
-    assert store.record.fence > fence
+    assert _fence(store) > fence
 
 
 def test_what_is_no_record_is_refused() -> None:
