@@ -57,6 +57,7 @@ from pmdaemon.wire.names import is_name
 from pmdaemon.wire.rates import COST_BYTES, LEAST_BURST_S, MOST_BURST_S, Rates
 
 MIB = 1 << 20
+MAX_SERVERS = 16
 MAX_EXPORTS = 512  # the server takes no more of one gateway
 MAX_EXPORT_BYTES = 60_000  # all of them are named in one frame header, which holds 65,535 bytes
 EXPORT_OVERHEAD_BYTES = 70  # keys, size and flag of one export in msgpack
@@ -270,8 +271,10 @@ class AgentConfig(StrictModel):
     is started."""
     runtime_dir: Path = Path("/run/gateway-agent")
     """Control sockets and the children's files: may be empty after a boot. Mode 0700."""
-    server: str = "127.0.0.1:7411"
-    """Where the PMDaemon listens, HOST:PORT. Another host than this one needs `tls`."""
+    server: str | Annotated[list[str], Field(min_length=1, max_length=MAX_SERVERS)] = "127.0.0.1:7411"
+    """Where the PMDaemon listens, HOST:PORT. Another host than this one needs `tls`. Several, as
+    `["sla-1:7411", "sla-2:7411"]`, where servers take over from each other: the next one is dialled when one
+    does not answer."""
     tls: bool = False
     """Speak TLS with the certificate that `gateway-agent enrol` obtained; the server must do so, too."""
     listen: str = ""
@@ -300,6 +303,11 @@ class AgentConfig(StrictModel):
     space: SpaceConfig = Field(default_factory=SpaceConfig)
     """How full this host's pools of storage are."""
 
+    @property
+    def servers(self) -> list[str]:
+        """All of ``server``."""
+        return listed(self.server)
+
     @field_validator("export", mode="before")
     @classmethod
     def _by_volume(cls, value: Any) -> Any:
@@ -307,8 +315,9 @@ class AgentConfig(StrictModel):
 
     @field_validator("server")
     @classmethod
-    def _is_server(cls, value: str) -> str:
-        parse_server(value)
+    def _are_servers(cls, value: str | list[str]) -> str | list[str]:
+        for text in listed(value):
+            parse_server(text)
         return value
 
     @field_validator("listen")
@@ -333,9 +342,10 @@ class AgentConfig(StrictModel):
                 f"listen {self.listen!r} can be reached from other hosts, and without TLS anybody could pose "
                 "as the server. Run gateway-agent enrol and set tls = true"
             )
-        if not self.tls and not self.listen and not is_own_host(parse_server(self.server)[0]):
+        far = [text for text in self.servers if not is_own_host(parse_server(text)[0])]
+        if not self.tls and not self.listen and far:
             raise ValueError(
-                f"server {self.server!r} is not on this host, and without TLS statistics and caps could be "
+                f"server {far[0]!r} is not on this host, and without TLS statistics and caps could be "
                 "read and forged on the way. Run gateway-agent enrol and set tls = true, or use "
                 "127.0.0.1:PORT of an SLA server on this host"
             )
@@ -516,6 +526,11 @@ def load_agent(path: Path) -> AgentConfig:
         ConfigError: names the key, the value and what is expected.
     """
     return configuration.load(AgentConfig, path, prefix=configuration.AGENT_ENV_PREFIX)
+
+
+def listed(value: str | list[str]) -> list[str]:
+    """One or several, as a list."""
+    return [value] if isinstance(value, str) else value
 
 
 def parse_server(text: str) -> tuple[str, int]:

@@ -182,7 +182,7 @@ def prepare_runtime_dir(runtime_dir: Path) -> None:
 def remove_runtime_dir(runtime_dir: Path) -> None:
     """Remove figures, notes and ports of an ended server, and the directories that are empty then."""
     metrics = runtime_dir / "metrics"
-    names = ("gateways.json", "api.port", "login.url", "clock", DATA_ID)
+    names = ("gateways.json", "api.port", "login.url", "clock", "lease.json", "nodes.json", DATA_ID)
     leftovers = [runtime_dir / name for name in names]
     for path in (*leftovers, *runtime_dir.glob("*.failed"), *metrics.glob("*.prom"), *metrics.glob("*.json")):
         path.unlink(missing_ok=True)

@@ -20,6 +20,12 @@ directory forbids a second server (``directories``). When a part has met damage 
 that use it are ended, the segment is made again, and they start again as after a death. With
 ``[policy] schedule`` it also starts the policy job, with ``[reports] schedule`` the report job; neither is a
 part: they end by themselves (``schedule``).
+
+With ``[cluster.takeover]`` several servers have one database, and one of them *acts*: the one that has the
+lease, which the part ``cluster`` takes and publishes (``lease_file``). The parts ``ACTING`` run while this
+server acts; the others stand by. A server that loses the lease ends all parts but the node, empties the
+mailbox segments (what is in them was not acknowledged: another server has it again from the agents), and
+stands by.
 """
 
 from __future__ import annotations
@@ -59,6 +65,7 @@ from sla_server.directories import (
     remove_runtime_dir,
 )
 from sla_server.events.recipients.config import NotifyDirectories
+from sla_server.lease_file import FENCE, LeaseFile
 from sla_server.recorder import Recorder
 from sla_server.schedule import QUIET, JobSchedule, ScheduledJob
 from sla_server.vitals import REPORTED_BACKOFF_S, Reports, stalled, stalled_event_text
@@ -76,6 +83,8 @@ IMPORTED: Final = (
 """What the parts import, by the template that they are forked from; delivery's first, it starts first."""
 TEMPLATE_S: Final = 60.0  # for its imports; after that the parts are started one by one
 CLUSTER: Final = "cluster"
+ACTING: Final = ("dbmanager", "services", "pmdaemon")
+"""Parts that run on one of several servers at a time."""
 PROCESSES: Final = ChildKind("part", max_wait_s=10.0, healthy_s=60.0, stop_s=10.0)
 """To stop, the flush of dbmanager takes longest; systemd's own limit is 90 s."""
 STEP_S: Final = 0.1
@@ -117,6 +126,8 @@ class Supervisor:
     def __post_init__(self) -> None:
         self._segments = Segments(self.config.runtime_dir, self.config.pmdaemon.most_pairs)
         self._reserves = self.config.data_dir / "events" / "reserve"
+        self._lease = LeaseFile(self.config.runtime_dir) if takes_over(self.config) else None
+        self._fence: int | None = None  # with which this server acts, as one of several
 
     def run(self) -> int:
         """Supervise until the stop is asked for; returns the exit status."""
@@ -128,6 +139,9 @@ class Supervisor:
                     self.template.open()
             prepare_runtime_dir(self.config.runtime_dir)
             identity, is_empty = data_identity(self.config.data_dir)
+            if self._lease is not None:  # what a former term has left: not acknowledged, and had by others
+                self._lease.remove()
+                self._segments.remove()
             if self._segments.bind(identity, is_empty=is_empty):
                 log.warning("segments-of-another-data-directory", effect="their messages were dropped")
             for name, problem in self._segments.prepare().items():
@@ -139,9 +153,9 @@ class Supervisor:
             prepare_notify_dirs(notify, self.config.data_dir)
             attach_reserves("supervisor", self._reserves)
             self.template.wait_ready(TEMPLATE_S, self.stop.fileno())
-            for name in parts_of(self.config):
-                self._start(self.add(name, self._command(name)))
-            self._jobs = self._scheduled()
+            self._start_parts(parts_of(self.config, is_acting=self._lease is None))
+            if self._lease is None:
+                self._jobs = self._scheduled()
             log.info(
                 "server-started", data_dir=str(self.config.data_dir), runtime_dir=str(self.config.runtime_dir)
             )
@@ -156,7 +170,7 @@ class Supervisor:
             self._pipe.close()
             self.template.close()
             self._detach()
-            if is_stopped and self._is_drained:
+            if is_stopped and (self._is_drained or self._lease is not None):
                 self._segments.remove()
                 remove_runtime_dir(self.config.runtime_dir)
             self._segments.close()
@@ -205,6 +219,8 @@ class Supervisor:
             CLOCK_FILE: str(self.config.runtime_dir / "clock"),
             EVENTS_DIR: str(self._reserves),
         }
+        if self._fence is not None:
+            environment[FENCE] = str(self._fence)
         part = Child(
             PROCESSES,
             name,
@@ -227,7 +243,8 @@ class Supervisor:
         """One pass: the clock; notice deaths, start what is due, hand in records that found no room."""
         self._check_clock()
         self._pass_hangup_on()
-        for part in self.parts.values():
+        self._follow_lease()
+        for part in list(self.parts.values()):
             if part.is_running:
                 if (status := part.wait(0)) is not None:
                     self._ended(part, status)
@@ -244,6 +261,38 @@ class Supervisor:
             self._manager.beat()
             self._check_progress()
             self._check_template()
+
+    def _start_parts(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._start(self.add(name, self._command(name)))
+
+    def _follow_lease(self) -> None:
+        """Begin to act, or end it, as the lease says."""
+        if self._lease is None or (fence := self._lease.read().held_fence) == self._fence:
+            return
+        if self._fence is not None:
+            self._end_acting()
+        if fence is not None:
+            log.warning("server-acts", fence=fence)
+            self._fence = fence
+            self._start_parts(ACTING)
+            self._jobs = self._scheduled()
+
+    def _end_acting(self) -> None:
+        """The lease is lost: end what only the acting server runs, and all that was posted to it.
+
+        Raises:
+            MailboxError: a segment cannot be made again; the server ends with that error.
+        """
+        log.warning("server-stands-by", fence=self._fence)
+        self._fence = None
+        self._stop_jobs()
+        self._stop_all(PARTS)
+        self._detach()
+        for name in (MAIN, APP):
+            self._segments.renew(name)
+        self._attach()
+        self._start_parts([name for name in PARTS if name not in ACTING])
 
     def _run_jobs(self) -> None:
         for job in self._jobs:
@@ -300,7 +349,7 @@ class Supervisor:
         for name, finder in damaged.items():
             path = str(self._segments.path(name))
             log.error("segment-damaged", path=path, met_by=finder, parts=list(USERS[name]))
-            for part in [self.parts[user] for user in USERS[name]]:
+            for part in [self.parts[user] for user in USERS[name] if user in self.parts]:
                 if part.is_running:
                     status = stop_together([part], self.clock)[part.name]
                     self._plan_restart(
@@ -364,21 +413,36 @@ class Supervisor:
 
     def _stop_parts(self) -> None:
         """Reverse order: polling ends first, the writer last; a run of the job before them."""
-        for job in self._jobs:
-            job.stop()
-        statuses: dict[str, int] = {}
-        for name in reversed(parts_of(self.config)):
-            if name in self.parts:
-                statuses |= stop_together([self.parts[name]], self.clock)
+        self._stop_jobs()
+        statuses = self._stop_all(parts_of(self.config))
         self._is_drained = statuses.get("dbmanager") == 0
 
+    def _stop_jobs(self) -> None:
+        for job in self._jobs:
+            job.stop()
+        self._jobs = []
 
-def parts_of(config: ResolvedConfig) -> tuple[str, ...]:
+    def _stop_all(self, names: Sequence[str]) -> dict[str, int]:
+        """Stop these, the last first; their exit statuses."""
+        statuses: dict[str, int] = {}
+        for name in reversed(names):
+            if (part := self.parts.pop(name, None)) is not None:
+                statuses |= stop_together([part], self.clock)
+        return statuses
+
+
+def parts_of(config: ResolvedConfig, *, is_acting: bool = True) -> tuple[str, ...]:
     """The parts that this configuration has, in the order of their start.
 
     A node of a cluster carries other servers' messages, too: it comes first and goes last.
     """
-    return PARTS if config.cluster is None else (CLUSTER, *PARTS)
+    parts = tuple(name for name in PARTS if is_acting or name not in ACTING)
+    return parts if config.cluster is None else (CLUSTER, *parts)
+
+
+def takes_over(config: ResolvedConfig) -> bool:
+    """Whether this server is one of several over one database."""
+    return config.cluster is not None and config.cluster.takeover.enabled
 
 
 def describe_step(step: ClockStep) -> str:

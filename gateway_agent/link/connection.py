@@ -26,7 +26,7 @@ import os
 import selectors
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, Protocol
 
@@ -70,7 +70,11 @@ class ConnectionPeer(Protocol):
 
 
 class PeerConnection:
-    """See the module docstring. ``address``: a path for a Unix socket, (host, port), or None: never dialled.
+    """See the module docstring. ``addresses``: paths of Unix sockets, or (host, port); none: it never dials.
+
+    Of several the next one is dialled at once when one fails, and after the last the first, with backoff. A
+    connection that was in order and is lost is dialled at the same address first: a server that was started
+    again, or that has asked for it, is back there at once.
 
     ``tls`` gives the context for one dial; None for plain bytes. ``server_name`` goes into the ClientHello.
     """
@@ -78,7 +82,7 @@ class PeerConnection:
     def __init__(
         self,
         name: str,
-        address: str | tuple[str, int] | None,
+        addresses: Sequence[str | tuple[str, int]],
         peer: ConnectionPeer,
         backoff: Backoff,
         selector: selectors.BaseSelector,
@@ -87,7 +91,9 @@ class PeerConnection:
         server_name: str | None = None,
     ) -> None:
         self.name = name
-        self._address = address
+        self._addresses = list(addresses)
+        self._place = 0  # of the address that is dialled, or was last
+        self._failures = 0  # at one address after the other
         self._peer = peer
         self._backoff = backoff
         self._selector = selector
@@ -99,26 +105,27 @@ class PeerConnection:
         self._is_open = False
         self._due_ns = clock.monotonic_ns()  # waiting: next try; connecting: give up
         self._opened_ns = 0
-        self._last_failure = ""
+        self._last_failures: dict[int, str] = {}
 
     @property
     def due_ns(self) -> int | None:
         """When ``turn`` has something to do by the clock; None while the connection is open."""
-        return None if self._is_open or self._address is None else self._due_ns
+        return None if self._is_open or not self._addresses else self._due_ns
 
     def turn(self) -> None:
         """Dial when it is time, give up a try that takes too long, and send what is pending."""
         if self._is_open:
             self._send()
-        elif self._address is not None and self._clock.monotonic_ns() >= self._due_ns:
+        elif self._addresses and self._clock.monotonic_ns() >= self._due_ns:
             if self._socket is not None:
                 self._failed("no answer within 5 s")
             else:
-                self._dial(self._address)
+                self._dial(self._addresses[self._place])
 
     def abandon(self) -> None:
         """Close without a report; it is not dialled again."""
-        self._address, self._is_open = None, False
+        self._is_open = False
+        self._addresses.clear()
         if self._socket is not None:
             with suppress(KeyError, ValueError):
                 self._selector.unregister(self._socket)
@@ -127,7 +134,7 @@ class PeerConnection:
 
     def dial_no_more(self) -> None:
         """The link is stopping: what is open stays so, and what is lost is not dialled again."""
-        self._address = None
+        self._addresses.clear()
 
     def take(self, connected: Transport) -> None:
         """The other side has dialled us; this connection takes the place of the one there is."""
@@ -204,7 +211,7 @@ class PeerConnection:
 
     def _opened(self, connected: Transport) -> None:
         self._is_open = True
-        self._last_failure = ""
+        self._last_failures.clear()
         self._opened_ns = self._clock.monotonic_ns()
         self._selector.modify(connected, selectors.EVENT_READ, self)
         log.info("connected", to=self.name)
@@ -245,32 +252,44 @@ class PeerConnection:
         if self._selector.get_key(self._socket).events != wanted:
             self._selector.modify(self._socket, wanted, self)
 
-    def close(self, reason: str) -> None:
-        """Close an open connection; what is pending is sent as far as the socket takes it at once."""
+    def close(self, reason: str, *, is_silent: bool = False) -> None:
+        """Close an open connection; what is pending is sent as far as the socket takes it at once.
+
+        Args:
+            reason: for the log.
+            is_silent: the other side says nothing; of several addresses the next one is dialled.
+        """
         if self._socket is not None and self._is_open:
             with suppress(OSError):
                 self._socket.send(self._peer.pending())
-        self._failed(reason)
+        self._failed(reason, is_silent=is_silent)
 
-    def _failed(self, reason: str) -> None:
-        was_open = self._is_open
+    def _failed(self, reason: str, *, is_silent: bool = False) -> None:
+        was_open, place, now_ns = self._is_open, self._place, self._clock.monotonic_ns()
         if self._socket is not None:
             with suppress(KeyError, ValueError):  # a dial that failed at once was never registered
                 self._selector.unregister(self._socket)
             self._socket.close()
         self._socket, self._is_open = None, False
-        now_ns = self._clock.monotonic_ns()
-        if was_open and now_ns - self._opened_ns >= HEALTHY_NS:
+        was_healthy = was_open and now_ns - self._opened_ns >= HEALTHY_NS
+        if was_healthy:
             self._backoff.succeeded()
-        self._due_ns = now_ns + round(self._backoff.failed() * 1e9)
+        if not was_healthy or is_silent:
+            self._failures += 1
+            self._place = (place + 1) % max(1, len(self._addresses))
+        self._due_ns = now_ns
+        if was_open or self._failures >= len(self._addresses):
+            self._failures = 0
+            self._due_ns += round(self._backoff.failed() * 1e9)
         if was_open:
             self._peer.lost(reason)
-        elif reason != self._last_failure:  # logged once, not at every try
-            log.warning("cannot-connect", to=self.name, address=_text_of(self._address), reason=reason)
-            self._last_failure = reason
+        elif self._addresses and reason != self._last_failures.get(place):  # logged once, not at every try
+            address = _text_of(self._addresses[place])
+            log.warning("cannot-connect", to=self.name, address=address, reason=reason)
+            self._last_failures[place] = reason
 
 
-def _text_of(address: str | tuple[str, int] | None) -> str:
+def _text_of(address: str | tuple[str, int]) -> str:
     return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 import selectors
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -109,7 +109,7 @@ class LinkLoop:
     def __init__(
         self,
         core: LinkCore,
-        server: tuple[str, int] | None,
+        servers: Sequence[tuple[str, int]],
         plane_sockets: Mapping[str, str],
         server_backoff: Backoff,
         stop: Stop,
@@ -131,7 +131,7 @@ class LinkLoop:
         tls = identity.context if identity is not None else None
         name = sni.name_of(identity.credential.gateway_id) if identity is not None else None
         self._server = PeerConnection(
-            "pmdaemon", server, ServerPeer(core), server_backoff, self._selector, clock, tls, name
+            "pmdaemon", servers, ServerPeer(core), server_backoff, self._selector, clock, tls, name
         )
         self.listener = (
             LinkListener(listen, self._server, self._selector, clock, tls, name) if listen else None
@@ -153,7 +153,7 @@ class LinkLoop:
                 self._sockets[name] = path
                 backoff = Backoff(*PLANE_RETRY_S, 0.1, self._chance)
                 peer = PlanePeer(self._core, name)
-                self._planes.append(PeerConnection(name, path, peer, backoff, self._selector, self._clock))
+                self._planes.append(PeerConnection(name, [path], peer, backoff, self._selector, self._clock))
 
     def _match_planes(self) -> None:
         """Let go of planes that the core has forgotten; dial processes that have handed over to another."""
@@ -201,7 +201,7 @@ class LinkLoop:
         try:
             self._core.tick()
         except ServerLost as exc:
-            self._server.close(exc.reason)
+            self._server.close(exc.reason, is_silent=True)
         # What the core queued leaves now, not after the next sleep.
         for connection in self._connections():
             connection.turn()

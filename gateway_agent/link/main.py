@@ -237,7 +237,7 @@ class LinkFacts:
             "at_unix_us": self._clock.unix_us(),
             "planes": planes,
             "server": {
-                "address": f"listens on {config.listen}" if config.listen else config.server,
+                "address": f"listens on {config.listen}" if config.listen else ", ".join(config.servers),
                 "tls": config.tls,
                 "state": self._state.value,
                 "since_unix_us": self._since_unix_us,
@@ -315,8 +315,8 @@ def run(
     backoff = Backoff(reconnect.first_s, reconnect.max_s, reconnect.jitter_ratio, chance)
     sockets = {plane.name: config.control_socket(plane.name) for plane in config.plane}
     listen = parse_address(config.listen) if config.listen else None
-    server = None if listen else resolve_server(config.server)
-    loop = LinkLoop(core, server, sockets, backoff, stop, clock, identity, listen, hangup)
+    servers = [] if listen else resolve_servers(config.servers)
+    loop = LinkLoop(core, servers, sockets, backoff, stop, clock, identity, listen, hangup)
     loop.on_turn = facts.poll
     loop.add_inbox(said_of_parent, core.parent_stalled)
     loop.on_hangup = lambda: take_reload(path, core, loop, identity)
@@ -358,6 +358,25 @@ def qmp_thread(config: AgentConfig, clock: Clock, stop: Stop) -> QmpThread:
         raise ConfigError("qemu", problem, "Install it: pip install qemu.qmp") from exc
     sockets = {monitor_name(entry): entry.socket for entry in config.qemu}
     return QmpThread(sockets, clock, lambda name, exc: stop.set(f"thread {name} died: {exc}"))
+
+
+def resolve_servers(texts: Sequence[str]) -> list[tuple[str, int]]:
+    """Their addresses; names that cannot be looked up are left out, as long as one can.
+
+    Raises:
+        ConfigError: none can.
+    """
+    found, problems = [], list[ConfigError]()
+    for text in texts:
+        try:
+            found.append(resolve_server(text))
+        except ConfigError as exc:
+            problems.append(exc)
+    if not found:
+        raise problems[0]
+    for problem in problems:
+        log.warning("server-left-out", problem=str(problem))
+    return found
 
 
 def resolve_server(text: str) -> tuple[str, int]:

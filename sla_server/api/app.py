@@ -29,6 +29,7 @@ from sla_server.api.handlers import (
     approvals,
     documents,
     live,
+    nodes,
     notifications,
     policies,
     promises,
@@ -66,6 +67,7 @@ def handler_of(route: ApiRoute) -> Handler:
         space,
         access,
         approvals,
+        nodes,
     ):
         found = vars(module).get(route.operation)
         if callable(found):

@@ -39,6 +39,8 @@ class AppContext:
     """Of the page, as a browser on this machine names it; ends with a slash."""
     oidc: OidcProvider | None = None
     """None: nobody signs in through a provider."""
+    nodes: tuple[str, ...] = ()
+    """Of the cluster, this server's own first; empty without ``[cluster]``."""
 
     @property
     def cookie_suffix(self) -> str:

@@ -593,6 +593,7 @@ ROUTES: Final = (
         scope="stream",
     ),
     ApiRoute("GET", "/operations/{operation_id}", "operation", "How a change that was answered 202 went."),
+    ApiRoute("GET", "/nodes", "nodes", "Nodes of the cluster: which server acts, and for how many gateways."),
     ApiRoute("GET", "/processes", "processes", "The server's own processes.", items="processes"),
     ApiRoute("GET", "/metrics", "metrics", "Metrics of this part, for Prometheus.", answer="text/plain"),
     ApiRoute("GET", "/openapi.json", "openapi", "This document.", scope="free"),

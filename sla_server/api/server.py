@@ -347,6 +347,8 @@ class WebServer:
     clock: Clock = field(default_factory=server_clock)
     local: socket.socket | None = None
     """The Unix socket, listening; None: TCP only."""
+    nodes: tuple[str, ...] = ()
+    """Of the cluster, this server's own first."""
 
     def __post_init__(self) -> None:
         host, self.port = self.listener.getsockname()[:2]
@@ -354,7 +356,7 @@ class WebServer:
         scheme = "https" if self.config.tls.certificate else "http"
         self.address = f"{self.config.external_url or f'{scheme}://{shown}:{self.port}'}/"
         self.context = make_context(
-            self.config, self.data_dir, self.source, self.mailbox, self.clock, self.address
+            self.config, self.data_dir, self.source, self.mailbox, self.clock, self.address, self.nodes
         )
         tls = self.config.tls
         self.certificate = (
@@ -412,7 +414,13 @@ class WebServer:
 
 
 def make_context(
-    config: ApiConfig, data_dir: Path, source: SqlReader, mailbox: Mailbox, clock: Clock, address: str
+    config: ApiConfig,
+    data_dir: Path,
+    source: SqlReader,
+    mailbox: Mailbox,
+    clock: Clock,
+    address: str,
+    nodes: tuple[str, ...] = (),
 ) -> AppContext:
     """Make everything the handlers work with.
 
@@ -443,6 +451,7 @@ def make_context(
         clock=clock,
         address=address,
         oidc=make_provider(config, token, clock, address),
+        nodes=nodes,
     )
 
 
@@ -470,7 +479,11 @@ def run(config: ResolvedConfig, stop: Stop) -> int:
     local = open_local(local_path)
     try:
         source = open_reader(config.database, config.data_dir)
-        server = WebServer(config.api, config.data_dir, source, mailbox, listener, stop, local=local)
+        cluster = config.cluster
+        nodes = (cluster.node, *(peer.name for peer in cluster.peers)) if cluster else ()
+        server = WebServer(
+            config.api, config.data_dir, source, mailbox, listener, stop, local=local, nodes=nodes
+        )
         server.announce(config.runtime_dir)
         return server.serve()
     finally:

@@ -176,9 +176,9 @@ def get(
     """List gateways, volumes, slas, maintenance, throttles, events and more.
 
     KIND is one of gateways, volumes, pools, backends, slas, throttles, events, policies, jobs, processes,
-    maintenance, calendars, volumelabels, recipients, routes and silences; of the past episodes, slices,
-    periods, rates and trend. The singular does, too. With NAME only the ones of that name are listed;
-    KIND/NAME does as well.
+    nodes, maintenance, calendars, volumelabels, recipients, routes and silences; of the past episodes,
+    slices, periods, rates and trend. The singular does, too. With NAME only the ones of that name are
+    listed; KIND/NAME does as well.
 
     Slices (judged pieces of time, the newest) and periods are those of one agreement: sla get slices
     AGREEMENT[/OBJECTIVE]. Episodes (a promise is broken, until it is kept again) are those of all, or of one.

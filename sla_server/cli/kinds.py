@@ -93,7 +93,7 @@ def meant(word: str, commands: Iterable[str]) -> str:
     """What to write in place of a word that is no command, as a sentence."""
     if word in OF_THE_SERVER:
         return f"The server has it: sla-server {'stop, then start' if word == 'restart' else word}"
-    if plural_of(word) in ("slas", "events", "episodes", "pools", "jobs", "backends", "processes"):
+    if plural_of(word) in ("slas", "events", "episodes", "pools", "jobs", "backends", "processes", "nodes"):
         return f"To list them: sla get {plural_of(word)}"
     commands = list(commands)
     known = OTHER_WORDS.get(word)

@@ -44,7 +44,8 @@ from sla_server.cli.output import DATA_OUTPUT, print_json
 from sla_server.cli.relay import relay
 from sla_server.directories import leave_runtime_dir, prepare_runtime_dir
 from sla_server.errors import ServerNotRunning, ServerRunning
-from sla_server.supervisor import IMPORTED, PARTS, Supervisor, parts_of
+from sla_server.lease_file import LeaseFile
+from sla_server.supervisor import IMPORTED, PARTS, Supervisor, parts_of, takes_over
 from sla_server.topology import app_layout, later_pairs, main_layout
 
 if TYPE_CHECKING:  # imported where it is used: a server in the foreground needs no HTTP client
@@ -61,6 +62,7 @@ READY_LIMIT_S = 60
 STATUS_INTERVAL_S = 0.5  # each question makes a client of its own, which costs more than the question
 EX_TEMPFAIL = 75
 NO_ANSWER = "the application server does not answer"
+STANDS_BY = "this server stands by: SQL has the processes of the one that acts"
 LEFTOVER_LIMIT_S = 5.0  # parts whose supervisor was killed end within this
 GENERATIONS = 5  # supervisor, template, pmdaemon, its template, pair
 
@@ -284,7 +286,7 @@ def node(path: Path | None) -> None:
     stop.install_signals()
     stop.watch_parent()
     watch(stop)
-    raise SystemExit(run(config, stop))
+    raise SystemExit(run(config, stop, is_alone=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +300,7 @@ class ServerStatus:
         problems: what the parts report (``/api/v1/health``).
         failures: part -> why it ended at its last start.
         parts: those that it should have.
+        acting: node of the server that acts while this one stands by; "" if this one acts.
     """
 
     processes: list[dict[str, Any]] = field(default_factory=list)
@@ -306,6 +309,7 @@ class ServerStatus:
     problems: list[dict[str, Any]] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
     parts: tuple[str, ...] = PARTS
+    acting: str = ""
 
     @property
     def missing(self) -> list[str]:
@@ -316,6 +320,8 @@ class ServerStatus:
     @property
     def is_ready(self) -> bool:
         """Every part runs, and live data come; there may be problems."""
+        if self.acting:
+            return not self.failures
         return self.health in ("ok", "degraded") and not self.missing and not self.failures
 
     @property
@@ -325,6 +331,8 @@ class ServerStatus:
 
     def lines(self) -> list[str]:
         """For people: states, then troubles."""
+        if self.acting:
+            return [f"  stands by: the server of node {self.acting} acts", *self.troubles()]
         lines = [f"  states of the processes are unknown: {self.trouble}"] if self.trouble else []
         for row in self.processes:
             line = f"  {row['name']:<10} {row['state']:<11} pid {row['pid'] or '-':<8}"
@@ -370,6 +378,11 @@ def connected(config: configuration.ResolvedConfig, path: Path | None) -> Iterat
 def ask_status(config: configuration.ResolvedConfig, client: Client | None, pid: int) -> ServerStatus:
     """Ask the server whose supervisor has this pid."""
     failed, parts = failures(config.runtime_dir), parts_of(config)
+    if takes_over(config):
+        lease = LeaseFile(config.runtime_dir).read()
+        if lease.holder not in ("", lease.node):
+            standing_by = parts_of(config, is_acting=False)
+            return ServerStatus(trouble=STANDS_BY, failures=failed, parts=standing_by, acting=lease.holder)
     if client is None:
         return ServerStatus(trouble=NO_ANSWER, failures=failed, parts=parts)
     health: dict[str, Any] = {}

@@ -67,6 +67,11 @@ def _process_state(row: Row) -> Text:
     return Text(state, formatting.GOOD if state == "running" else formatting.BAD)
 
 
+def _node_state(row: Row) -> Text:
+    state = str(row.get("state") or formatting.DASH)
+    return Text(state, formatting.BAD if state in ("away", "unknown") else formatting.GOOD)
+
+
 def _helped(row: Row) -> str:
     return ", ".join(live(row, "victims") or ()) or formatting.DASH
 
@@ -101,6 +106,19 @@ KINDS: Final = {
             Column("REASON", plain("reason")),
         ),
         "No process has reported yet: sla-server status",
+    ),
+    "nodes": TableKind(
+        "/nodes",
+        (
+            Column("NODE", plain("name")),
+            Column("STATE", lambda row, _now_us: _node_state(row)),
+            Column("SITE", plain("site")),
+            counted("GATEWAYS", "gateways"),
+            Column("SINCE", at("since_us"), number=True),
+            Column("FENCE", plain("fence"), number=True, wide=True),
+            Column("ENGINE", plain("version"), wide=True),
+        ),
+        "This server is no node of a cluster: docs/operations/cluster.md says how it becomes one",
     ),
     "streams": TableKind(
         "/volumes/{name}",

@@ -75,6 +75,7 @@ class NodeAgent:
         self._enforcing = asyncio.Lock()
         self._threads = ThreadGroup()
         self._tasks: list[Task] = []
+        self._farewells: list[Callable[[], Awaitable[None]]] = []
         self._system: Client | None = None
         self.table = commands.CommandTable(config.node)
         self.table.register("ping", self._ping)
@@ -84,6 +85,10 @@ class NodeAgent:
     def add_task(self, task: Task) -> None:
         """Run ``task`` with each connection, until that ends; before ``start``."""
         self._tasks.append(task)
+
+    def add_farewell(self, farewell: Callable[[], Awaitable[None]]) -> None:
+        """Call it when the tasks have ended, before the connection does; before ``start``."""
+        self._farewells.append(farewell)
 
     def start(self) -> None:
         """Start the thread."""
@@ -136,10 +141,16 @@ class NodeAgent:
             ends.push_async_callback(_close, self._system)
             for subject in (commands.ALL, commands.subject_of(self._config.node)):
                 await product.subscribe(subject, cb=self._command)
+            ends.push_async_callback(self._say_farewell)
             tasks = [asyncio.create_task(self._repeat(task, product)) for task in (*self._tasks, self._round)]
             ends.push_async_callback(_cancel, tasks)
             while product.is_connected and self._system.is_connected and not self._stopping.is_set():
                 await self._wait(AGAIN_S)
+
+    async def _say_farewell(self) -> None:
+        if self._stopping.is_set():
+            for farewell in self._farewells:
+                await farewell()
 
     async def _repeat(self, task: Task, product: Client) -> None:
         """Go on whatever becomes of one round: no majority, a node that hangs."""

@@ -49,6 +49,18 @@ class ClusterTlsConfig(StrictModel):
     """Of the certificates that `sla cluster init` and `sla cluster invite` make."""
 
 
+class TakeoverConfig(StrictModel):
+    """Several servers over one PostgreSQL database and one archive: one acts, the others stand by."""
+
+    enabled: bool = False
+    """Poll, judge, control and write only while this server has the lease of the cluster. The same on all
+    servers of the database; `[database] url`, `parquet_dir` and the certificate authority are theirs
+    together."""
+    lease_s: float = Field(default=6.0, ge=2, le=60)
+    """The acting server renews its lease three times in so long. When it dies another one takes over after
+    a quarter more than this."""
+
+
 class ClusterConfig(StrictModel):
     """One node of a cluster, as the server runs it."""
 
@@ -82,6 +94,7 @@ class ClusterConfig(StrictModel):
     memory_bytes: int = Field(default=64 * MIB, ge=MIB, le=1 << 40)
     """Memory for streams that are kept in memory, at most."""
     tls: ClusterTlsConfig = Field(default_factory=ClusterTlsConfig)
+    takeover: TakeoverConfig = Field(default_factory=TakeoverConfig)
 
     @model_validator(mode="after")
     def _is_sound(self) -> ClusterConfig:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -28,8 +28,10 @@ from pmdaemon.runtime.stop import ParentPipe, Stop
 from pmdaemon.runtime.watchdog import beat
 from sla_server import directories
 from sla_server.cluster import accounts, admin, documents, engine, essentials, membership, parameters
+from sla_server.cluster.admin import NodeRow
 from sla_server.cluster.agent import NodeAgent, load_destinations, settings
 from sla_server.cluster.config import ClusterConfig
+from sla_server.cluster.leases import ACTING, ClusterLease, LeaseKeeper, LeaseTask
 from sla_server.cluster.log_spool import LogSpool, copied
 from sla_server.cluster.log_stream import LogForwarder
 from sla_server.cluster.node import Node
@@ -37,6 +39,8 @@ from sla_server.cluster.shared import NodeDocuments
 from sla_server.cluster.transaction_keeper import TransactionKeeper
 from sla_server.cluster.watch import WATCH_S, NodeWatch
 from sla_server.config import ResolvedConfig
+from sla_server.lease_file import LeaseState
+from sla_server.nodes_file import RunningNode, write_nodes
 
 log = structlog.get_logger("cluster")
 STEP_S: Final = 1.0
@@ -44,22 +48,42 @@ START_LIMIT_S: Final = 180.0
 """Probing the engine, and asking peers whose hosts do not answer, before the first step."""
 
 
-def run(config: ResolvedConfig, stop: Stop) -> int:
+def run(config: ResolvedConfig, stop: Stop, *, is_alone: bool = False) -> int:
     """Run the node of this configuration until the stop.
+
+    Args:
+        config: of the server.
+        stop: ends it.
+        is_alone: there is no server around it, so it wants no lease.
 
     Raises:
         ClusterError: it has no credentials, there is no fit engine, or essential parameters differ.
         ServerRunning: another process has the node's directory.
     """
     assert config.cluster is not None  # the supervisor starts no such part without the table
-    return NodeProcess(config.cluster, config.cluster.directory(config.data_dir), stop, server_clock()).run()
+    directory = config.cluster.directory(config.data_dir)
+    runtime_dir = None if is_alone else config.runtime_dir
+    return NodeProcess(config.cluster, directory, stop, server_clock(), runtime_dir).run()
 
 
 class NodeProcess:
-    """See the module."""
+    """See the module.
 
-    def __init__(self, config: ClusterConfig, directory: Path, stop: Stop, clock: Clock) -> None:
+    Args:
+        runtime_dir: of the server, where nodes and the lease of the acting server are published; None: there
+            is no server.
+    """
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        directory: Path,
+        stop: Stop,
+        clock: Clock,
+        runtime_dir: Path | None = None,
+    ) -> None:
         self._config = config
+        self._runtime_dir = runtime_dir
         self._directory = directory
         self._stop = stop
         self._clock = clock
@@ -135,7 +159,28 @@ class NodeProcess:
             self._clock,
         )
         agent.add_task(keeper.run)
-        return node, NodeWatch(config, member, self._raise), agent
+        if self._runtime_dir is not None and config.takeover.enabled:
+            self._add_lease(agent, self._runtime_dir)
+        return node, NodeWatch(config, member, self._raise, self._publish_nodes), agent
+
+    def _publish_nodes(self, rows: Sequence[NodeRow]) -> None:
+        if self._runtime_dir is not None:
+            nodes = [RunningNode(row.name, row.site, row.version) for row in rows]
+            write_nodes(self._runtime_dir, nodes, self._clock.unix_us())
+
+    def _add_lease(self, agent: NodeAgent, runtime_dir: Path) -> None:
+        config = self._config
+        lease = ClusterLease(config.node, config.takeover.lease_s)
+
+        def publish(lease: ClusterLease) -> None:
+            record = lease.record
+            known = (record.holder, record.fence) if record else ("", 0)
+            LeaseState(config.node, *known, lease.until_ns).write(runtime_dir)
+
+        keeper = LeaseKeeper(ACTING, lease, self._clock, publish)
+        task = LeaseTask(keeper, lease, min(config.replicas, len(config.peers) + 1), config.takeover.lease_s)
+        agent.add_task(task.run)
+        agent.add_farewell(task.end)
 
     def _keep_running(self, node: Node) -> None:
         child = node.child

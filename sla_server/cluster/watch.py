@@ -36,10 +36,18 @@ class NodeWatch:
 
     Args:
         report: what to do with an event.
+        publish: what to do with the nodes that have answered.
     """
 
-    def __init__(self, config: ClusterConfig, member: Membership, report: Report) -> None:
+    def __init__(
+        self,
+        config: ClusterConfig,
+        member: Membership,
+        report: Report,
+        publish: Callable[[Sequence[NodeRow]], None] = lambda _rows: None,
+    ) -> None:
         self._config = config
+        self._publish = publish
         self._member = member
         self._report = report
         self._is_storing = True
@@ -58,6 +66,7 @@ class NodeWatch:
         except Exception:  # of the library's insides, as when a connection breaks: no reason to end the node
             log.exception("cluster-not-watched")
         else:
+            self._publish(rows)
             self.judge(rows)
 
     def judge(self, rows: Sequence[NodeRow]) -> None:

@@ -6,6 +6,7 @@
         │   └── DatabaseDamaged    its file is damaged: trying again cannot help, a backup does
         ├── NoDatabaseYet          its file is missing: no server has been started with this configuration
         ├── DatabaseRefused        the database refuses a value; retrying the same value cannot help
+        ├── FenceLost              another server writes here now; nothing was written
         ├── SnapshotGone           rows of a snapshot cannot be read any more, or not from here
         ├── NoRightToPublish       the policy job's role lacks its rights; says which script grants them
         ├── SchemaTooNew           made by a newer release of this product; nothing was changed
@@ -67,6 +68,25 @@ class NoDatabaseYet(DbError):
         super().__init__(
             f"no server has been started here yet: there is no {path}. Run 'sla-server start', or name the "
             "server's configuration with --config (SLA_CONFIG)"
+        )
+
+
+class FenceLost(DbError):
+    """Another server has taken over: this one may write nothing any more.
+
+    Attributes:
+        fence: of the server that writes now.
+        server: its name.
+    """
+
+    exit_status = 75  # EX_TEMPFAIL of sysexits
+
+    def __init__(self, own: int, fence: int, server: str) -> None:
+        self.fence = fence
+        self.server = server
+        super().__init__(
+            f"server {server} writes to this database since its fence {fence}, this server's is {own}: it "
+            "has lost the lease, and stands by until it has it again; see 'sla get nodes'"
         )
 
 

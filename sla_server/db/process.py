@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 from sqlalchemy import Engine
 
+from pmdaemon.errors import ConfigError
 from pmdaemon.mailbox import Mailbox, attach
 from pmdaemon.poller.metrics import BackpressureReporter
 from pmdaemon.reserve import initialized
@@ -44,6 +45,7 @@ from sla_server.db.archive.upkeep import ArchiveUpkeep, storage_lock
 from sla_server.db.archive.writer import CutFileWriter
 from sla_server.db.engine import make_engine
 from sla_server.db.errors import DatabaseDamaged, DatabaseUnavailable, DbError, FilesUnavailable
+from sla_server.db.fence import Fence
 from sla_server.db.gateway_list import REFRESH_S, GatewayListFile
 from sla_server.db.ingest.intake import HighWater, IngestIntake
 from sla_server.db.ingest.queue import STEP_BYTES, IngestQueue, IngestRecord
@@ -53,6 +55,7 @@ from sla_server.db.ingest.transaction import IngestStore, mark_alive
 from sla_server.db.ingest.writer import STEP_S, DatabaseOutage, IngestWriter
 from sla_server.db.partitions import Retention
 from sla_server.db.queries.reader import SqlReader
+from sla_server.lease_file import FENCE
 from sla_server.rows import Row
 
 if TYPE_CHECKING:
@@ -110,7 +113,12 @@ def run(config: ResolvedConfig, stop: Stop) -> int:
             [(mailboxes[1], "appserver")],
         )
         receiver = IngestReceiver(
-            mailboxes, manager.intake, manager.queue, manager.writer.wake, tick=reporter.tick
+            mailboxes,
+            manager.intake,
+            manager.queue,
+            manager.writer.wake,
+            tick=reporter.tick,
+            stored_seq=(lambda: manager.writer.sql_seq) if is_one_of_several(config) else None,
         )
         failed = _run_threads(receiver, manager, stop, GatewayListFile(manager.engine, config.runtime_dir))
         if failed is not None:
@@ -183,6 +191,7 @@ def open_manager(
     queue_dir = settings.resolved_queue_dir(config.data_dir)
     queue = IngestQueue(queue_dir, settings.queue_bytes)
     stack.callback(queue.close)
+    fence = own_fence(config)
     store = IngestStore(
         engine,
         queue.queue_id,
@@ -190,15 +199,21 @@ def open_manager(
         clock,
         ownership=config.volume_ownership,
         first_sight_volumes=config.first_sight_volumes,
+        fence=fence.number if fence else 0,
     )
     files = open_files(settings, config.data_dir)
     archive = CutFileWriter(files, queue.queue_id, settings.file_max_bytes, settings.file_max_s, clock)
     upkeep = ArchiveUpkeep(engine, files, queue.queue_id, settings.files, clock)
     outage = DatabaseOutage()
     damage_event = _damage_event(queue, clock.unix_us())
+    is_guarded = False
     while not stop.is_set():
         try:
             migrate.upgrade(engine)
+            if fence is not None and not is_guarded:
+                queue.refused = fence.take(engine, queue.queue_id, queue.synced_seq, clock.unix_us())
+                fence.guard(engine)
+                is_guarded = True
             store.prepare()
             if damage_event is not None:
                 store.report(damage_event)
@@ -206,8 +221,9 @@ def open_manager(
             reader = SqlReader(engine)
             dropped = {row["gateway_id"]: row["dropped_cuts"] for row in reader.gateways()}
             intake = IngestIntake(secrets.randbits(62) + 1, HighWater(reader.watermarks()), dropped)
-            # Not of a queue that was damaged, or brought back from an older copy: SQL may know more.
-            is_complete = damage_event is None and queue.synced_seq >= store.newest_cursor
+            # Not of a queue that was damaged, brought back from an older copy, or one of several: SQL may
+            # know more.
+            is_complete = damage_event is None and queue.synced_seq >= store.newest_cursor and fence is None
             corrected = intake.recover(_queue_records(queue), cursors[0], is_complete=is_complete)
             store.correct_watermarks(corrected)
             with storage_lock(files.lock_dir, wait=True):  # `sla storage compact` may be committing a file
@@ -231,6 +247,29 @@ def open_manager(
         initialized()
         return DatabaseManager(intake, queue, writer, upkeep, engine)
     return None
+
+
+def is_one_of_several(config: ResolvedConfig) -> bool:
+    """Whether servers take over from each other on this database."""
+    return config.cluster is not None and config.cluster.takeover.enabled
+
+
+def own_fence(config: ResolvedConfig) -> Fence | None:
+    """The fence of the term in which the supervisor has started this process; None: the database is its own.
+
+    Raises:
+        ConfigError: it was started by something else, which has no lease.
+    """
+    if config.cluster is None or not config.cluster.takeover.enabled:
+        return None
+    number = os.environ.get(FENCE, "")
+    if not number.isdecimal():
+        raise ConfigError(
+            "cluster.takeover.enabled",
+            f"is true, and the environment has no {FENCE}",
+            "Start the server with 'sla-server start', which starts this process while it has the lease",
+        )
+    return Fence(int(number), config.cluster.node)
 
 
 def _damage_event(queue: IngestQueue, now_us: int) -> Row | None:

@@ -217,9 +217,19 @@ ingest_watermark = Table(
     _key("epoch", Text),
     _count("seq"),
     _count("updated_us"),
+    _count("fence"),
 )
 
 consumed = Table("consumed", metadata, _key("queue", Text), _count("queue_seq"))
+
+fences = Table(
+    "fences",
+    metadata,
+    _key("name", Text),
+    _count("fence"),
+    *(_text(name) for name in ("server", "queue")),
+    _count("since_us"),
+)
 
 manifest = Table(
     "manifest",

@@ -725,6 +725,10 @@ class FakeSource:
             rows = [row for row in rows if (row["at_us"], row["event_id"]) < (int(at_text), event_id)]
         return rows[:limit]
 
+    def fences(self) -> list[dict[str, Any]]:
+        self._row("fences")
+        return [{"name": "gateways", "fence": 7, "server": "n2", "queue": "q", "since_us": NOW_US}]
+
     def processes(self) -> list[dict[str, Any]]:
         self._row("processes")
         return [

@@ -15,6 +15,7 @@ from sla_server.db.archive.store import open_files
 from sla_server.db.archive.writer import CutFileWriter
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import make_engine
+from sla_server.db.fence import Fence
 from sla_server.db.ingest import writer as writers
 from sla_server.db.ingest.accumulator import IngestWindow
 from sla_server.db.ingest.queue import IngestQueue
@@ -43,6 +44,7 @@ class Rig:
         clock: FakeClock | None = None,
         ownership: Ownership = "open",
         first_sight_volumes: int = 10_000,
+        fence: Fence | None = None,
     ) -> None:
         self.clock = clock or FakeClock(unix_us=T0)
         self.parquet_dir = config.resolved_parquet_dir(data_dir)
@@ -56,7 +58,13 @@ class Rig:
             probe,
             ownership,
             first_sight_volumes,
+            fence.number if fence else 0,
         )
+        if fence is not None:
+            self.queue.refused = fence.take(
+                self.engine, self.queue.queue_id, self.queue.synced_seq, self.clock.unix_us()
+            )
+            fence.guard(self.engine)
         files, queue_id = open_files(config, data_dir), self.queue.queue_id
         self.archive = CutFileWriter(
             files, queue_id, config.file_max_bytes, config.file_max_s, self.clock, probe

@@ -92,6 +92,8 @@ class Stage:
         interval_s: poll interval.
         slice_s: slice and rollup length; short, so that a short run shows judged slices.
         agents_port: where agents connect if not to the PMDaemon itself: a proxy.
+        other_ports: of PMDaemons that agents know as well.
+        database_toml: more lines of its table.
         database_url: empty for SQLite in the folder.
         tls: agents enrol and speak TLS.
         queue_bytes: of the ingest queue.
@@ -108,6 +110,8 @@ class Stage:
     tls: bool = False
     extra_toml: str = ""
     agents_port: int = 0
+    other_ports: list[int] = field(default_factory=list)
+    database_toml: str = ""
     queue_bytes: int = 32 << 20
     schema_file: ClassVar[Path | None] = None
     sockets: Path = field(init=False)
@@ -152,7 +156,7 @@ class Stage:
             f'[pmdaemon]\nlisten = "127.0.0.1:{pm_port}"\ninterval_s = {self.interval_s}\n'
             f'[services]\nmode = "{self.mode}"\n'
             f'[database]\nurl = "{self.database_url}"\nrollup_s = {self.slice_s}\n'
-            f"queue_bytes = {self.queue_bytes}\n"
+            f"queue_bytes = {self.queue_bytes}\n{self.database_toml}"
             f'[api]\nlisten = "127.0.0.1:{self.api_port}"\n'
             f"[pmdaemon.tls]\nenabled = {str(self.tls).lower()}\n{self.extra_toml}"
         )
@@ -161,11 +165,12 @@ class Stage:
         (self.folder / "agreements.yaml").write_text(text)
 
     def _agent_config(self, agent: Agent) -> Path:
+        servers = [f"127.0.0.1:{port}" for port in (self.agents_port or self.pm_port, *self.other_ports)]
         lines = [
             f'name = "{agent.name}"',
             f'state_dir = "{self.folder}/{agent.name}"',
             f'runtime_dir = "{self.sockets}/{agent.name}"',
-            f'server = "127.0.0.1:{self.agents_port or self.pm_port}"',
+            f"server = {json.dumps(servers if self.other_ports else servers[0])}",
             f"tls = {str(self.tls).lower()}",
             agent.extra_toml,
             "[[plane]]",

@@ -36,6 +36,7 @@ from pmdaemon.diskqueue.format import (
     scan,
 )
 from pmdaemon.runtime.files import make_directory
+from pmdaemon.wire.messages.server import RecordRows
 from sla_server.db.errors import (
     DbError,
     IngestQueuePoisoned,
@@ -47,6 +48,7 @@ from sla_server.db.errors import (
 log = structlog.get_logger("ingest-queue")
 BYTES_PER_ENTRY: Final = 2048  # a record is a mailbox batch: rarely smaller
 KEEP_BYTES: Final = 16 << 20
+NOTHING: Final = RecordRows([], None, "dbmanager").encode()
 STEP_BYTES: Final = 4 << 20  # read at a time: some 10,000 stream rows to decode
 
 
@@ -131,6 +133,10 @@ class IngestQueue:
         probe: called at "appended" (reserved, not synced) and "synced"; crash tests kill the process there.
         keep_bytes: deletion waits until more is in use; at most a quarter of ``data_bytes``.
 
+    Attributes:
+        refused: records that are read as ones without rows or cuts: behind the one, up to the other; see
+            ``db.fence``.
+
     Raises:
         OldQueueFiles: the directory holds the plain files of an earlier version.
         pmdaemon.diskqueue.errors.DiskQueueError: it cannot be opened.
@@ -148,6 +154,7 @@ class IngestQueue:
             raise OldQueueFiles(directory, len(old))
         self._path = directory / "ingest"
         self._probe = probe
+        self.refused: Sequence[tuple[int, int]] = ()
         self._keep_bytes = min(keep_bytes, data_bytes // 4)
         settings = QueueSettings(data_path=self._path, data_bytes=data_bytes, entries=_entries(data_bytes))
         self._queue = DiskQueue(settings)
@@ -229,7 +236,7 @@ class IngestQueue:
 
     def reader(self, after_seq: int) -> CursorReader:
         """A reader that begins behind ``after_seq``, or at the oldest record if that is newer."""
-        return CursorReader(self._queue, self._path, after_seq)
+        return CursorReader(self._queue, self._path, after_seq, self.refused)
 
     def delete_through(self, queue_seq: int) -> None:
         """Records up to ``queue_seq`` are not needed any more.
@@ -250,10 +257,13 @@ class IngestQueue:
 class CursorReader:
     """Reads an IngestQueue in order. One thread; survives deletions behind it."""
 
-    def __init__(self, queue: DiskQueue, path: Path, after_seq: int) -> None:
+    def __init__(
+        self, queue: DiskQueue, path: Path, after_seq: int, refused: Sequence[tuple[int, int]] = ()
+    ) -> None:
         self._queue = queue
         self._path = path
         self._after_seq = after_seq
+        self._refused = refused
 
     def read(self, max_bytes: int) -> list[IngestRecord]:
         """The next durable records, about ``max_bytes`` of them but at least one if any; empty at the end.
@@ -269,7 +279,13 @@ class CursorReader:
             raise IngestQueuePoisoned(self._path, str(exc)) from exc
         if messages:
             self._after_seq = messages[-1].seq
-        return [IngestRecord(message.seq, message.data) for message in messages]
+        if not self._refused:
+            return [IngestRecord(message.seq, message.data) for message in messages]
+        return [IngestRecord(message.seq, self._content(message.seq, message.data)) for message in messages]
+
+    def _content(self, seq: int, data: bytes) -> bytes:
+        is_refused = any(after_seq < seq <= last_seq for after_seq, last_seq in self._refused)
+        return NOTHING if is_refused else data
 
     def close(self) -> None:
         """Nothing is held."""

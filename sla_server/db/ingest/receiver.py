@@ -8,12 +8,17 @@ A recipient without room does not hold the others up: its notices wait (``mailbo
 ``MAX_WAITING_NOTICES`` the oldest are dropped. That is safe: watermarks are asked for by the next GATEWAY,
 DURABLE is repeated when a cut comes again, and a process that waits for RECORDED asks again.
 
+Where several servers take over from each other, notices go out only once SQL has what they are about
+(``stored_seq``): the server that takes over has SQL, and not this one's queue. So agents keep their cuts some
+seconds longer, and for as long as the database is away.
+
 Thread: ``db-intake`` alone posts and takes. Failure: a queue that cannot write ends the thread, and with it
 the process.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
@@ -39,6 +44,8 @@ ROUND_BYTES: Final = (
 )  # a message larger than TAKE_BYTES comes alone, and no frame is twice that
 MAX_WAITING_NOTICES: Final = 1000
 MAX_WAITING_BYTES: Final = 64 << 20  # as many notices with the longest header
+MAX_HELD_ROUNDS: Final = 10_000
+"""Rounds of notices that wait for SQL; of more the oldest are dropped, as above."""
 FULL_PAUSE_S: Final = 0.25
 DRAIN_S: Final = 2.0
 
@@ -65,6 +72,7 @@ class IngestReceiver:
         probe: called at "noticed"; crash tests die there.
         tick: called once a round; reports how full everything is.
         clock: says since when the queue is full.
+        stored_seq: every record up to it is in SQL; None: to be in the queue is enough.
 
     Attributes:
         pauses: how often the queue became too full to take from the mailboxes.
@@ -79,8 +87,11 @@ class IngestReceiver:
         probe: Callable[[str], None] = lambda _point: None,
         tick: Callable[[], None] = lambda: None,
         clock: Clock | None = None,
+        stored_seq: Callable[[], int] | None = None,
     ) -> None:
         self._mailboxes = mailboxes
+        self._stored_seq = stored_seq
+        self._held: deque[tuple[int, MailboxSender, Sequence[IntakeNotice]]] = deque(maxlen=MAX_HELD_ROUNDS)
         self._senders = [
             MailboxSender(
                 {OTHERS: mailbox},
@@ -106,7 +117,7 @@ class IngestReceiver:
         """Post WATERMARKS to every pair; the other processes ask when they start."""
         for mailbox, sender in zip(self._mailboxes, self._senders, strict=True):
             pairs = [name for name in mailbox.expected if name.startswith("pair-")]
-            _send(sender, self._intake.all_watermarks(pairs))
+            self._send(sender, self._intake.all_watermarks(pairs))
 
     def round(self) -> bool:
         """Take, keep, answer, once; returns whether anything came.
@@ -116,6 +127,7 @@ class IngestReceiver:
         """
         for sender in self._senders:
             sender.flush()
+        self._release()
         came = False
         for mailbox, sender in zip(self._mailboxes, self._senders, strict=True):
             if self._queue_is_full():
@@ -126,7 +138,7 @@ class IngestReceiver:
             came = True
             absorbed = self._intake.absorb(messages)
             self._queue.append_many(absorbed.records)
-            _send(sender, absorbed.notices)
+            self._send(sender, absorbed.notices)
             self._probe("noticed")
             if absorbed.is_urgent:
                 self._on_urgent()
@@ -151,6 +163,19 @@ class IngestReceiver:
             reason = "the ingest queue is full: nothing is taken from the mailboxes, agents keep their cuts"
             found.append(Problem("ingest-queue", self._full_since_us, reason))
         return found
+
+    def _send(self, sender: MailboxSender, notices: Sequence[IntakeNotice]) -> None:
+        """Send what is about records up to the newest one, now or once SQL has them."""
+        if self._stored_seq is None:
+            _send(sender, notices)
+        elif notices:
+            self._held.append((self._queue.synced_seq, sender, notices))
+            self._release()
+
+    def _release(self) -> None:
+        while self._stored_seq is not None and self._held and self._held[0][0] <= self._stored_seq():
+            _seq, sender, notices = self._held.popleft()
+            _send(sender, notices)
 
     def _take(self, mailbox: IngestMailbox) -> Sequence[Incoming]:
         try:

@@ -129,7 +129,7 @@ class StoredHistograms:
 
 
 def store_statistics(
-    connection: Connection, window: IngestWindow, now_us: int, stored: StoredHistograms
+    connection: Connection, window: IngestWindow, now_us: int, stored: StoredHistograms, fence: int = 0
 ) -> None:
     """Add the window to every statistics table, and move the watermarks."""
     for slot_us, accumulator in sorted(window.slots.items()):
@@ -161,7 +161,7 @@ def store_statistics(
         for slot_us, gateway_id in sorted(window.late)
     ]
     upsert(connection, schema.late_cuts, late, set_=("noted_us",))
-    _store_watermarks(connection, window, now_us)
+    _store_watermarks(connection, window, now_us, fence)
 
 
 def _store_stream_sums(connection: Connection, window: IngestWindow) -> None:
@@ -215,9 +215,9 @@ def _store_planes(connection: Connection, window: IngestWindow) -> None:
         connection.execute(update(table).where(is_stream).values(planes=bindparam("its_planes")), changed)
 
 
-def _store_watermarks(connection: Connection, window: IngestWindow, now_us: int) -> None:
+def _store_watermarks(connection: Connection, window: IngestWindow, now_us: int, fence: int) -> None:
     rows: Params = [
-        {"gateway_id": gateway_id, "epoch": str(epoch), "seq": seq, "updated_us": now_us}
+        {"gateway_id": gateway_id, "epoch": str(epoch), "seq": seq, "updated_us": now_us, "fence": fence}
         for (gateway_id, epoch), seq in window.marks.items()
     ]
-    upsert(connection, schema.ingest_watermark, rows, set_=("updated_us",), maximum=("seq",))
+    upsert(connection, schema.ingest_watermark, rows, set_=("updated_us",), maximum=("seq", "fence"))

@@ -98,6 +98,7 @@ class IngestStore:
         probe: called at "in-transaction"; crash tests die there.
         ownership: the setting ``volume_ownership``.
         first_sight_volumes: the setting.
+        fence: of the server's term; 0: the database is its own.
     """
 
     def __init__(
@@ -109,8 +110,10 @@ class IngestStore:
         probe: Callable[[str], None] = lambda _point: None,
         ownership: Ownership = "open",
         first_sight_volumes: int = FIRST_SIGHT_VOLUMES,
+        fence: int = 0,
     ) -> None:
         self._engine = engine
+        self._fence = fence
         self._sql_key = f"{queue_id}/sql"
         self._records_key = f"{queue_id}/records"
         self._parquet_key = f"{queue_id}/parquet"
@@ -344,7 +347,7 @@ class IngestStore:
                 self._histograms.begin((cursors, moved_until_us))
                 now_us = self._check_clock(connection)
                 self._nameless.screen(connection, window, now_us)
-                store_statistics(connection, window, now_us, self._histograms)
+                store_statistics(connection, window, now_us, self._histograms, self._fence)
                 for key in (self._sql_key, self._records_key):
                     self._raise(connection, key, window.last_seq)
                 self._probe("in-transaction")

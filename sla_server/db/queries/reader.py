@@ -211,6 +211,10 @@ class SqlReader:
         """State of the server's own processes, by name."""
         return self._rows(select(schema.processes).order_by(schema.processes.c.name))
 
+    def fences(self) -> list[Row]:
+        """Which of several servers writes, and since when; no row for a server that is alone."""
+        return self._rows(select(schema.fences).order_by(schema.fences.c.name))
+
     def manifest(self, kind: str | None = None, *, in_use: bool = True) -> list[Row]:
         """Parquet files, oldest data first; ``in_use``: without those that were replaced."""
         table = schema.manifest

@@ -194,6 +194,20 @@ def test_addresses_of_this_host(text, expected):
     assert parse_server(text) == expected
 
 
+def test_several_servers_are_each_checked(write):
+    def loaded(line: str) -> AgentConfig:
+        return load(AgentConfig, write(f"{line}\n{GOOD}"), environment={})
+
+    assert loaded('server = ["127.0.0.1:1", "localhost:2"]').servers == ["127.0.0.1:1", "localhost:2"]
+    assert loaded('server = "127.0.0.1:1"').servers == ["127.0.0.1:1"]
+    with pytest.raises(ConfigError, match=r"'10\.1\.1\.1:7411' is not on this host"):
+        loaded('server = ["127.0.0.1:7411", "10.1.1.1:7411"]')
+    with pytest.raises(ConfigError, match="is not HOST:PORT"):
+        loaded('server = ["127.0.0.1:7411", "nowhere"]')
+    with pytest.raises(ConfigError, match="server"):
+        loaded("server = []")
+
+
 def test_show_config_can_be_read_again(write, tmp_path):
     result = CliRunner().invoke(cli, ["run", "--config", str(write()), "--show-config"])
     assert result.exit_code == 0

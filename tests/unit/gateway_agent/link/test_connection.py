@@ -40,7 +40,7 @@ def test_a_connection_that_was_reset_before_it_was_looked_at_is_dialled_again() 
     clock, peer = FakeClock(), Silent()
     with selectors.DefaultSelector() as selector:
         backoff = Backoff(1.0, 5.0, 0.0, random.Random(1))
-        connection = PeerConnection("pmdaemon", ("127.0.0.1", 9), peer, backoff, selector, clock)
+        connection = PeerConnection("pmdaemon", [("127.0.0.1", 9)], peer, backoff, selector, clock)
         dialled = socket.socket()  # never connected: the kernel says of it what it says of a reset one
         connection._socket = dialled
         selector.register(dialled, selectors.EVENT_WRITE, connection)
@@ -50,6 +50,72 @@ def test_a_connection_that_was_reset_before_it_was_looked_at_is_dialled_again() 
         assert connection.due_ns > clock.monotonic_ns()
         assert not selector.get_map()
     assert peer.told == []
+
+
+class Dialling(PeerConnection):
+    """Dials nothing; ``answers`` says which addresses take a connection."""
+
+    def __init__(self, addresses, selector, clock):
+        self.answers: set[tuple[str, int]] = set()
+        self.dialled: list[tuple[str, int]] = []
+        self.far: list[socket.socket] = []
+        super().__init__(
+            "pmdaemon", addresses, Silent(), Backoff(1.0, 8.0, 0.0, random.Random(1)), selector, clock
+        )
+
+    def _dial(self, address):  # what reaches the network
+        self.dialled.append(address)
+        if address not in self.answers:
+            self.close("refused")
+            return
+        near, far = socket.socketpair()
+        self.far.append(far)
+        self.take(near)
+
+    def end(self):
+        self.abandon()
+        for far in self.far:
+            far.close()
+
+
+A, B, C = ("sla-1", 7411), ("sla-2", 7411), ("sla-3", 7411)
+
+
+def test_of_several_servers_the_next_one_is_dialled_at_once_and_all_again_after_a_pause():
+    clock = FakeClock()
+    with selectors.DefaultSelector() as selector:
+        connection = Dialling([A, B, C], selector, clock)
+        for _ in range(9):
+            connection.turn()
+        assert connection.dialled == [A, B, C]
+        clock.advance(1.0)
+        connection.answers = {B}
+        for _ in range(9):
+            connection.turn()
+        assert connection.dialled == [A, B, C, A, B]
+        assert connection.due_ns is None
+        connection.end()
+
+
+@pytest.mark.parametrize(
+    ("lasted_s", "is_silent", "next_one"), [(60, False, A), (60, True, B), (0.1, False, B)]
+)
+def test_a_connection_in_order_is_made_again_at_its_server_and_any_other_at_the_next(
+    lasted_s, is_silent, next_one
+):
+    clock = FakeClock()
+    with selectors.DefaultSelector() as selector:
+        connection = Dialling([A, B], selector, clock)
+        connection.answers = {A, B}
+        connection.turn()
+        clock.advance(lasted_s)
+        connection.close("lost", is_silent=is_silent)
+        connection.turn()
+        assert connection.dialled == [A]  # after a pause
+        clock.advance(1.0)
+        connection.turn()
+        assert connection.dialled == [A, next_one]
+        connection.end()
 
 
 def test_waits_double_to_their_limit_and_begin_again():

@@ -321,6 +321,7 @@ class Queue:
         self.waiting_bytes = 0
         self.room = (10 << 20, 1000)
         self.fails = False
+        self.synced_seq = 0
 
     def has_room(self, size_bytes, records):
         return size_bytes <= self.room[0] and records <= self.room[1]
@@ -329,14 +330,15 @@ class Queue:
         if self.fails:
             raise IngestQueuePoisoned("q", "disk")
         self.log.append(("queue", len(payloads)))
+        self.synced_seq += len(payloads)
         return 1
 
 
-def office(batches):
+def office(batches, **options):
     log: list = []
     box, queue = Box(batches, log), Queue(log)
     woken = lambda: log.append(("woken", "writer"))  # noqa: E731
-    post_office = IngestReceiver([box], new_intake(), queue, woken, clock=FakeClock(unix_us=7))
+    post_office = IngestReceiver([box], new_intake(), queue, woken, clock=FakeClock(unix_us=7), **options)
     return post_office, box, queue, log
 
 
@@ -346,6 +348,27 @@ def test_notices_leave_after_the_append():
     assert post_office.round()
     assert log == [("queue", 2), ("services", "RECORDED"), ("pair-0", "DURABLE"), ("woken", "writer")]
     assert not post_office.round()
+
+
+def test_one_of_several_servers_confirms_what_sql_has():
+    stored = [0]
+    batches = [[Message(cuts_message([make_cut(seq)]))] for seq in (1, 2)]
+    post_office, _, _, log = office(batches, stored_seq=lambda: stored[0])
+    post_office.announce_watermarks()  # of an empty queue: at once
+    watermarks = [("pair-0", "WATERMARKS")]
+    assert log == watermarks
+    assert post_office.round()
+    assert post_office.round()
+    assert not post_office.round()
+    assert log == [*watermarks, ("queue", 1), ("queue", 1)]
+    stored[0] = 1
+    assert not post_office.round()
+    assert log[3:] == [("pair-0", "DURABLE")]
+    post_office.announce_watermarks()  # the second cut is in them
+    assert log[4:] == []
+    stored[0] = 2
+    assert not post_office.round()
+    assert log[4:] == [("pair-0", "DURABLE"), ("pair-0", "WATERMARKS")]
 
 
 def test_nothing_is_confirmed_when_the_queue_cannot_keep_it():

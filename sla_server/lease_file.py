@@ -1,0 +1,85 @@
+"""The lease of the acting server, as the process ``cluster`` has published it for the other processes.
+
+    RUNTIME_DIR/lease.json   {"node": "n1", "holder": "n1", "fence": 1795861200, "until_ns": 5123456789}
+
+``until_ns`` is of the clock since boot, which all processes of a machine have alike; when it has passed, the
+lease is not held, whatever has become of the process that wrote it. Writing and reading need no library of
+the cluster. What a crash can leave: a file that lapses; one of a boot before this one is removed as the
+server starts, before the process ``cluster`` does.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from pmdaemon.runtime.clock import boot_ns
+from pmdaemon.runtime.files import write_whole
+
+NAME: Final = "lease.json"
+FENCE: Final = "SLA_FENCE"
+"""Environment of the process dbmanager: the number with which its supervisor has the lease."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseState:
+    """What this server knows of the lease.
+
+    Attributes:
+        node: of this server.
+        holder: the node whose server acts, or did last; "": not known.
+        fence: of its term.
+        until_ns: until when this server has it; 0: it has not.
+    """
+
+    node: str = ""
+    holder: str = ""
+    fence: int = 0
+    until_ns: int = 0
+
+    @property
+    def held_fence(self) -> int | None:
+        """The fence with which this server acts; None: it stands by."""
+        return self.fence if self.until_ns > boot_ns() else None
+
+    def write(self, runtime_dir: Path) -> None:
+        """Publish it.
+
+        Raises:
+            OSError: it cannot be written; what is there lapses.
+        """
+        write_whole(runtime_dir / NAME, json.dumps(asdict(self)))
+
+
+class LeaseFile:
+    """Reads it, as often as asked.
+
+    Args:
+        runtime_dir: of the server.
+    """
+
+    def __init__(self, runtime_dir: Path) -> None:
+        self._path = runtime_dir / NAME
+        self._written_ns = 0
+        self._state = LeaseState()
+
+    def read(self) -> LeaseState:
+        """The newest state; that nothing is held if there is none that can be read."""
+        try:
+            written_ns = self._path.stat().st_mtime_ns
+            if written_ns != self._written_ns:
+                self._state, self._written_ns = _parsed(self._path.read_bytes()), written_ns
+        except (OSError, ValueError, KeyError, TypeError):
+            self._state, self._written_ns = LeaseState(), 0
+        return self._state
+
+    def remove(self) -> None:
+        """Before the process that writes it starts."""
+        self._path.unlink(missing_ok=True)
+
+
+def _parsed(data: bytes) -> LeaseState:
+    found = json.loads(data)
+    return LeaseState(str(found["node"]), str(found["holder"]), int(found["fence"]), int(found["until_ns"]))

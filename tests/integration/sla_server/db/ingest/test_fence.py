@@ -1,0 +1,118 @@
+"""Two servers over one database and one archive, by turns: who has lost its fence writes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from sla_server.db import schema
+from sla_server.db.errors import FenceLost
+from sla_server.db.fence import Fence
+from tests.support.database import Rig, archived, identity
+from tests.support.samples import (
+    assert_database_holds,
+    cuts_message,
+    gateway_message,
+    make_cut,
+    record_message,
+    streams_message,
+)
+
+
+class Servers:
+    """Each with a queue of its own in ``n1``, ``n2``; a database and an archive for both."""
+
+    def __init__(self, database: Any, tmp_path: Path) -> None:
+        self._database = database
+        self._path = tmp_path
+        self._open: list[Rig] = []
+
+    def start(self, name: str, fence: int) -> Rig:
+        config = self._database.config.model_copy(
+            update={"queue_dir": self._path / name, "parquet_dir": self._path / "parquet"}
+        )
+        rig = Rig(config, self._database.data_dir, fence=Fence(fence, name))
+        self._open.append(rig)
+        return rig
+
+    def stop(self, rig: Rig) -> None:
+        self._open.remove(rig)
+        rig.close()
+
+    def close(self) -> None:
+        for rig in self._open:
+            rig.close()
+
+
+@pytest.fixture
+def servers(database: Any, tmp_path: Path) -> Iterator[Servers]:
+    made = Servers(database, tmp_path)
+    yield made
+    made.close()
+
+
+def _watermarks(rig: Rig) -> list[tuple[int, int]]:
+    """(seq, fence) of all epochs."""
+    table = schema.ingest_watermark
+    with rig.engine.connect() as connection:
+        return [(int(row[0]), int(row[1])) for row in connection.execute(select(table.c.seq, table.c.fence))]
+
+
+def test_a_server_that_has_lost_its_fence_writes_nothing_and_what_it_had_counts_once(
+    servers: Servers,
+) -> None:
+    cuts = [make_cut(seq) for seq in range(1, 10)]
+    first = servers.start("n1", 5)
+    first.feed(gateway_message(), streams_message(), *(cuts_message([item]) for item in cuts[:3]))
+    assert _watermarks(first) == [(3, 5)]
+    first.queue.append_many([cuts_message([item]) for item in cuts[3:5]])  # not acknowledged: not in SQL
+
+    second = servers.start("n2", 6)
+    for refused in (first.writer.step, lambda: first.drain(final=True)):
+        with pytest.raises(FenceLost, match="server n2 writes to this database since its fence 6"):
+            refused()
+    with pytest.raises(FenceLost):
+        Fence(5, "n1").take(first.engine, first.queue.queue_id, first.queue.synced_seq, 0)
+    second.feed(*(cuts_message([item]) for item in cuts[3:7]))
+    second.drain(final=True)
+    assert _watermarks(second) == [(7, 6)]
+    servers.stop(first)
+    servers.stop(second)
+
+    again = servers.start("n1", 7)
+    assert again.queue.refused
+    again.feed(*(cuts_message([item]) for item in cuts[7:]))
+    again.drain(final=True)
+    assert _watermarks(again) == [(9, 7)]
+    assert_database_holds(again.reader, cuts)
+    assert sorted(archived(again)) == identity(cuts)
+    servers.stop(again)
+    assert servers.start("n1", 8).queue.refused == ()  # the files have passed it
+
+
+def test_the_last_one_that_wrote_keeps_what_it_had_when_it_comes_again(servers: Servers) -> None:
+    cuts = [make_cut(seq) for seq in range(1, 4)]
+    first = servers.start("n1", 5)
+    first.feed(gateway_message(), streams_message(), cuts_message(cuts[:1]))
+    first.queue.append_many([cuts_message(cuts[1:])])
+    servers.stop(first)
+    again = servers.start("n1", 9)  # the lease had lapsed, and no other server has had it
+    again.drain(final=True)
+    assert_database_holds(again.reader, cuts)
+    assert sorted(archived(again)) == identity(cuts)
+
+
+def test_rows_of_a_former_term_are_refused_with_its_cuts(servers: Servers) -> None:
+    first = servers.start("n1", 5)
+    row = {"name": "services", "state": "running", "pid": 7}
+    first.queue.append_many([record_message([("processes", row)])])
+    servers.stop(servers.start("n2", 6))
+    servers.stop(first)
+    again = servers.start("n1", 7)
+    again.drain(final=True)
+    with again.engine.connect() as connection:
+        assert list(connection.execute(select(schema.processes))) == []

@@ -1,0 +1,138 @@
+"""What a server does as one of several: it follows the lease that the node has published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pmdaemon.errors import ConfigError
+from pmdaemon.runtime.clock import boot_ns
+from pmdaemon.runtime.stop import Stop
+from sla_server import config as configuration
+from sla_server.db.process import own_fence
+from sla_server.lease_file import FENCE, LeaseFile, LeaseState
+from sla_server.nodes_file import FRESH_US, RunningNode, read_nodes, write_nodes
+from sla_server.supervisor import ACTING, PARTS, Supervisor, parts_of
+
+LONG_NS = 3_600 * 10**9
+
+
+def _config(folder: Path, *, enabled: bool = True) -> configuration.ResolvedConfig:
+    cluster = {"node": "n1", "takeover": {"enabled": enabled}}
+    server = configuration.ServerConfig.model_validate(
+        {"data_dir": folder / "data", "runtime_dir": folder, "cluster": cluster}
+    )
+    return configuration.resolve(server)
+
+
+class Watched(Supervisor):
+    """Starts and ends no process; ``done`` is what it would have done."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.done: list[str] = []
+        self._segments = self  # type: ignore[assignment]  # a segment takes 100 MB of tmpfs
+
+    def renew(self, name: str) -> None:
+        self.done.append(f"renew {name}")
+
+    def _start(self, part: Any) -> None:
+        self.done.append(f"start {part.name}")
+
+    def _stop_all(self, names: Any) -> dict[str, int]:
+        self.done += [f"stop {name}" for name in reversed(names) if self.parts.pop(name, None)]
+        return {}
+
+    def _attach(self) -> None:
+        """No mailboxes."""
+
+
+def _publish(folder: Path, holder: str, fence: int, until_ns: int) -> None:
+    LeaseState("n1", holder, fence, until_ns).write(folder)
+
+
+def test_parts_that_act_run_while_the_lease_is_held_and_with_its_fence(tmp_path: Path) -> None:
+    supervisor = Watched(_config(tmp_path), None, Stop())
+    supervisor._follow_lease()  # what each step does; ``run`` would start processes
+    _publish(tmp_path, "n2", 7, 0)
+    supervisor._follow_lease()
+    assert supervisor.done == []
+    _publish(tmp_path, "n1", 8, boot_ns() + LONG_NS)
+    for _ in range(3):
+        supervisor._follow_lease()
+    assert supervisor.done == [f"start {name}" for name in ACTING]
+    assert supervisor.parts["dbmanager"]._env[FENCE] == "8"  # what the process will have
+    supervisor.done.clear()
+    _publish(tmp_path, "n2", 9, 0)
+    supervisor._follow_lease()
+    stopped = [f"stop {name}" for name in reversed(ACTING)]
+    renewed = ["renew main.mbx", "renew app.mbx"]
+    started = [f"start {name}" for name in PARTS if name not in ACTING]
+    assert supervisor.done == [*stopped, *renewed, *started]
+    supervisor._pipe.close()
+
+
+def test_a_lease_that_nobody_renews_ends_by_itself_and_another_term_has_its_own_fence(tmp_path: Path) -> None:
+    supervisor = Watched(_config(tmp_path), None, Stop())
+    _publish(tmp_path, "n1", 8, boot_ns() + LONG_NS)
+    supervisor._follow_lease()
+    _publish(tmp_path, "n1", 8, boot_ns() - 1)
+    supervisor._follow_lease()
+    assert "renew main.mbx" in supervisor.done
+    supervisor.done.clear()
+    for fence in (9, 11):  # 10 was another server's, between two looks
+        _publish(tmp_path, "n1", fence, boot_ns() + LONG_NS)
+        supervisor._follow_lease()
+    assert supervisor.done.count("start dbmanager") == 2
+    assert supervisor.parts["dbmanager"]._env[FENCE] == "11"
+    supervisor._pipe.close()
+
+
+def test_a_server_that_is_alone_follows_no_lease_and_has_no_fence(tmp_path: Path) -> None:
+    config = _config(tmp_path, enabled=False)
+    supervisor = Watched(config, None, Stop())
+    _publish(tmp_path, "n2", 9, 0)
+    supervisor._follow_lease()
+    assert supervisor.done == []
+    assert FENCE not in supervisor.add("dbmanager", [])._env
+    assert own_fence(config) is None
+    assert own_fence(configuration.resolve(configuration.ServerConfig())) is None
+    assert parts_of(config) == ("cluster", *PARTS)
+    assert parts_of(config, is_acting=False) == ("cluster", "delivery", "appserver")
+    supervisor._pipe.close()
+
+
+def test_a_writer_that_was_started_without_a_lease_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FENCE, "12")
+    fence = own_fence(_config(tmp_path))
+    assert fence is not None
+    assert (fence.number, fence.server) == (12, "n1")
+    monkeypatch.delenv(FENCE)
+    with pytest.raises(ConfigError, match="the environment has no SLA_FENCE"):
+        own_fence(_config(tmp_path))
+
+
+def test_a_lease_file_that_is_damaged_or_gone_holds_nothing(tmp_path: Path) -> None:
+    file = LeaseFile(tmp_path)
+    assert file.read() == LeaseState()
+    _publish(tmp_path, "n1", 8, boot_ns() + LONG_NS)
+    assert file.read().held_fence == 8
+    for text in ("", "{}", "[]", '{"node": "n1", "holder": "n1", "fence": "x", "until_ns": 1}'):
+        (tmp_path / "lease.json").write_text(text)
+        assert LeaseFile(tmp_path).read().held_fence is None
+    file.remove()
+    assert file.read().held_fence is None
+
+
+def test_nodes_are_known_while_their_file_is_fresh(tmp_path: Path) -> None:
+    assert read_nodes(tmp_path, 5) == {}
+    node = RunningNode("n1", "berlin", "2.15.1")
+    write_nodes(tmp_path, [node], 1_000)
+    assert read_nodes(tmp_path, 1_000) == {"n1": node}
+    assert read_nodes(tmp_path, 1_000 + FRESH_US) == read_nodes(tmp_path, 999) == {}
+    (tmp_path / "nodes.json").write_text("{}")
+    assert read_nodes(tmp_path, 1_000) == {}
