@@ -60,6 +60,8 @@ class PolicyJobConfig(StrictModel):
     rollup_schedule: Annotated[str, AfterValidator(_schedule)] = ""
     """The same for the rollup job, which makes hourly and daily rollups of what has left SQL, on the same
     Spark. Best some time before the policy job, which reads them."""
+    back_test_schedule: Annotated[str, AfterValidator(_schedule)] = ""
+    """The same for the back-test job, which replays the last days with the policy in force and without it."""
     publish: Literal["if-it-helps", "always"] = "if-it-helps"
     """Whether a policy is put in force only if the back-test shows that it avoids broken promises."""
     back_test_days: int = Field(default=7, ge=1, le=35)

@@ -1,16 +1,17 @@
 """When a job runs by itself, and that run: a child process of the supervisor, never in a part of it.
 
     [policy] schedule = ""          never (the default; a systemd timer may start it); so [policy]
-                                    rollup_schedule and [reports] schedule
+                                    rollup_schedule, back_test_schedule and [reports] schedule
                         "hourly"    at the full hour
                         "daily"     at 00:00 UTC
                         "02:30"     daily at this time, UTC
                         "every 6h"  at multiples of it since 00:00 UTC (s, m, h or d; at least 10 s)
 
 A run that was due while the server was down is made up for, a minute after its start: the file
-``DATA_DIR/policy-job/scheduled`` (or ``rollup-job``, ``report-job``) has the time of the last one. A job
+``DATA_DIR/policy-job/scheduled`` (or ``rollup-job`` and so on) has the time of the last one. A job
 holds a lock of its own, so one that a person started is no trouble (status 79). While a run goes on no other
-is due. A clock that was ahead and is set right delays a run by a period at most.
+is due, and of several jobs one runs at a time: another that is due waits for its end. A clock that was ahead
+and is set right delays a run by a period at most.
 
 Thread: the supervisor's only one.
 """
@@ -40,6 +41,7 @@ UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": DAY_S}
 MODULES: Final = {
     "policy": "sla_server.policy_jobs.job",
     "rollup": "sla_server.policy_jobs.rollup_job",
+    "back-test": "sla_server.policy_jobs.back_test_job",
     "report": "sla_server.reports.job",
 }
 WORDS: Final = {"hourly": 3600, "daily": DAY_S}
@@ -92,7 +94,7 @@ class ScheduledJob:
     """A job on its schedule.
 
     Attributes:
-        name: ``policy``, ``rollup`` or ``report``; its module, and the directory of its files.
+        name: of ``MODULES``: its module, and the directory of its files.
         child: the job's process, when it runs.
     """
 
@@ -127,8 +129,8 @@ class ScheduledJob:
             return now_us
         return min(int(text), now_us) if text.isdecimal() and len(text) < 20 else now_us
 
-    def step(self) -> tuple[int, str] | None:
-        """Start it when it is due; status and what to say of it when it has ended."""
+    def step(self, may_start: bool = True) -> tuple[int, str] | None:
+        """Start it when it is due and may; status and what to say of it when it has ended."""
         if self.child.is_running:
             status = self.child.wait(0)
             if status is None:
@@ -139,7 +141,7 @@ class ScheduledJob:
         now_us = self.clock.unix_us()
         if self._due_us - now_us > 2 * self.schedule.period_s * 1_000_000:  # the clock was ahead till now
             self._due_us = self.schedule.next_us(now_us)
-        if now_us >= self._due_us:
+        if may_start and now_us >= self._due_us:
             self._due_us = self.schedule.next_us(now_us)
             self._remember(now_us)
             self.child.start()  # what fails for want of memory is due again with the next time

@@ -92,6 +92,7 @@ EX_CONFIG: Final = 78  # of sysexits: a schema from the future, files of an earl
 FAILED_SO: Final = {
     "policy": "the policy in force stays as it was",
     "rollup": "days that are due are rolled up by the next run",
+    "back-test": "the policy in force stays as it was",
     "report": "reports that are due are issued by the next run",
 }
 MOST_REASON: Final = 1000  # characters of why a part has ended
@@ -202,6 +203,7 @@ class Supervisor:
         texts = {
             "policy": policy.schedule,
             "rollup": policy.rollup_schedule,
+            "back-test": policy.back_test_schedule,
             "report": self.config.reports.schedule,
         }
         schedules = {name: JobSchedule.parse(text) for name, text in texts.items()}
@@ -296,7 +298,7 @@ class Supervisor:
 
     def _run_jobs(self) -> None:
         for job in self._jobs:
-            ended = job.step()
+            ended = job.step(may_start=not any(each.child.is_running for each in self._jobs))
             if ended is not None and ended[0] not in QUIET:
                 text = f"the {job.name} job has failed: {ended[1]}; {FAILED_SO[job.name]}"
                 self._add_event(f"{job.name}-job-failed", "warning", job.name, text, {"status": ended[0]})

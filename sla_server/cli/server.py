@@ -45,6 +45,7 @@ from sla_server.cli.relay import relay
 from sla_server.directories import leave_runtime_dir, prepare_runtime_dir
 from sla_server.errors import ServerNotRunning, ServerRunning
 from sla_server.lease_file import LeaseFile
+from sla_server.schedule import MODULES
 from sla_server.supervisor import IMPORTED, PARTS, Supervisor, parts_of, takes_over
 from sla_server.topology import app_layout, later_pairs, main_layout
 
@@ -287,6 +288,26 @@ def node(path: Path | None) -> None:
     stop.watch_parent()
     watch(stop)
     raise SystemExit(run(config, stop, is_alone=True))
+
+
+@cli.group()
+def jobs() -> None:
+    """Work that a timer or `schedule` of the file starts: policy, rollup, back-test, report."""
+
+
+@jobs.command("run", context_settings={"ignore_unknown_options": True})
+@CONFIG
+@click.argument("name", type=click.Choice(sorted(MODULES)))
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+def run_job(path: Path | None, name: str, options: tuple[str, ...]) -> None:
+    """Run the job NAME here and now, with OPTIONS of its own (`--help` after -- lists them).
+
+    Its exit status is this command's; `sla get jobs` lists runs with their rows and how long they took. A
+    second run of a job beside the first ends with 79.
+    """
+    config = ["--config", str(path)] if path else []
+    command = [sys.executable, "-m", MODULES[name], *config, *options]
+    os.execv(command[0], command)  # noqa: S606 - the job in this one's place: signals and status are its own
 
 
 @dataclass(frozen=True, slots=True)

@@ -248,6 +248,9 @@ SERVER: Final = {
     "rollup-job-failed": EventKind(
         "warning", "The rollup job that the server started has failed.", "`sla get jobs` says why."
     ),
+    "back-test-job-failed": EventKind(
+        "warning", "The back-test job that the server started has failed.", "`sla get jobs` says why."
+    ),
     "report-job-failed": EventKind(
         "warning", "The report job that the server started has failed.", "`sla get jobs` says why."
     ),

@@ -219,6 +219,7 @@ def made(
     caps: Sequence[Mapping[str, Any]],
     now_us: int,
     demands: Mapping[str, float] | None = None,
+    against_in_force: bool = True,
 ) -> dict[str, Any]:
     """The back-test of a policy, as it is put into its report.
 
@@ -228,6 +229,7 @@ def made(
         caps: of the new policy.
         now_us: the end of what is replayed.
         demands: cost rate of each volume; which are the largest.
+        against_in_force: whether it is compared with the policy in force, too.
 
     Returns:
         ``publish`` and ``reason``; unless nothing was to be replayed also from_us and to_us, ``none``,
@@ -238,7 +240,8 @@ def made(
         UnreadableAgreement: one in force does not fit this release.
         DatabaseUnavailable: retryable.
     """
-    new, in_force = by_hour(caps), store.reader.policy_in_force()
+    new = by_hour(caps)
+    in_force = store.reader.policy_in_force() if against_in_force else None
     former = by_hour(store.reader.policy_caps(in_force["version"])) if in_force is not None else {}
     volumes = capped(new) | capped(former)
     if not volumes:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.paths import ROOT
 
-UNITS = ("sla-server", "sla-relay", "sla-policy", "sla-rollup", "gateway-agent")
+UNITS = ("sla-server", "sla-relay", "sla-policy", "sla-rollup", "sla-job@", "gateway-agent")
 MOST = 3.0
 
 

@@ -99,6 +99,16 @@ def test_it_runs_when_it_is_due_one_at_a_time(tmp_path: Path) -> None:
     assert scene.child.starts == 2
 
 
+def test_a_job_that_is_due_beside_another_waits_for_its_end(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, "hourly", FakeClock(unix_us=MIDNIGHT_US + 1))
+    scene.clock.advance(3600)
+    scene.job.step(may_start=False)
+    assert scene.child.starts == 0
+    scene.clock.advance(5400)
+    scene.job.step(may_start=True)
+    assert scene.child.starts == 1, "what was due meanwhile, once"
+
+
 def test_a_run_missed_while_the_server_was_down_is_made_up_for(tmp_path: Path) -> None:
     clock = FakeClock(unix_us=MIDNIGHT_US)
     before = Scene(tmp_path, "02:30", clock)
