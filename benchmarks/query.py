@@ -44,7 +44,7 @@ TOKEN = "benchmark"  # noqa: S105 - nobody can reach this application
 NO_SQL = {"health", "mode", "live", "schema", "trend", "stream", "operation"}
 NO_SQL |= {"session_state", "metrics", "openapi", "undelivered"}
 NO_SQL |= {"document_versions"}  # it asks what calendars and maintenance ask
-NO_SQL |= {"alive", "ready"}
+NO_SQL |= {"alive", "ready", "nodes"}
 NO_SQL |= {"report", "report_verification"}  # one row by its key; and what sla_report asks
 NO_SQL |= {"sizes"}  # of the support bundle: it counts rows, so many of each table at most
 """GET routes that are answered without the database, or by the question of another page."""
@@ -79,6 +79,7 @@ def pages(world: query_data.World) -> dict[str, tuple[str, str, dict[str, Any]]]
         "sla_credits": ("sla_credits", f"/slas/{sla}/credits", {}),
         "maintenance": ("maintenance", "/maintenance", {}),
         "calendars": ("calendars", "/calendars", {}),
+        "volume_labels": ("volume_labels", "/volume-labels", {}),
         "recipients": ("recipients", "/recipients", {}),
         "notification_routes": ("notification_routes", "/routes", {}),
         "silences": ("silences", "/silences", {"past": 1}),
@@ -177,6 +178,7 @@ GROUPS = {
         "sla_versions",
         "maintenance",
         "calendars",
+        "volume_labels",
         "why_volume",
         "why_sla",
         "why_then",

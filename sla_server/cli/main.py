@@ -58,7 +58,7 @@ COMMANDS: Final = {
     "user": ("users", "Accounts of people: list, add, change, passwd, disable, delete, and their sessions."),
     "token": ("users", "API tokens of programs: list, create, revoke."),
     "approvals": ("approvals", "Changes that wait for a second person: list, approve, refuse."),
-    "audit": ("audit", "The log of who changed what: verify that it is whole, and export it."),
+    "audit": ("audit", "The log of who changed what: list it, verify that it is whole, and export it."),
     "ca": ("ca", "Certificates for gateways: make the authority, enrol, revoke, list."),
     "cluster": ("cluster", "Nodes that carry messages between servers: make, join, look, move, drain."),
     "support": ("support", "Gather what those who help need to see."),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,13 +47,14 @@ class Terminal:
 
 
 @pytest.fixture
-def sla(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+def sla(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Terminal]:
     for name in ("SLA_SERVER", "SLA_CONFIG", "SLA__DATA_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SLA_TOKEN", api.TOKEN)
     clock, source = FakeClock(), api.FakeSource()
     mailbox = api.AnsweringMailbox(answer=lambda _header: (True, 200, {}))
-    context = api.make_context(mailbox, clock, source)
+    context = replace(api.make_context(mailbox, clock, source), nodes=("n1", "n2"))
+    context.metrics.folder = tmp_path / "metrics"
     mailbox.thread = MailboxThread(mailbox, context.live, context.operations, Stop())
     context.live.put(api.snapshot())
     yield Terminal(context, mailbox, source, httpx.WSGITransport(app=dashboard.create_app(context)), clock)

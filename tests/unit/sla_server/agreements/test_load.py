@@ -358,8 +358,8 @@ def test_a_usual_mistake_is_met_by_what_was_meant(old: str, new: str, fix: str) 
         (
             "webhok: {url: 'https://a.example'}",
             "spec.webhok",
-            "Did you mean webhook? Possible here: alertmanager, apprise, batch, command, file, heartbeat, "
-            "inbox, per_minute, smtp, syslog, timeout, webhook",
+            "Did you mean webhook? Possible here: alertmanager, apprise, batch, command, fallback, file, "
+            "heartbeat, inbox, per_minute, smtp, syslog, timeout, webhook",
         ),
         (
             "inbox: {server: a}",

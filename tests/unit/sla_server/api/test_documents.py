@@ -261,7 +261,7 @@ def test_maintenance_runs_is_planned_or_has_passed(
 def test_calendars_and_the_schema(web: FlaskClient) -> None:
     (bank,) = web.get("/api/v1/calendars").json["items"]
     assert (bank["name"], bank["spec"]["spec"]["tz"]) == ("bank", "Europe/Berlin")
-    assert len(web.get("/api/v1/schema").json["oneOf"]) == 6
+    assert len(web.get("/api/v1/schema").json["oneOf"]) == 7
 
 
 @pytest.mark.parametrize(

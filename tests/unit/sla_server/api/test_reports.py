@@ -107,7 +107,9 @@ def test_throttles_come_in_pages(
 ) -> None:
     rows = [api.throttle(throttle_id=f"t-{at}", cursor=f"{at}:t-{at}") for at in range(5, 0, -1)]
 
-    def throttles(_in_force: bool, limit: int, before: str | None = None) -> Any:
+    def throttles(
+        _in_force: bool, limit: int, before: str | None = None, _since_us: int | None = None
+    ) -> Any:
         return [row for row in rows if before is None or row["cursor"] < before][:limit]
 
     monkeypatch.setattr(source, "throttles", throttles)

@@ -107,7 +107,9 @@ def test_a_throttle_behind_the_first_page_is_found_and_pages_are_read_once(
     rows = [api.throttle(throttle_id=f"t-{at}", volume=f"v-{at}", cursor=f"1:{at}") for at in range(2500)]
     asked: list[str | None] = []
 
-    def throttles(_in_force: bool, limit: int, before: str | None = None) -> list[dict[str, Any]]:
+    def throttles(
+        _in_force: bool, limit: int, before: str | None = None, _since_us: int | None = None
+    ) -> list[dict[str, Any]]:
         asked.append(before)
         first = 0 if before is None else int(before.partition(":")[2]) + 1
         return rows[first : first + limit]

@@ -20,7 +20,7 @@ NAMES = {
     "maintenance": "disks", "calendars": "bank", "recipients": "mail", "routes": "all", "silences": "now",
     "volumelabels": "vol-17",
     "backends": "disk-0", "processes": "services", "episodes": str(api.EPISODE["episode_id"])[:8],
-    "throttles": "batch", "events": "e0001", "policies": "3", "jobs": "policy",
+    "throttles": "batch", "events": "e0001", "policies": "3", "jobs": "policy", "nodes": "n1",
 }  # fmt: skip
 
 

@@ -47,10 +47,15 @@ def test_json_is_what_the_api_says(sla: Terminal, kind: str) -> None:
 def test_nothing_to_list_says_what_to_do(sla: Terminal, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     if kind == "periods":
         monkeypatch.setattr("sla_server.api.handlers.read.agreed_periods", lambda *_: [])
-    names = dict.fromkeys(("maintenance", "calendars", "recipients", "routes", "silences"), "documents")
+    names = dict.fromkeys(
+        ("maintenance", "calendars", "volumelabels", "recipients", "routes", "silences"), "documents"
+    )
     names |= {"slas": "agreements", "rates": "rollup_history", "trend": "events"}
     name = names.get(kind, "slice_sums" if kind == "periods" else kind)
-    monkeypatch.setattr(sla.source, name, lambda *_args, **_kwargs: [])
+    if kind == "nodes":
+        sla.context.metrics.folder = None
+    else:
+        monkeypatch.setattr(sla.source, name, lambda *_args, **_kwargs: [])
     sla.context.live.put({"at_us": NOW_US})
     if kind == "trend":
         sla.context.live._trend.clear()  # as at the start: no method forgets what was seen

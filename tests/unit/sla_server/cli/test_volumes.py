@@ -80,7 +80,8 @@ def test_a_volume_of_several_gateways_is_said_so_where_volumes_are_listed(sla: T
 
 def test_labels_of_a_volume_are_a_document_of_its_name(sla: Terminal) -> None:
     assert sla("volumes", "label", "batch", "tier=gold", "env-").exit_code == 0
-    asked = json.loads(json.dumps(sla.mailbox.requests[-1]["body"]))
+    operation, asked = sla.asked[-1]
+    assert operation == "apply"
     document = json.loads(asked["documents"])
     assert (document["kind"], document["metadata"]["name"]) == ("VolumeLabels", "batch")
     assert document["spec"] == {"volumes": ["batch"], "labels": {"tier": "gold", "env": None}}

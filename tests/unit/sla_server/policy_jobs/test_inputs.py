@@ -68,6 +68,7 @@ class OldStore:
         self.reader = SimpleNamespace(
             agreements=lambda in_force: [row] if in_force else [],
             policies=lambda limit: [],
+            pages=SimpleNamespace(label_rows=lambda: ([], [])),
             documents=lambda kind, in_force: [CALENDAR] if (kind, in_force) == ("Calendar", True) else [],
         )
 

@@ -204,7 +204,7 @@ def test_the_start_reads_what_the_process_before_left() -> None:
     assert [row["name"] for row in start.episodes] == ["a"]
     (gateway,) = start.gateways
     assert gateway.exports == [
-        {"volume": "vol-1", "backend": "b", "size_bytes": 5, "read_only": True, "source": "nbd"}
+        {"volume": "vol-1", "backend": "b", "size_bytes": 5, "read_only": True, "labels": {}, "source": "nbd"}
     ]
     assert [stream["id"] for stream in gateway.streams] == [7, 8]
 

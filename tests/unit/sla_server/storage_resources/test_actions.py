@@ -10,6 +10,7 @@ import pytest
 from pmdaemon.space.watcher import SourceBack, SourceFailed
 from pmdaemon.wire.messages.space import Space
 from sla_server.agreements.load import load_documents
+from sla_server.agreements.volume_labels import LabelBook
 from sla_server.rows import Row
 from sla_server.storage_resources.actions import CommandDone, CommandOrder
 from sla_server.storage_resources.config import StorageConfig
@@ -156,7 +157,7 @@ def test_a_pool_that_is_not_read_any_more_causes_nothing() -> None:
     late_us = NOW_US + 4 * HOUR_US
     assert site.tick(late_us) == []
     assert site.orders == []
-    assert site.manager.refusals(documents("vol-1"), (), SERVED, late_us) == []
+    assert site.manager.refusals(documents("vol-1"), (), SERVED, LabelBook(), late_us) == []
 
 
 def documents(volume: str) -> Any:
@@ -184,12 +185,12 @@ def test_new_agreements_on_a_full_pool_are_refused(
     site = Site(refuse_agreements=level)
     site.read(used, NOW_US, volumes=(VOLUME,), volume_count=1)
     asked = documents(volume)
-    problems = site.manager.refusals(asked, (), SERVED, NOW_US)
+    problems = site.manager.refusals(asked, (), SERVED, LabelBook(), NOW_US)
     assert bool(problems) is is_refused
     if is_refused:
         assert f"lie in, is {used}% full and takes no new agreements" in problems[0].problem
         assert problems[0].document == "new"
-    assert site.manager.refusals(asked, {"new"}, SERVED, NOW_US) == [], "it is in force"
+    assert site.manager.refusals(asked, {"new"}, SERVED, LabelBook(), NOW_US) == [], "it is in force"
 
 
 def test_a_gateway_cannot_block_agreements_on_the_backend_of_another() -> None:
@@ -201,9 +202,9 @@ def test_a_gateway_cannot_block_agreements_on_the_backend_of_another() -> None:
         kinds.append([row["kind"] for table, row in rows if table == "events"])
     assert kinds == [["space-low", "space-claim-refused"], [], []]
     for volume in ("vol-1", "vol-9"):
-        assert site.manager.refusals(documents(volume), (), OF_ANOTHER, NOW_US) == []
+        assert site.manager.refusals(documents(volume), (), OF_ANOTHER, LabelBook(), NOW_US) == []
     approved = replace(OF_ANOTHER, of={"gw-1": ["mine", "vol-1"], "gw-2": ["vol-1", "vol-9"]})
-    assert site.manager.refusals(documents("vol-1"), (), approved, NOW_US)
+    assert site.manager.refusals(documents("vol-1"), (), approved, LabelBook(), NOW_US)
     rows = site.manager.read("gw-1", "host-1", space(95, NOW_US + DAY_US), approved, NOW_US + DAY_US)
     assert not [row for table, row in rows if table == "events"]
 
@@ -217,13 +218,13 @@ def test_a_backend_that_nobody_serves_yet_and_a_gateway_not_announced_cause_no_e
 def test_a_source_of_the_server_is_an_operators() -> None:
     site = Site(refuse_agreements="warn")
     site.tick(NOW_US, space(95, NOW_US))
-    assert site.manager.refusals(documents("vol-1"), (), OF_ANOTHER, NOW_US)
+    assert site.manager.refusals(documents("vol-1"), (), OF_ANOTHER, LabelBook(), NOW_US)
 
 
 def test_a_rule_may_refuse_for_some_pools_only() -> None:
     site = Site(rule=[{"pools": "host-1/*", "refuse_agreements": "warn"}])
     site.read(85, NOW_US)
-    assert site.manager.refusals(documents("vol-1"), (), SERVED, NOW_US)
+    assert site.manager.refusals(documents("vol-1"), (), SERVED, LabelBook(), NOW_US)
 
 
 def found(days: float | None, spike: float | None = None, newest_us: int = NOW_US - DAY_US) -> PoolForecast:
