@@ -249,28 +249,28 @@ def test_an_account_does_what_its_roles_say_and_a_new_role_counts_at_once(
     agents: Agents, open_session: Callable[..., MessageSession], tmp_path: Path
 ) -> None:
     own = open_session(agents.cluster.urls, "own")
-    for name in ("stock.in", "stock.out"):
+    for name in ("goods.in", "goods.out"):
         own.create(Destination(name, max_bytes=1 << 20))
     secret, path = accounts.new_secret(), tmp_path / "shop.json"
     path.write_text(account_file.text(agents.cluster.nodes[0].config, "shop", secret, Authority(tmp_path)))
     path.chmod(0o600)
-    _give(agents, "shop", "producer:stock.in", secret=secret)
+    _give(agents, "shop", "producer:goods.in", secret=secret)
     connection = account_file.connection(path)
     shop = open_session(list(connection.urls), "shop")
     deadline = Deadline(LIMIT_S)
-    while problem := _sent(shop, "stock.in"):  # the destination reaches the permissions within seconds
+    while problem := _sent(shop, "goods.in"):  # the destination reaches the permissions within seconds
         assert not deadline.passed, problem
-    assert _sent(shop, "stock.out").startswith(
-        "destination stock.out refuses the account shop: it lacks the role producer:stock.out"
+    assert _sent(shop, "goods.out").startswith(
+        "destination goods.out refuses the account shop: it lacks the role producer:goods.out"
     )
     with pytest.raises(AccessDenied, match="destination _ADMIN"):
         shop.link.run(
             shop.link.store(commands.ALL, b"{}", {}, stream="none", what="a command", limit_s=LIMIT_S)
         )
-    _give(agents, "shop", "producer:stock.*", secret=secret)
-    while problem := _sent(shop, "stock.out"):
+    _give(agents, "shop", "producer:goods.*", secret=secret)
+    while problem := _sent(shop, "goods.out"):
         assert not deadline.passed, problem
-    received = own.consumer("stock.out", "reader").receive(LIMIT_S)
+    received = own.consumer("goods.out", "reader").receive(LIMIT_S)
     assert received is not None
 
 
