@@ -45,7 +45,7 @@ def run(config: configuration.ResolvedConfig, who: str, now_us: int | None = Non
         with publishing.noted(store, who, status_of, KIND) as noted:
             in_force = store.reader.policy_in_force()
             if in_force is None:
-                found = {"version": None, "reason": "no policy is in force"}
+                found: dict[str, Any] = {"version": None, "reason": "no policy is in force"}
             else:
                 caps = store.reader.policy_caps(in_force["version"])
                 noted.version = in_force["version"]
