@@ -426,7 +426,7 @@ def test_caps_have_their_unit_and_events_what_they_are_about(site: Site, page: P
         assert "batch at most 50 IOPS (asked: 20 IOPS)" in words
         assert f"copy ({floor} holds)" in words
         assert "set by hand by ann" in words
-        assert "throttle-set · gateway gw-a" in text(driver, "#events li")
+        assert "throttle set · gateway gw-a" in text(driver, "#events li")
         assert driver.execute_script("return document.documentElement.scrollWidth") <= 390
 
 
@@ -527,6 +527,7 @@ class Config:
         self.runtime_dir.mkdir(mode=0o700)
         self.database = DatabaseConfig()
         self.api = ApiConfig(listen="127.0.0.1:0")
+        self.cluster = None
 
 
 def test_the_process_over_a_real_mailbox(tmp_path: Path) -> None:
