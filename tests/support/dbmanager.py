@@ -62,6 +62,7 @@ def make_config(directory, settings, data_dir):
         database=settings,
         volume_ownership="open",
         first_sight_volumes=10_000,
+        cluster=None,
     )
 
 

@@ -136,6 +136,7 @@ def test_kill_9_of_the_real_process(config, peers, reader):
         "settings = DatabaseConfig(url=url, flush_interval_s=0.05, queue_bytes=16 << 20)\n"
         "config = N(runtime_dir=Path(run), data_dir=Path(data), database=settings)\n"
         "config.volume_ownership, config.first_sight_volumes = 'open', 10_000\n"
+        "config.cluster = None\n"
         "process.run(config, Stop())\n"
     )
     url = config.database.resolved_url(config.data_dir)
