@@ -102,7 +102,7 @@ class Storage(Protocol):
 class Replaceable(Storage, Protocol):
     """A file that another can take the place of; see the module's text.
 
-    ``FileStorage`` is one, ``SpannedStorage`` is none (``resize`` asks); the faulty disk of the tests is another.
+    ``FileStorage`` is one, ``SpannedStorage`` is none (``resize`` asks); the tests' faulty disk is another.
     """
 
     def aside(self) -> Self:
