@@ -41,7 +41,7 @@ _ORDERS: Final = frozenset((Kind.DP_COLLECT, Kind.DP_CAPS, Kind.DP_THRESHOLDS, K
 
 
 class LinkCommands(Protocol):
-    """What the link may ask of the plane."""
+    """What the link may ask of the plane; tests of the protocol and of the hand-over answer in its place."""
 
     def hello(self) -> DpHello:
         """DP_HELLO."""
