@@ -21,6 +21,7 @@ from pmdaemon.wire.messages import (
     costs,
     ends,
     mirror,
+    plane_report,
     planes,
     server,
     space,
@@ -335,7 +336,7 @@ def render() -> str:
     parts += [intro("Between the application server and services", api), *map(entry, messages_of(api))]
     parts += [REQUESTS, SNAPSHOT]
     parts += [intro("Between the agent's link and its data planes", planes)]
-    parts += map(entry, messages_of(planes))
+    parts += [entry(message) for module in (planes, plane_report) for message in messages_of(module)]
     parts += [intro("Between two cooperating servers", mirror), *map(entry, messages_of(mirror))]
     return "\n".join(parts)
 

@@ -16,7 +16,6 @@ and logged, the former stay in force (the link sees it by the cuts' ``tg`` and `
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,7 +30,8 @@ from pmdaemon.runtime.sockets import accept
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.ends import Error, Unsupported
-from pmdaemon.wire.messages.planes import DpCollect, DpHello, DpReport
+from pmdaemon.wire.messages.plane_report import DpReport, PlaneReport
+from pmdaemon.wire.messages.planes import DpCollect, DpHello
 
 log = structlog.get_logger("control")
 MAX_UNSENT_BYTES: Final = 8 << 20  # eight largest frames: a link that far behind is stuck, not slow
@@ -61,7 +61,7 @@ class LinkCommands(Protocol):
     def lease(self) -> None:
         """DP_LEASE."""
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> PlaneReport:
         """What DP_REPORT carries: see ``report``."""
 
     def offer(self) -> tuple[bytes, list[socket.socket]] | None:
@@ -215,8 +215,8 @@ class _ControlConnection:
         if received.kind in _ORDERS:
             self._on_order(self)
         if received.kind == Kind.DP_STATUS:
-            report = json.dumps(self._commands.report()).encode()
-            self.send(DpReport(self._commands.hello().plane).encode_with(report))
+            report = self._commands.report()
+            self.send(DpReport(report.hello.plane, report).encode())
         elif received.kind == Kind.DP_COLLECT:
             answer = self._commands.collect(DpCollect.parse(header).got)
             if answer is None:

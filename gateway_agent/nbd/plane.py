@@ -62,6 +62,7 @@ from pmdaemon.runtime.hangup import Hangup
 from pmdaemon.runtime.sockets import accept
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire.messages.costs import Costs
+from pmdaemon.wire.messages.plane_report import HandedOver, PlaneReport
 from pmdaemon.wire.messages.plane_sets import PlaneThresholds
 from pmdaemon.wire.messages.planes import DpHandOver, DpHello
 from pmdaemon.wire.rates import Rates
@@ -442,15 +443,14 @@ class Plane:
             problems=tuple(text[:MOST_CHARACTERS] for text in self._problems.values())[:MOST_PROBLEMS],
         )
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> PlaneReport:
         """See ``control.LinkCommands``."""
         now_ns = self._clock.monotonic_ns()
         self._expire(now_ns)
-        found = self.hello().header() | plane_report(self._exports, self._caps, self._cuts, now_ns)
+        handed_over = None
         if self._drain_at_ns is not None:
-            left_s = max(self._drain_at_ns - now_ns, 0) / 1e9
-            found["handed_over"] = {"connections": self.connections, "drain_left_s": left_s}
-        return found
+            handed_over = HandedOver(self.connections, max(self._drain_at_ns - now_ns, 0) / 1e9)
+        return plane_report(self.hello(), self._exports, self._caps, self._cuts, now_ns, handed_over)
 
     def collect(self, got: int) -> bytes | None:
         """See ``control.LinkCommands``."""

@@ -1,5 +1,4 @@
 import errno
-import json
 from collections import deque
 
 import pytest
@@ -10,10 +9,12 @@ from pmdaemon.errors import BadCaps
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.plane_report import DpReport, PlaneReport, ReportedCaps, ReportedCut
 from pmdaemon.wire.messages.planes import DpHello
 from tests.support.nbd import FakeLoop, FakeSocket
 
 HELLO = DpHello("nbd-0", 1, [], [], is_stopping=False)
+REPORT = PlaneReport(HELLO, ReportedCaps(0, None), 0, ReportedCut(1.0, 2.0), {}, ())
 
 
 class Listener(FakeSocket):
@@ -51,7 +52,7 @@ class Plane:
         self.orders.append("lease")
 
     def report(self):
-        return {"volumes": []}
+        return REPORT
 
 
 class Desk:
@@ -147,11 +148,8 @@ def test_a_question_of_this_host_is_answered_beside_the_link(desk):
         desk.say(asker, frame.encode(Kind.DP_STATUS, {}))
         [raw] = frame.split(bytes(asker.sent))
         found = frame.decode(raw)
-        assert (found.kind, found.header, json.loads(bytes(found.blob).rstrip(b"\0"))) == (
-            Kind.DP_REPORT,
-            {"plane": "nbd-0"},
-            {"volumes": []},
-        )
+        assert (found.kind, found.header) == (Kind.DP_REPORT, {"plane": "nbd-0"})
+        assert DpReport.parse(found, "nbd-0").report == REPORT
     assert not link.is_closed
     assert len(desk.loop.masks) == 1 + MAX_CONNECTIONS
     assert desk.plane.orders == ["lease"]
