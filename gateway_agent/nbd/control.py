@@ -20,7 +20,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import structlog
 
@@ -29,9 +29,12 @@ from pmdaemon.errors import BadCaps, WireError
 from pmdaemon.runtime.sockets import accept
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.base import Header
+from pmdaemon.wire.messages.costs import Costs
 from pmdaemon.wire.messages.ends import Error, Unsupported
 from pmdaemon.wire.messages.plane_report import DpReport, PlaneReport
-from pmdaemon.wire.messages.planes import DpCollect, DpHello
+from pmdaemon.wire.messages.plane_sets import PlaneCaps, PlaneThresholds
+from pmdaemon.wire.messages.planes import DpCollect, DpCosts, DpHello
 
 log = structlog.get_logger("control")
 MAX_UNSENT_BYTES: Final = 8 << 20  # eight largest frames: a link that far behind is stuck, not slow
@@ -49,14 +52,14 @@ class LinkCommands(Protocol):
     def collect(self, got: int) -> bytes | None:
         """The DP_CUT frame to answer with; None when there is nothing more, ever."""
 
-    def caps(self, header: dict[str, Any]) -> None:
+    def caps(self, caps: PlaneCaps) -> None:
         """DP_CAPS; may raise BadCaps."""
 
-    def thresholds(self, header: dict[str, Any]) -> None:
+    def thresholds(self, thresholds: PlaneThresholds) -> None:
         """DP_THRESHOLDS; may raise BadCaps."""
 
-    def costs(self, header: dict[str, Any]) -> None:
-        """DP_COSTS; may raise MalformedFrame."""
+    def costs(self, costs: Costs) -> None:
+        """DP_COSTS."""
 
     def lease(self) -> None:
         """DP_LEASE."""
@@ -226,17 +229,22 @@ class _ControlConnection:
         elif received.kind == Kind.DP_LEASE:
             self._commands.lease()
         elif received.kind == Kind.DP_COSTS:
-            self._commands.costs(header)
+            self._commands.costs(DpCosts.parse(header))
         elif received.kind in (Kind.DP_TAKE_OVER, Kind.DP_TAKEN):
             self._on_takeover(self, received.kind)
         elif received.kind in (Kind.DP_CAPS, Kind.DP_THRESHOLDS):
-            apply = self._commands.caps if received.kind == Kind.DP_CAPS else self._commands.thresholds
             try:
-                apply(frame.unfold(received).header)
+                self._on_set(received.kind, frame.unfold(received).header)
             except BadCaps as exc:
                 log.error("link-order-refused", error=str(exc))
         else:
             self.send(Unsupported(received.kind).encode())
+
+    def _on_set(self, kind: int, header: Header) -> None:
+        if kind == Kind.DP_CAPS:
+            self._commands.caps(PlaneCaps.parse(header))
+        else:
+            self._commands.thresholds(PlaneThresholds.parse(header))
 
     def send(self, data: bytes) -> None:
         """Send or keep ``data``; drops a link that lets too much pile up."""

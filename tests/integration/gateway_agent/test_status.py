@@ -10,6 +10,7 @@ from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.plane_report import ReportedCaps
+from pmdaemon.wire.messages.plane_sets import PlaneCaps
 from pmdaemon.wire.rates import Rates
 
 
@@ -49,7 +50,8 @@ def test_a_plane_says_all_that_is_shown(tmp_path):
     export = ExportConfig(volume="vol-1", backend="b", file=str(tmp_path / "disk"), cap={"ops_per_s": 5})
     plane = Plane(PlaneConfig("nbd-0", [f"unix:{tmp_path}/x"], f"{tmp_path}/c", [export]), FakeClock())
     try:
-        plane.caps({"gen": 3, "lease_us": 9_000_000, "caps": [{"volume": "vol-1", "cost_per_s": 2.0}]})
+        caps = {"gen": 3, "lease_us": 9_000_000, "caps": [{"volume": "vol-1", "cost_per_s": 2.0}]}
+        plane.caps(PlaneCaps.parse(caps))
         report = plane.report()
     finally:
         plane.close()

@@ -14,6 +14,7 @@ from pmdaemon.errors import MalformedFrame
 from pmdaemon.wire import cut, frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.plane_report import DpReport, HandedOver, PlaneReport
+from pmdaemon.wire.messages.plane_sets import PlaneCaps
 from pmdaemon.wire.messages.planes import DpHello
 from pmdaemon.wire.rates import Rates
 from tests.support.paths import FIXTURES
@@ -64,7 +65,7 @@ def made() -> DpReport:
     }
     exports = SimpleNamespace(leaving=lambda: {"vol-9": 2}, volumes=volumes)
     caps = CapsInForce({"vol-1": Rates(ops_per_s=5.0)})
-    caps.apply(CAPS, NOW_NS)
+    caps.apply(PlaneCaps.parse(CAPS), NOW_NS)
     exported = {"volume": "vol-1", "backend": "b", "size_bytes": 4096, "read_only": False, "source": "nbd"}
     hello = DpHello("nbd-0", 4711, [exported], ["unix:x"], False, "c0ffee", ("a problem",))
     report = plane_report(hello, exports, caps, cuts, NOW_NS, HandedOver(3, 12.5))  # type: ignore[arg-type]
