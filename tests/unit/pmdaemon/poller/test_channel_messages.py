@@ -52,6 +52,9 @@ def test_each_message_has_an_op() -> None:
     [
         (b'{"op":"mail","shard":3}', "mail", "it lacks sender"),
         (b'{"op":"sing"}', "sing", "'sing' is no message of this release"),
+        (b'{"op":"map","owners":[0,"1"]}', "map", "its owners is [0, '1'], expected [int]"),
+        (b'{"op":"mail","shard":true,"sender":"s"}', "mail", "its shard is True, expected int"),
+        (b'{"op":"report","steps":{"inbound":"x"}}', "report", "expected {str: int}"),
         (b"{}", "None", "'None' is no message of this release"),
         (b'{"op":"map","own', "", "Unterminated string"),
         (b"7", "", "not iterable"),
