@@ -6,6 +6,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 from typing import get_type_hints
@@ -21,6 +22,7 @@ from pmdaemon.wire.messages import (
     costs,
     ends,
     mirror,
+    plane_report,
     planes,
     server,
     space,
@@ -310,7 +312,7 @@ def session_table() -> str:
 def channel_entry(op: str, message: type[channel_messages.Sent]) -> str:
     """The section of a message on the channel between the daemon's parent and a pair."""
     hints = get_type_hints(message)
-    text = ", ".join(f"{name}: {form_of(hints[name])}" for name in message._fields)
+    text = ", ".join(f"{item.name}: {form_of(hints[item.name])}" for item in fields(message))
     code = textwrap.fill(text, COLUMNS - 4, break_on_hyphens=False)
     return f"### {op}\n\n```text\n{code}\n```\n\n{markdown(message.__doc__)}\n"
 
@@ -335,7 +337,7 @@ def render() -> str:
     parts += [intro("Between the application server and services", api), *map(entry, messages_of(api))]
     parts += [REQUESTS, SNAPSHOT]
     parts += [intro("Between the agent's link and its data planes", planes)]
-    parts += map(entry, messages_of(planes))
+    parts += [entry(message) for module in (planes, plane_report) for message in messages_of(module)]
     parts += [intro("Between two cooperating servers", mirror), *map(entry, messages_of(mirror))]
     return "\n".join(parts)
 

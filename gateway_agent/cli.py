@@ -171,7 +171,8 @@ def show_status(path: Path, output: str) -> None:
     with outermost("gateway-agent"), status.as_one_line():
         found = status.gather(status.runtime_dir_of(path))
         if output == "json":
-            click.echo(json.dumps(found, indent=2))
+            planes = {name: each.document() for name, each in found["planes"].items()}
+            click.echo(json.dumps(found | {"planes": planes}, indent=2))
         else:
             for line in status.lines(found, time.time_ns() // 1000):
                 click.echo(line)

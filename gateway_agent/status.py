@@ -12,13 +12,13 @@ parent, ``upgrade`` SIGUSR2, and the record of what came of it. Of the agent's f
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,7 +38,9 @@ from pmdaemon.runtime.failures import failures
 from pmdaemon.runtime.toml_file import read_toml
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.plane_report import DpReport, PlaneReport, ReportedStream, ReportedVolume
 from pmdaemon.wire.messages.planes import DpStatus
+from pmdaemon.wire.rates import Rates
 
 ANSWER_S: Final = 2.0  # a plane answers within milliseconds; one that is stopped does not
 RELOAD_S: Final = 30.0
@@ -47,6 +49,18 @@ _LOOK_S: Final = 0.05
 WIDTH: Final = 80
 _FIGURES: Final = ("READ/S", "WRITE/S", "MB/S", "LATENCY", "HELD", "DEPTH", "OLDEST")
 DASH: Final = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneProblem:
+    """A data plane that does not answer, and why."""
+
+    plane: str
+    problem: str
+
+    def document(self) -> dict[str, Any]:
+        """What ``status -o json`` shows in the place of a report."""
+        return asdict(self)
 
 
 # -- finding out
@@ -128,7 +142,7 @@ def parent(runtime_dir: Path) -> dict[str, Any]:
 
 
 def gather(runtime_dir: Path) -> dict[str, Any]:
-    """All parts: ``{agent, link, planes: {name: report | {problem}}, failures: {name: why it ended}}``.
+    """All parts: ``{agent, link, planes: {name: PlaneReport | PlaneProblem}, failures: {name: text}}``.
 
     Raises:
         AgentNotRunning: see ``parent``.
@@ -140,15 +154,15 @@ def gather(runtime_dir: Path) -> dict[str, Any]:
     return {"agent": said, "link": link, "planes": planes, "failures": failures(runtime_dir)}
 
 
-def _ask(path: str, name: str) -> dict[str, Any]:
+def _ask(path: str, name: str) -> PlaneReport | PlaneProblem:
     try:
         return plane_status(path, name)
     except (OSError, PlaneLost) as exc:
         problem = getattr(exc, "strerror", None) or getattr(exc, "reason", None) or str(exc) or "timed out"
-        return {"plane": name, "problem": f"does not answer: {problem}"}
+        return PlaneProblem(name, f"does not answer: {problem}")
 
 
-def plane_status(path: str, name: str) -> dict[str, Any]:
+def plane_status(path: str, name: str) -> PlaneReport:
     """The report of one data plane.
 
     Raises:
@@ -167,10 +181,10 @@ def plane_status(path: str, name: str) -> dict[str, Any]:
             try:
                 for received in reader.feed(data):
                     if received.kind == Kind.DP_REPORT:
-                        return dict(json.loads(bytes(received.blob).rstrip(b"\0")))
+                        return DpReport.parse(received, name).report
                     if received.kind == Kind.UNSUPPORTED:
                         raise PlaneLost(name, "it is of a release without status; restart the agent")
-            except (WireError, ValueError) as exc:
+            except WireError as exc:
                 raise PlaneLost(name, str(exc)) from exc
     raise TimeoutError
 
@@ -240,23 +254,23 @@ def lines(found: dict[str, Any], now_unix_us: int) -> Iterator[str]:
         yield from upgrade_lines(found["agent"], now_unix_us)
     yield ""
     yield from _process_lines(found)
-    reports = [report for report in found["planes"].values() if "problem" not in report]
+    reports = [report for report in found["planes"].values() if isinstance(report, PlaneReport)]
     volumes = [
         (report, volume)
         for report in reports
-        for volume in report["volumes"]
-        if volume["streams"] or "handed_over" not in report
+        for volume in report.volumes
+        if volume.streams or report.handed_over is None
     ]
     if volumes:
         yield ""
         yield from _volume_lines(volumes)
-    if any(volume["streams"] for _, volume in volumes):
+    if any(volume.streams for _, volume in volumes):
         yield ""
         yield from _client_lines(volumes)
     yield from _cap_lines(volumes)
     yield from _beside_lines(found["link"] or {})
     for report in reports:
-        for volume, connections in report["leaving"].items():
+        for volume, connections in report.leaving.items():
             yield f"leaving  {volume}: {connections} connections use what was removed or replaced"
 
 
@@ -316,14 +330,7 @@ def _process_lines(found: dict[str, Any]) -> Iterator[str]:
     agent = found["agent"]
     rows: list[tuple[str, ...]] = [("PROCESS", "PID", "RESTARTS", "LISTENS ON")]
     for name, pid in agent["children"].items():
-        report = found["planes"].get(name, {})
-        notes = [report["problem"]] if "problem" in report else report.get("problems", [])
-        words = "; ".join([*report.get("listening", []), *notes]) if pid is not None else "does not run"
-        if handed := report.get("handed_over"):
-            left = (
-                f"asked to go in {span(handed['drain_left_s'])}" if handed["drain_left_s"] else "asked to go"
-            )
-            words = f"no more; {handed['connections']} connections stay, {left}"
+        words = _listens_on(found["planes"].get(name)) if pid is not None else "does not run"
         rows.append((name, str(pid or DASH), str(agent["restarts"].get(name, 0)), words))
     yield from _table(rows, right=(1, 2))
     for name, text in found.get("failures", {}).items():
@@ -331,82 +338,90 @@ def _process_lines(found: dict[str, Any]) -> Iterator[str]:
             yield from _folded("         ", f"{name} ended: {text}")
 
 
-def _volume_lines(volumes: list[tuple[dict[str, Any], dict[str, Any]]]) -> Iterator[str]:
+def _listens_on(report: PlaneReport | PlaneProblem | None) -> str:
+    if report is None:
+        return ""
+    if isinstance(report, PlaneProblem):
+        return report.problem
+    if (handed := report.handed_over) is None:
+        return "; ".join([*report.hello.listening, *report.hello.problems])
+    left = f"asked to go in {span(handed.drain_left_s)}" if handed.drain_left_s else "asked to go"
+    return f"no more; {handed.connections} connections stay, {left}"
+
+
+def _volume_lines(volumes: list[tuple[PlaneReport, ReportedVolume]]) -> Iterator[str]:
     rows: list[tuple[str, ...]] = [("VOLUME", "BACKEND", "CLIENTS", *_FIGURES)]
     for report, volume in volumes:
-        streams = volume["streams"]
-        marks = [
-            mark
-            for mark, is_so in (("ro", volume["read_only"]), ("former", "handed_over" in report))
-            if is_so
-        ]
-        ages = [each["oldest_s"] for each in streams if each["oldest_s"] is not None]
+        streams = volume.streams
+        is_former = report.handed_over is not None
+        marks = [mark for mark, is_so in (("ro", volume.read_only), ("former", is_former)) if is_so]
+        ages = [each.oldest_s for each in streams if each.oldest_s is not None]
         rows.append(
             (
-                volume["volume"] + (f" ({', '.join(marks)})" if marks else ""),
-                volume["backend"],
-                str(sum(each["connections"] for each in streams)),
+                volume.volume + (f" ({', '.join(marks)})" if marks else ""),
+                volume.backend,
+                str(sum(each.connections for each in streams)),
                 *_rates_of(streams),
-                str(sum(each["inflight"] + each["held"] for each in streams)),
+                str(sum(each.inflight + each.held for each in streams)),
                 seconds(max(ages)) if ages else DASH,
             )
         )
     yield from _table(rows, right=tuple(range(2, 10)))
 
 
-def _client_lines(volumes: list[tuple[dict[str, Any], dict[str, Any]]]) -> Iterator[str]:
+def _client_lines(volumes: list[tuple[PlaneReport, ReportedVolume]]) -> Iterator[str]:
     rows: list[tuple[str, ...]] = [("VOLUME", "CLIENT", "CONN", *_FIGURES)]
     for _, volume in volumes:
-        for each in volume["streams"]:
-            oldest = DASH if each["oldest_s"] is None else seconds(each["oldest_s"])
-            depth = str(each["inflight"] + each["held"])
-            conn = str(each["connections"])
-            rows.append((volume["volume"], each["client"], conn, *_rates_of([each]), depth, oldest))
+        for each in volume.streams:
+            oldest = DASH if each.oldest_s is None else seconds(each.oldest_s)
+            depth, conn = str(each.inflight + each.held), str(each.connections)
+            rows.append((volume.volume, each.client, conn, *_rates_of([each]), depth, oldest))
     yield from _table(rows, right=tuple(range(2, 10)))
     for _, volume in volumes:
-        for each in volume["streams"]:
-            if names := each.get("members"):  # a plane of before does not say it
-                more = each["member_count"] - len(names)
-                listed = ", ".join(names) + (f" and {more:,} more" if more else "")
-                yield from _folded("  ", f"{each['client']} of {volume['volume']}: {listed}")
+        for each in volume.streams:
+            if each.members:  # a plane of before does not say it
+                more = each.member_count - len(each.members)
+                listed = ", ".join(each.members) + (f" and {more:,} more" if more else "")
+                yield from _folded("  ", f"{each.client} of {volume.volume}: {listed}")
 
 
-def _rates_of(streams: list[dict[str, Any]]) -> tuple[str, str, str, str, str]:
+def _rates_of(streams: Sequence[ReportedStream]) -> tuple[str, str, str, str, str]:
     """Reads, writes and MB a second, mean latency and mean time held by the throttle."""
-    reads, writes = (sum(each[name] for each in streams) for name in ("reads_per_s", "writes_per_s"))
+    reads, writes = (sum(each.reads_per_s for each in streams), sum(each.writes_per_s for each in streams))
     ios = reads + writes
 
-    def mean(name: str) -> str:
-        total = sum((each[name] or 0) * (each["reads_per_s"] + each["writes_per_s"]) for each in streams)
+    def mean(values_us: Iterable[float | None]) -> str:
+        weighted = zip(values_us, streams, strict=True)
+        total = sum((value or 0) * (each.reads_per_s + each.writes_per_s) for value, each in weighted)
         return seconds(total / ios / 1e6) if ios else DASH
 
-    moved = sum(each["bytes_per_s"] for each in streams) / 1e6
-    return f"{reads:,.0f}", f"{writes:,.0f}", f"{moved:,.1f}", mean("latency_us"), mean("delay_us")
+    moved = sum(each.bytes_per_s for each in streams) / 1e6
+    latency, delay = mean(each.latency_us for each in streams), mean(each.delay_us for each in streams)
+    return f"{reads:,.0f}", f"{writes:,.0f}", f"{moved:,.1f}", latency, delay
 
 
-def _cap_lines(volumes: list[tuple[dict[str, Any], dict[str, Any]]]) -> Iterator[str]:
+def _cap_lines(volumes: list[tuple[PlaneReport, ReportedVolume]]) -> Iterator[str]:
     rows: list[tuple[str, ...]] = [("CAP ON", "OPERATIONS/S", "MB/S", "COST/S", "LEASE")]
     for report, volume in volumes:
-        caps_of, lease = report["caps"], "configured"
-        if caps_of["lease_left_s"] is not None:
-            lease = f"{caps_of['lease_left_s']:.0f} s, generation {caps_of['generation']}"
-        targets = {volume["volume"]: volume["caps"]}
-        targets |= {f"{volume['volume']}/{client}": caps for client, caps in volume["client_caps"].items()}
-        if group := volume.get("group"):  # a plane of before does not say it
-            targets[f"group {group['group']}"] = group["caps"]
+        lease = "configured"
+        if report.caps.lease_left_s is not None:
+            lease = f"{report.caps.lease_left_s:.0f} s, generation {report.caps.generation}"
+        targets = {volume.volume: volume.caps}
+        targets |= {f"{volume.volume}/{client}": caps for client, caps in volume.client_caps.items()}
+        if volume.group is not None:  # a plane of before does not say it
+            targets[f"group {volume.group.group}"] = volume.group.caps
         for target, caps in targets.items():
             row = (target, *_caps_of(caps), lease)
-            if caps and row not in rows:
+            if not caps.is_open and row not in rows:
                 rows.append(row)
     if len(rows) > 1:
         yield ""
         yield from _table(rows, right=(1, 2, 3))
 
 
-def _caps_of(caps: dict[str, float]) -> tuple[str, str, str]:
-    moved = caps.get("bytes_per_s")
-    ops, cost = (f"{caps[name]:,.0f}" if name in caps else DASH for name in ("ops_per_s", "cost_per_s"))
-    return ops, DASH if moved is None else f"{moved / 1e6:,.1f}", cost
+def _caps_of(caps: Rates) -> tuple[str, str, str]:
+    ops, cost = (DASH if rate is None else f"{rate:,.0f}" for rate in (caps.ops_per_s, caps.cost_per_s))
+    return ops, DASH if caps.bytes_per_s is None else f"{caps.bytes_per_s / 1e6:,.1f}", cost
 
 
 def _pressure_lines(said: dict[str, float] | None) -> Iterator[str]:

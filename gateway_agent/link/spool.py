@@ -39,7 +39,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -47,9 +47,8 @@ from gateway_agent.errors import GatewayError, SpoolWriteFailed
 from gateway_agent.link import state_files
 from pmdaemon.diskqueue import DiskQueue, QueueSettings
 from pmdaemon.diskqueue.errors import DiskQueueError, QueueFull, RecordTooLarge
-from pmdaemon.errors import WireError
 from pmdaemon.runtime.clock import Clock, SystemClock
-from pmdaemon.wire import frame
+from pmdaemon.wire.cut_header import marks_in, with_gap
 
 log = structlog.get_logger("spool")
 
@@ -111,24 +110,6 @@ def unpack_record(data: bytes) -> SpoolRecord:
         raise ValueError(f"{count} gaps in a record of {len(data)} bytes")
     gaps = {(epoch, seq): lost for epoch, seq, lost in _GAP.iter_unpack(data[_HEAD.size : end])}
     return SpoolRecord(first, second, DropAccount(dropped, gaps), data[end:])
-
-
-def marks_of(raw: bytes) -> dict[str, int]:
-    """Key ``dp`` of a CUT frame; empty without one."""
-    if not raw:
-        return {}
-    try:
-        marks = frame.decode(raw).header.get("dp")
-    except WireError:
-        return {}
-    return dict(marks) if isinstance(marks, dict) else {}
-
-
-def with_gap(raw: bytes, gap: int) -> bytes:
-    """The same cut, saying that ``gap`` cuts before it were dropped."""
-    parsed = frame.decode(raw)
-    header: dict[str, Any] = {**parsed.header, "gap": gap}
-    return frame.encode(parsed.kind, header, parsed.blob, parsed.flags)
 
 
 DROPS_PER_SPOOL: Final = 16  # a full spool drops a sixteenth at a time
@@ -244,7 +225,7 @@ class Spool:
                 self._newest_raw, through = record.raw, 0
         self._queue.delete_through(through)
         self._forget_places(through)
-        self.marks: dict[str, int] = marks_of(self._newest_raw)
+        self.marks: dict[str, int] = marks_in(self._newest_raw)
         missing = self._count_holes()
         self._gaps = {key: count for key, count in self._gaps.items() if self._holds(*key)}
         while len(self._epochs) > MAX_EPOCHS:

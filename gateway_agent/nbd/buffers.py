@@ -314,7 +314,10 @@ CHECK_NS: Final = 10**9
 
 
 class MemoryOwner(Protocol):
-    """A session that asks for memory; the sessions of one ``stream`` share a part of it."""
+    """A session that asks for memory; the sessions of one ``stream`` share a part of it.
+
+    Tests of ``MemoryBudget`` bring owners of their own, since a session needs a socket and a volume.
+    """
 
     @property
     def stream(self) -> object:

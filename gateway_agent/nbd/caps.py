@@ -9,9 +9,10 @@ decides again. Pure; time is an argument.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from gateway_agent.nbd.client_rates import NO_CLIENTS
+from pmdaemon.wire.messages.base import Header
 from pmdaemon.wire.messages.plane_sets import DEFAULT_LEASE_NS, PlaneCaps, VolumeGroupCap
 from pmdaemon.wire.rates import NO_CAPS, Rates
 
@@ -31,19 +32,14 @@ class CapsInForce:
         self._clients: dict[str, dict[str, Rates]] = {}
         self._named: Mapping[str, Mapping[str, Sequence[str]]] = {}
         self.groups: Mapping[str, VolumeGroupCap] = {}
-        self._said: dict[str, Any] | None = None
+        self._said: Header | None = None
         self._lease_ns = DEFAULT_LEASE_NS
         self.generation = NO_GENERATION
         self.lease_end_ns: int | None = None
 
-    def apply(self, header: dict[str, Any], now_ns: int) -> int:
-        """Take a DP_CAPS header; returns how many volumes, clients and groups it caps.
-
-        Raises:
-            BadCaps: malformed; nothing has changed.
-        """
-        caps = PlaneCaps.parse(header)
-        self._said = header
+    def apply(self, caps: PlaneCaps, now_ns: int) -> int:
+        """Take a set of the server; returns how many volumes, clients and groups it caps."""
+        self._said = caps.said
         self.generation, self._lease_ns = caps.generation, caps.lease_ns
         self._server, self._clients, self.groups = caps.volumes, caps.clients, caps.groups
         self._named = caps.named
@@ -65,17 +61,17 @@ class CapsInForce:
         return True
 
     @property
-    def in_words(self) -> tuple[dict[str, Any] | None, int | None]:
+    def in_words(self) -> tuple[Header | None, int | None]:
         """The header of DP_CAPS that the server's set came with, and the end of its lease; or None twice."""
         return self._said, self.lease_end_ns
 
-    def inherit(self, header: dict[str, Any], lease_end_ns: int, now_ns: int) -> None:
+    def inherit(self, header: Header, lease_end_ns: int, now_ns: int) -> None:
         """Take what another process says ``in_words``.
 
         Raises:
             BadCaps: malformed; nothing has changed.
         """
-        self.apply(header, now_ns)
+        self.apply(PlaneCaps.parse(header), now_ns)
         self.lease_end_ns = lease_end_ns
         self.expire(now_ns)
 

@@ -16,12 +16,11 @@ and logged, the former stay in force (the link sees it by the cuts' ``tg`` and `
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import structlog
 
@@ -30,8 +29,12 @@ from pmdaemon.errors import BadCaps, WireError
 from pmdaemon.runtime.sockets import accept
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.base import Header
+from pmdaemon.wire.messages.costs import Costs
 from pmdaemon.wire.messages.ends import Error, Unsupported
-from pmdaemon.wire.messages.planes import DpCollect, DpHello, DpReport
+from pmdaemon.wire.messages.plane_report import DpReport, PlaneReport
+from pmdaemon.wire.messages.plane_sets import PlaneCaps, PlaneThresholds
+from pmdaemon.wire.messages.planes import DpCollect, DpCosts, DpHello
 
 log = structlog.get_logger("control")
 MAX_UNSENT_BYTES: Final = 8 << 20  # eight largest frames: a link that far behind is stuck, not slow
@@ -41,7 +44,7 @@ _ORDERS: Final = frozenset((Kind.DP_COLLECT, Kind.DP_CAPS, Kind.DP_THRESHOLDS, K
 
 
 class LinkCommands(Protocol):
-    """What the link may ask of the plane."""
+    """What the link may ask of the plane; tests of the protocol and of the hand-over answer in its place."""
 
     def hello(self) -> DpHello:
         """DP_HELLO."""
@@ -49,19 +52,19 @@ class LinkCommands(Protocol):
     def collect(self, got: int) -> bytes | None:
         """The DP_CUT frame to answer with; None when there is nothing more, ever."""
 
-    def caps(self, header: dict[str, Any]) -> None:
+    def caps(self, caps: PlaneCaps) -> None:
         """DP_CAPS; may raise BadCaps."""
 
-    def thresholds(self, header: dict[str, Any]) -> None:
+    def thresholds(self, thresholds: PlaneThresholds) -> None:
         """DP_THRESHOLDS; may raise BadCaps."""
 
-    def costs(self, header: dict[str, Any]) -> None:
-        """DP_COSTS; may raise MalformedFrame."""
+    def costs(self, costs: Costs) -> None:
+        """DP_COSTS."""
 
     def lease(self) -> None:
         """DP_LEASE."""
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> PlaneReport:
         """What DP_REPORT carries: see ``report``."""
 
     def offer(self) -> tuple[bytes, list[socket.socket]] | None:
@@ -215,8 +218,8 @@ class _ControlConnection:
         if received.kind in _ORDERS:
             self._on_order(self)
         if received.kind == Kind.DP_STATUS:
-            report = json.dumps(self._commands.report()).encode()
-            self.send(DpReport(self._commands.hello().plane).encode_with(report))
+            report = self._commands.report()
+            self.send(DpReport(report.hello.plane, report).encode())
         elif received.kind == Kind.DP_COLLECT:
             answer = self._commands.collect(DpCollect.parse(header).got)
             if answer is None:
@@ -226,17 +229,22 @@ class _ControlConnection:
         elif received.kind == Kind.DP_LEASE:
             self._commands.lease()
         elif received.kind == Kind.DP_COSTS:
-            self._commands.costs(header)
+            self._commands.costs(DpCosts.parse(header))
         elif received.kind in (Kind.DP_TAKE_OVER, Kind.DP_TAKEN):
             self._on_takeover(self, received.kind)
         elif received.kind in (Kind.DP_CAPS, Kind.DP_THRESHOLDS):
-            apply = self._commands.caps if received.kind == Kind.DP_CAPS else self._commands.thresholds
             try:
-                apply(frame.unfold(received).header)
+                self._on_set(received.kind, frame.unfold(received).header)
             except BadCaps as exc:
                 log.error("link-order-refused", error=str(exc))
         else:
             self.send(Unsupported(received.kind).encode())
+
+    def _on_set(self, kind: int, header: Header) -> None:
+        if kind == Kind.DP_CAPS:
+            self._commands.caps(PlaneCaps.parse(header))
+        else:
+            self._commands.thresholds(PlaneThresholds.parse(header))
 
     def send(self, data: bytes) -> None:
         """Send or keep ``data``; drops a link that lets too much pile up."""

@@ -81,7 +81,7 @@ _SECTIONS: Final = (
 
 
 class ThrottledVolume(Protocol):
-    """A volume, asked at each cut."""
+    """A volume, asked at each cut; tests of cuts have one with two fields and no sockets."""
 
     export: ExportConfig
 

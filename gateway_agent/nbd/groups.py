@@ -13,30 +13,19 @@ no I/O: time is an argument, the timer is the loop's.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from gateway_agent.nbd.fair_order import FairOrder
 from gateway_agent.nbd.loop import EventLoop
 from pmdaemon.wire.messages.plane_sets import VolumeGroupCap
 from pmdaemon.wire.rates import RateSet
 
+if TYPE_CHECKING:
+    from gateway_agent.nbd.volume import Volume
+
 CONTENDED_NS: Final = 10 * 10**9
 """Others that used a rate within this time count as waiting for it: a client with one request outstanding at
 a time is seldom found waiting."""
-
-
-class GroupVolume(Protocol):
-    """A volume, as its group sees it."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    def set_group(self, group: VolumeGroup | None, now_ns: int) -> None:
-        """It is in this group from now on, or in none."""
-
-    def pump(self, now_ns: int) -> None:
-        """Admit what the rates allow by now."""
 
 
 class VolumeGroup:
@@ -53,8 +42,8 @@ class VolumeGroup:
         self.charges = 0
         self._loop = loop
         self._weights: Mapping[str, float] = {}
-        self._order: FairOrder[GroupVolume] = FairOrder()
-        self._used_ns: dict[GroupVolume, int] = {}  # when a volume used it last
+        self._order: FairOrder[Volume] = FairOrder()
+        self._used_ns: dict[Volume, int] = {}  # when a volume used it last
         self._is_pumping = False
 
     def set_cap(self, cap: VolumeGroupCap, now_ns: int) -> None:
@@ -63,7 +52,7 @@ class VolumeGroup:
         if self.rates.set_caps(cap.rates, now_ns):
             self.pump(now_ns)
 
-    def admits(self, volume: GroupVolume, now_ns: int) -> bool:
+    def admits(self, volume: Volume, now_ns: int) -> bool:
         """Whether the volume may pass an I/O now; if not, it is called when it may."""
         self._order.add(volume)
         if self.rates.ready_ns() <= now_ns and self._order.first() is volume:
@@ -72,7 +61,7 @@ class VolumeGroup:
             self._loop.at(self, self.rates.ready_ns(), self.pump)
         return False
 
-    def charge(self, volume: GroupVolume, now_ns: int, transfer_bytes: int, cost: float, part: float) -> None:
+    def charge(self, volume: Volume, now_ns: int, transfer_bytes: int, cost: float, part: float) -> None:
         """An I/O of the volume, or a part of it, passes now."""
         self.charges += 1
         self._used_ns[volume] = now_ns
@@ -80,16 +69,16 @@ class VolumeGroup:
         used_ns = self.rates.duration_ns(transfer_bytes, cost) * part
         self._order.served(volume, used_ns / self._weights.get(volume.name, 1.0))
 
-    def withdraw(self, volume: GroupVolume) -> None:
+    def withdraw(self, volume: Volume) -> None:
         """The volume has nothing that waits for the group."""
         self._order.remove(volume)
 
-    def forget(self, volume: GroupVolume) -> None:
+    def forget(self, volume: Volume) -> None:
         """The volume is not in this group any more."""
         self._order.forget(volume)
         self._used_ns.pop(volume, None)
 
-    def is_contended(self, volume: GroupVolume, now_ns: int) -> bool:
+    def is_contended(self, volume: Volume, now_ns: int) -> bool:
         """Whether another volume waits for the group, or used it a short time ago."""
         return any(each is not volume for each in self._order) or any(
             now_ns - used_ns < CONTENDED_NS for each, used_ns in self._used_ns.items() if each is not volume
@@ -120,11 +109,9 @@ class GroupTable:
     def __init__(self, loop: EventLoop, tau_ns: int) -> None:
         self.groups: dict[str, VolumeGroup] = {}
         self._loop, self._tau_ns = loop, tau_ns
-        self._members: dict[GroupVolume, VolumeGroup] = {}
+        self._members: dict[Volume, VolumeGroup] = {}
 
-    def apply(
-        self, caps: Mapping[str, VolumeGroupCap], volumes: Mapping[str, GroupVolume], now_ns: int
-    ) -> None:
+    def apply(self, caps: Mapping[str, VolumeGroupCap], volumes: Mapping[str, Volume], now_ns: int) -> None:
         """Put the complete ``caps`` in force; a group that stays keeps its debt and its order.
 
         Args:
@@ -154,6 +141,6 @@ class GroupTable:
         for group in self.groups.values():
             group.pump(now_ns)
 
-    def of(self, volume: GroupVolume) -> VolumeGroup | None:
+    def of(self, volume: Volume) -> VolumeGroup | None:
         """The group that a volume is in."""
         return self._members.get(volume)

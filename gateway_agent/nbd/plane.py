@@ -22,7 +22,7 @@ import os
 import socket
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 import structlog
@@ -62,7 +62,8 @@ from pmdaemon.runtime.hangup import Hangup
 from pmdaemon.runtime.sockets import accept
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire.messages.costs import Costs
-from pmdaemon.wire.messages.plane_sets import PlaneThresholds
+from pmdaemon.wire.messages.plane_report import HandedOver, PlaneReport
+from pmdaemon.wire.messages.plane_sets import PlaneCaps, PlaneThresholds
 from pmdaemon.wire.messages.planes import DpHandOver, DpHello
 from pmdaemon.wire.rates import Rates
 
@@ -122,8 +123,8 @@ class Plane:
         self._name = config.plane
         self._next_control: socket.socket | None = None  # while another process takes over
         self._drain_at_ns: int | None = None  # another one has taken over
-        self._thresholds: dict[str, Any] | None = None
-        self._costs: dict[str, Any] | None = None
+        self._thresholds: PlaneThresholds | None = None
+        self._costs: Costs | None = None
         self._listeners: dict[str, socket.socket] = {}
         if inherited is not None:
             self._succeed(inherited)
@@ -188,11 +189,11 @@ class Plane:
         now_ns = self._clock.monotonic_ns()
         if former.caps is not None and former.lease_end_ns is not None:
             self._caps.inherit(former.caps, former.lease_end_ns, now_ns)
-        self._thresholds = former.thresholds
         if former.costs is not None:
-            self.costs(former.costs)
-        found = PlaneThresholds.parse(former.thresholds) if former.thresholds is not None else None
-        self._cuts.succeed(former.start_ns, former.start_us, found, self._caps.generation)
+            self.costs(Costs.parse(former.costs))
+        if former.thresholds is not None:
+            self._thresholds = PlaneThresholds.parse(former.thresholds)
+        self._cuts.succeed(former.start_ns, former.start_us, self._thresholds, self._caps.generation)
         for text in self._config.listen:
             if text in former.listeners:
                 self._watch(text, former.listeners.pop(text))
@@ -207,7 +208,12 @@ class Plane:
             return None
         caps, lease_end_ns = self._caps.in_words
         offered = DpHandOver(
-            list(self._listeners), caps, lease_end_ns, self._thresholds, *self._cuts.start, self._costs
+            list(self._listeners),
+            caps,
+            lease_end_ns,
+            self._thresholds.said if self._thresholds is not None else None,
+            *self._cuts.start,
+            self._costs.header() if self._costs is not None else None,
         )
         try:
             data = offered.encode()
@@ -442,15 +448,14 @@ class Plane:
             problems=tuple(text[:MOST_CHARACTERS] for text in self._problems.values())[:MOST_PROBLEMS],
         )
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> PlaneReport:
         """See ``control.LinkCommands``."""
         now_ns = self._clock.monotonic_ns()
         self._expire(now_ns)
-        found = self.hello().header() | plane_report(self._exports, self._caps, self._cuts, now_ns)
+        handed_over = None
         if self._drain_at_ns is not None:
-            left_s = max(self._drain_at_ns - now_ns, 0) / 1e9
-            found["handed_over"] = {"connections": self.connections, "drain_left_s": left_s}
-        return found
+            handed_over = HandedOver(self.connections, max(self._drain_at_ns - now_ns, 0) / 1e9)
+        return plane_report(self.hello(), self._exports, self._caps, self._cuts, now_ns, handed_over)
 
     def collect(self, got: int) -> bytes | None:
         """See ``control.LinkCommands``."""
@@ -461,30 +466,28 @@ class Plane:
             self._stop.set("its clients have gone, and the link has all it has counted")
         return found
 
-    def caps(self, header: dict[str, Any]) -> None:
+    def caps(self, caps: PlaneCaps) -> None:
         """See ``control.LinkCommands``."""
         now_ns = self._clock.monotonic_ns()
-        capped = self._caps.apply(header, now_ns)
+        capped = self._caps.apply(caps, now_ns)
         log.info("caps-in-force", gen=self._caps.generation, caps=capped)
         self._enforce(now_ns)
 
-    def thresholds(self, header: dict[str, Any]) -> None:
+    def thresholds(self, thresholds: PlaneThresholds) -> None:
         """See ``control.LinkCommands``."""
-        found = PlaneThresholds.parse(header)
-        left_out = self._cuts.set_thresholds(found, self._clock.monotonic_ns(), self._clock.unix_us())
-        self._thresholds = header
+        left_out = self._cuts.set_thresholds(thresholds, self._clock.monotonic_ns(), self._clock.unix_us())
+        self._thresholds = thresholds
         if left_out:
-            log.warning("thresholds-left-out", version=found.version, left_out=left_out)
+            log.warning("thresholds-left-out", version=thresholds.version, left_out=left_out)
 
-    def costs(self, header: dict[str, Any]) -> None:
+    def costs(self, costs: Costs) -> None:
         """See ``control.LinkCommands``."""
-        found = Costs.parse(header)
-        self._costs = header
-        costs = {
-            each["backend"]: FittedCost(each["cost_write"], each["cost_bytes"]) for each in found.backends
+        self._costs = costs
+        fitted = {
+            each["backend"]: FittedCost(each["cost_write"], each["cost_bytes"]) for each in costs.backends
         }
-        self._exports.set_costs(costs)
-        log.info("costs-in-force", version=found.version, backends=len(costs))
+        self._exports.set_costs(fitted)
+        log.info("costs-in-force", version=costs.version, backends=len(fitted))
 
     def lease(self) -> None:
         """See ``control.LinkCommands``."""

@@ -6,7 +6,7 @@ a plane that no link collects from shows that. What is under way, and its age, a
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from gateway_agent.nbd.accounting import StreamAccount
 from gateway_agent.nbd.caps import CapsInForce
@@ -15,61 +15,73 @@ from gateway_agent.nbd.exports import ExportTable
 from gateway_agent.nbd.volume import Volume
 from pmdaemon.runtime.config import masked
 from pmdaemon.wire.cut import COL
-from pmdaemon.wire.rates import Rates
+from pmdaemon.wire.messages.plane_report import (
+    HandedOver,
+    PlaneReport,
+    ReportedCaps,
+    ReportedCut,
+    ReportedGroup,
+    ReportedStream,
+    ReportedVolume,
+)
+from pmdaemon.wire.messages.planes import DpHello
 
 MOST_NAMED: Final = 16
 """Clients that share a stream and are named; the newest."""
 
 
-def plane_report(exports: ExportTable, caps: CapsInForce, cuts: CutMaker, now_ns: int) -> dict[str, Any]:
-    """One plane: ``{caps, thresholds, cut, leaving, volumes}``; times in seconds, rates a second."""
+def plane_report(
+    hello: DpHello,
+    exports: ExportTable,
+    caps: CapsInForce,
+    cuts: CutMaker,
+    now_ns: int,
+    handed_over: HandedOver | None = None,
+) -> PlaneReport:
+    """What one plane says of itself; ``hello`` as it would be sent now."""
     last, lease_end_ns = cuts.last, caps.lease_end_ns
     streams: dict[str, list[StreamAccount]] = {}
     for stream in cuts.table.streams:
         streams.setdefault(stream.volume, []).append(stream)
     lease_left_s = None if lease_end_ns is None else max(lease_end_ns - now_ns, 0) / 1e9
-    return {
-        "caps": {"generation": caps.generation, "lease_left_s": lease_left_s},
-        "thresholds": cuts.thresholds.version,
-        "cut": {"seconds": (last.end_ns - last.start_ns) / 1e9, "age_s": (now_ns - last.end_ns) / 1e9},
-        "leaving": exports.leaving(),
-        "volumes": [
+    return PlaneReport(
+        hello=hello,
+        caps=ReportedCaps(caps.generation, lease_left_s),
+        thresholds=cuts.thresholds.version,
+        cut=ReportedCut((last.end_ns - last.start_ns) / 1e9, (now_ns - last.end_ns) / 1e9),
+        leaving=exports.leaving(),
+        volumes=tuple(
             _volume(volume, caps, streams.get(name, []), last, now_ns)
             for name, volume in exports.volumes.items()
-        ],
-    }
+        ),
+        handed_over=handed_over,
+    )
 
 
 def _volume(
     volume: Volume, caps: CapsInForce, streams: list[StreamAccount], last: LastCut, now_ns: int
-) -> dict[str, Any]:
+) -> ReportedVolume:
     export = volume.export
-    rows = [_stream(stream, last, now_ns) for stream in streams]
-    shown = [row for row in rows if row["connections"] or row["ios_per_s"] or row["errors_per_s"]]
-    return {
-        "volume": export.volume,
-        "backend": export.backend,
-        "storage": export.file if export.file is not None else masked(export.upstream or ""),
-        "read_only": export.read_only,
-        "size_bytes": volume.facts.size_bytes if volume.facts is not None else None,
-        "caps": _rates(caps.of(export.volume)),
-        "client_caps": {client: _rates(rates) for client, rates in caps.of_clients(export.volume).items()},
-        "group": _group(export.volume, caps),
-        "streams": shown,
-    }
+    rows = (_stream(stream, last, now_ns) for stream in streams)
+    return ReportedVolume(
+        volume=export.volume,
+        backend=export.backend,
+        storage=export.file if export.file is not None else masked(export.upstream or ""),
+        read_only=export.read_only,
+        size_bytes=volume.facts.size_bytes if volume.facts is not None else None,
+        caps=caps.of(export.volume),
+        client_caps=caps.of_clients(export.volume),
+        group=_group(export.volume, caps),
+        streams=tuple(row for row in rows if row.connections or row.ios_per_s or row.errors_per_s),
+    )
 
 
-def _group(volume: str, caps: CapsInForce) -> dict[str, Any] | None:
+def _group(volume: str, caps: CapsInForce) -> ReportedGroup | None:
     found = ((name, cap) for name, cap in caps.groups.items() if volume in cap.weights)
-    return next(({"group": name, "caps": _rates(cap.rates)} for name, cap in found), None)
+    return next((ReportedGroup(name, cap.rates) for name, cap in found), None)
 
 
-def _rates(rates: Rates) -> dict[str, float]:
-    values = {"ops_per_s": rates.ops_per_s, "bytes_per_s": rates.bytes_per_s, "cost_per_s": rates.cost_per_s}
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _stream(stream: StreamAccount, last: LastCut, now_ns: int) -> dict[str, Any]:
+def _stream(stream: StreamAccount, last: LastCut, now_ns: int) -> ReportedStream:
     seconds, row = (last.end_ns - last.start_ns) / 1e9, last.rows.get(stream)
 
     def total(*columns: str) -> int:
@@ -81,19 +93,19 @@ def _stream(stream: StreamAccount, last: LastCut, now_ns: int) -> dict[str, Any]
     ios = total("reads", "writes")
     gauges = [session.gauges() for session in stream.sessions]
     arrived = [pending[0] for session in stream.sessions for pending in session.outstanding(now_ns)]
-    return {
-        "client": stream.client,
-        "members": list(stream.members)[-MOST_NAMED:],
-        "member_count": len(stream.members),
-        "connections": len(stream.sessions),
-        "reads_per_s": a_second("reads"),
-        "writes_per_s": a_second("writes"),
-        "ios_per_s": a_second("reads", "writes", "others"),
-        "bytes_per_s": a_second("read_bytes", "write_bytes"),
-        "errors_per_s": a_second("errors"),
-        "latency_us": total("lat_sum_us") / ios if ios else None,
-        "delay_us": total("delay_sum_us") / ios if ios else None,
-        "inflight": sum(gauge[0] for gauge in gauges),
-        "held": sum(gauge[1] for gauge in gauges),
-        "oldest_s": max((now_ns - min(arrived)) / 1e9, 0.0) if arrived else None,
-    }
+    return ReportedStream(
+        client=stream.client,
+        members=tuple(stream.members)[-MOST_NAMED:],
+        member_count=len(stream.members),
+        connections=len(stream.sessions),
+        reads_per_s=a_second("reads"),
+        writes_per_s=a_second("writes"),
+        ios_per_s=a_second("reads", "writes", "others"),
+        bytes_per_s=a_second("read_bytes", "write_bytes"),
+        errors_per_s=a_second("errors"),
+        latency_us=total("lat_sum_us") / ios if ios else None,
+        delay_us=total("delay_sum_us") / ios if ios else None,
+        inflight=sum(gauge[0] for gauge in gauges),
+        held=sum(gauge[1] for gauge in gauges),
+        oldest_s=max((now_ns - min(arrived)) / 1e9, 0.0) if arrived else None,
+    )

@@ -100,7 +100,10 @@ class Storage(Protocol):
 
 @runtime_checkable
 class Replaceable(Storage, Protocol):
-    """A file that another can take the place of; see the module's text."""
+    """A file that another can take the place of; see the module's text.
+
+    ``FileStorage`` is one, ``SpannedStorage`` is none (``resize`` asks); the tests' faulty disk is another.
+    """
 
     def aside(self) -> Self:
         """A new, empty file beside this one."""
@@ -233,10 +236,15 @@ class FileStorage:
 
     def _unmap(self) -> None:
         self._view = memoryview(b"")
-        if self._map is not None:
-            with contextlib.suppress(BufferError):  # a reader still holds a slice; unmapped when it lets go
-                self._map.close()
-            self._map = None
+        _close(self._map)
+        self._map = None
+
+
+def _close(mapping: mmap.mmap | None) -> None:
+    """Unmap; while a reader still holds a slice of it, that happens when the reader lets go."""
+    if mapping is not None:
+        with contextlib.suppress(BufferError):
+            mapping.close()
 
 
 def _is_at(path: Path, fd: int) -> bool:
@@ -439,7 +447,5 @@ class SpannedStorage:
 
     def _unmap(self) -> None:
         self._view = memoryview(b"")
-        if self._map is not None:
-            with contextlib.suppress(BufferError):  # a reader still holds a slice; unmapped when it lets go
-                self._map.close()
-            self._map = None
+        _close(self._map)
+        self._map = None

@@ -33,7 +33,6 @@ from pmdaemon.pki.errors import CredentialRefused, PkiError
 from pmdaemon.pki.store import CA_CERTIFICATE, ISSUED, REVOKED, SERVER
 from pmdaemon.poller import announcements
 from pmdaemon.poller.connection import AgentConnection
-from pmdaemon.poller.peer import AgentPeer
 from pmdaemon.poller.publisher import DBMANAGER, CutPublisher
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, SystemClock
@@ -128,7 +127,7 @@ class CertificateWorker:
 
     # -- asked by the inbound thread
 
-    def enrol(self, conn: AgentPeer, enrolment: Enrol) -> None:
+    def enrol(self, conn: AgentConnection, enrolment: Enrol) -> None:
         """Ask for a first certificate; the answer goes to the connection, later."""
         self._ask(
             conn,
@@ -136,7 +135,7 @@ class CertificateWorker:
             lambda: self._authority.enrol(enrolment.token, enrolment.request, enrolment.gateway_id),
         )
 
-    def renew(self, conn: AgentPeer, credential: Credential, request: bytes) -> None:
+    def renew(self, conn: AgentConnection, credential: Credential, request: bytes) -> None:
         """Ask for the next one."""
         self._ask(conn, f"gateway {credential.name}", lambda: self._authority.renew(credential, request))
 
@@ -145,7 +144,7 @@ class CertificateWorker:
         if credential.serial not in self._newest_serials:
             self._questions.put(Used(credential))
 
-    def _ask(self, conn: AgentPeer, who: str, ask: Callable[[], bytes]) -> None:
+    def _ask(self, conn: AgentConnection, who: str, ask: Callable[[], bytes]) -> None:
         assert isinstance(conn, AgentConnection)  # there are no others; the protocol breaks an import cycle
         if conn.asking:
             raise PeerRefused("asked-twice", "it asks for a certificate while another is being made")
@@ -252,7 +251,7 @@ class Enrolments:
         self._clock = clock
         self._next_event_ns: dict[str, int] = {}
 
-    def made(self, conn: AgentPeer, credential: Credential) -> None:
+    def made(self, conn: AgentConnection, credential: Credential) -> None:
         """A certificate was made. A renewed one counts from now on; a first one is an event."""
         if conn.credential is not None:
             conn.credential = credential
@@ -264,7 +263,7 @@ class Enrolments:
         )
         self._publisher.news(row, DBMANAGER)
 
-    def refused(self, conn: AgentPeer, error: WireError) -> None:
+    def refused(self, conn: AgentConnection, error: WireError) -> None:
         """A request was refused; an event, at most one in ``REFUSAL_EVENT_NS`` for each code."""
         now_ns, code = self._clock.monotonic_ns(), error_code(error)
         if now_ns < self._next_event_ns.get(code, 0):

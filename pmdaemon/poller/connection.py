@@ -22,17 +22,31 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from enum import Enum
 from typing import Final
 
 from pmdaemon.errors import ProtocolViolation
 from pmdaemon.pki.certificates import Credential, credential_of_der
 from pmdaemon.poller.gateway import Gateway
-from pmdaemon.poller.peer import Sent
 from pmdaemon.runtime.transport import TlsTransport, Transport, prepare
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.agent import Hello
 from pmdaemon.wire.session import Session, SessionState, Side
+
+
+class Sent(Enum):
+    """What became of frames given to ``AgentConnection.send``."""
+
+    SENT = "sent"
+    """All bytes are in the kernel."""
+    WAITING = "waiting"
+    """Some wait for the socket; write interest is registered."""
+    OVERFLOW = "overflow"
+    """The peer reads too slowly: it is being disconnected."""
+    GONE = "gone"
+    """The connection is closed or draining; the frames were dropped."""
+
 
 MAX_OUT_BYTES: Final = 1 << 20
 DRAIN_NS: Final = 10**9

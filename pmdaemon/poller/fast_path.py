@@ -22,8 +22,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
+from pmdaemon.poller.connection import AgentConnection
 from pmdaemon.poller.gateway import GatewayState
-from pmdaemon.poller.peer import AgentPeer
 from pmdaemon.poller.publisher import CutPublisher
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.wire import cut
@@ -68,7 +68,7 @@ class FastPath:
         """Read the wall clock, once for the answers that are taken in the next few milliseconds."""
         self._unix_ahead_us = self._clock.unix_us() - self._clock.monotonic_ns() // 1000
 
-    def take(self, conn: AgentPeer, data: memoryview, size: int, *, is_placed: bool) -> bool:
+    def take(self, conn: AgentConnection, data: memoryview, size: int, *, is_placed: bool) -> bool:
         """Take what one read brought, if it is a usual answer; else nothing is changed.
 
         Args:

@@ -22,13 +22,13 @@ import structlog
 from pmdaemon.errors import BadCut, PeerRefused, ProtocolViolation
 from pmdaemon.poller import announcements
 from pmdaemon.poller.certificates import CertificateWorker, Enrolments
+from pmdaemon.poller.connection import AgentConnection
 from pmdaemon.poller.credentials import (
     check_holder,
     check_identity,
 )
 from pmdaemon.poller.fast_path import FastPath
 from pmdaemon.poller.gateway import ANSWER_BYTES, Gateway, GatewayState, Registry
-from pmdaemon.poller.peer import AgentPeer
 from pmdaemon.poller.publisher import DBMANAGER, SERVICES, CutPublisher
 from pmdaemon.poller.quotas import Allowances
 from pmdaemon.runtime.clock import Clock
@@ -58,7 +58,7 @@ MAX_STREAMS: Final = (
 )  # clients come and go within a session; four times what one cut may hold
 log = structlog.get_logger("reception")
 
-Handler = Callable[["FrameHandlers", AgentPeer, frame.Frame], None]
+Handler = Callable[["FrameHandlers", AgentConnection, frame.Frame], None]
 
 
 class FrameHandlers:
@@ -99,7 +99,7 @@ class FrameHandlers:
         self.enrolments = Enrolments(publisher, clock)
         self.fast_path = FastPath(publisher, clock, interval_us, counters)
 
-    def handle(self, conn: AgentPeer, received: frame.Frame) -> None:
+    def handle(self, conn: AgentConnection, received: frame.Frame) -> None:
         """Carry out one frame.
 
         Raises:
@@ -122,7 +122,7 @@ class FrameHandlers:
 
     # -- registration
 
-    def _hello(self, conn: AgentPeer, received: frame.Frame) -> None:
+    def _hello(self, conn: AgentConnection, received: frame.Frame) -> None:
         credential = (
             check_holder(conn.credential, self._certificate_worker.revoked)
             if self._certificate_worker is not None
@@ -139,15 +139,15 @@ class FrameHandlers:
 
     # -- certificates
 
-    def _ca_query(self, conn: AgentPeer, _received: frame.Frame) -> None:
+    def _ca_query(self, conn: AgentConnection, _received: frame.Frame) -> None:
         authority = CaCertificate(self._required_worker().authority_der)
         conn.send((Kind.CA_CERT, authority.encode()))
 
-    def _enrol(self, conn: AgentPeer, received: frame.Frame) -> None:
+    def _enrol(self, conn: AgentConnection, received: frame.Frame) -> None:
         self._counters["enrolments_asked"] += 1
         self._required_worker().enrol(conn, Enrol.parse(received.header))
 
-    def _renew(self, conn: AgentPeer, received: frame.Frame) -> None:
+    def _renew(self, conn: AgentConnection, received: frame.Frame) -> None:
         certificate_worker = self._required_worker()
         assert conn.credential is not None  # HELLO is not passed without one
         self._allowances.demand(conn.credential.gateway_id, conn.credential.name, "renewals")
@@ -158,11 +158,11 @@ class FrameHandlers:
             raise PeerRefused("no-tls", "this server runs without TLS and hands out no certificates")
         return self._certificate_worker
 
-    def _schema(self, conn: AgentPeer, received: frame.Frame) -> None:
+    def _schema(self, conn: AgentConnection, received: frame.Frame) -> None:
         Schema.parse(received.header)
         conn.schema_seen = True
 
-    def _register(self, conn: AgentPeer, received: frame.Frame) -> None:
+    def _register(self, conn: AgentConnection, received: frame.Frame) -> None:
         hello = conn.hello
         if hello is None or not conn.schema_seen:
             raise ProtocolViolation(conn.session.state.value, "REGISTER", "SCHEMA before it")
@@ -189,7 +189,7 @@ class FrameHandlers:
             gateway_id, name, "volumes", [item["volume"] for item in registration.exports]
         )
 
-    def _begin(self, conn: AgentPeer, hello: Hello, registration: Registration) -> None:
+    def _begin(self, conn: AgentConnection, hello: Hello, registration: Registration) -> None:
         older = self._registry.get(hello.gateway_id)
         if older is not None and older.conn is not None:
             self._supersede(older, older.conn, conn.address)
@@ -204,7 +204,7 @@ class FrameHandlers:
             address=conn.address,
         )
 
-    def _supersede(self, gateway: Gateway, older: AgentPeer, address: str) -> None:
+    def _supersede(self, gateway: Gateway, older: AgentConnection, address: str) -> None:
         """The newer session wins; the older one is sent ERROR and closed, and not reported as lost."""
         self._counters["superseded_sessions"] += 1
         log.warning("session-superseded", gateway=gateway.name, older=older.address, newer=address)
@@ -251,7 +251,7 @@ class FrameHandlers:
         for message in announcements.streams_seen(gateway.gateway_id, gateway.streams.values()):
             self._publisher.news(message, *recipients)
 
-    def _streams(self, conn: AgentPeer, received: frame.Frame) -> None:
+    def _streams(self, conn: AgentConnection, received: frame.Frame) -> None:
         gateway = _gateway_of(conn)
         streams = Streams.parse(received.header, gateway.gateway_id).streams
         new = [stream for stream in streams if stream.stream_id not in gateway.streams]
@@ -265,7 +265,7 @@ class FrameHandlers:
 
     # -- statistics
 
-    def _cut(self, conn: AgentPeer, received: frame.Frame) -> None:
+    def _cut(self, conn: AgentConnection, received: frame.Frame) -> None:
         gateway = conn.gateway
         assert gateway is not None  # see _gateway_of
         gateway_bytes, epoch, seq = cut.check(received)
@@ -312,7 +312,7 @@ class FrameHandlers:
         log.warning("cuts-missing", gateway=gateway.name, epoch=epoch, seq=seq)
         self._announce(gateway)
 
-    def _reply(self, conn: AgentPeer, received: frame.Frame) -> None:
+    def _reply(self, conn: AgentConnection, received: frame.Frame) -> None:
         gateway = _gateway_of(conn)
         reply = Reply.parse(received.header)
         poll = reply.poll
@@ -337,7 +337,7 @@ class FrameHandlers:
 
     # -- answers to orders, and what an agent says unasked
 
-    def _caps_ack(self, conn: AgentPeer, received: frame.Frame) -> None:
+    def _caps_ack(self, conn: AgentConnection, received: frame.Frame) -> None:
         gateway = _gateway_of(conn)
         ack = CapsAck.parse(received.header)
         self._allowances.demand(gateway.gateway_id, gateway.name, "answers")
@@ -347,13 +347,13 @@ class FrameHandlers:
         )
         self._publisher.news(message, SERVICES)
 
-    def _thresholds_ack(self, conn: AgentPeer, received: frame.Frame) -> None:
+    def _thresholds_ack(self, conn: AgentConnection, received: frame.Frame) -> None:
         version = ThresholdsAck.parse(received.header).version
         gateway = _gateway_of(conn)
         self._allowances.demand(gateway.gateway_id, gateway.name, "answers")
         log.debug("thresholds-acknowledged", gateway=gateway.name, version=version)
 
-    def _alert(self, conn: AgentPeer, received: frame.Frame) -> None:
+    def _alert(self, conn: AgentConnection, received: frame.Frame) -> None:
         gateway = _gateway_of(conn)
         alert = Alert.parse(received.header, self._clock.unix_us())
         if not self._allowances.allow(gateway.gateway_id, gateway.name, "alerts"):
@@ -361,7 +361,7 @@ class FrameHandlers:
         self._counters["alerts"] += 1
         self._publisher.news(announcements.alert(gateway.gateway_id, alert), SERVICES)
 
-    def _space(self, conn: AgentPeer, received: frame.Frame) -> None:
+    def _space(self, conn: AgentConnection, received: frame.Frame) -> None:
         gateway = _gateway_of(conn)
         space = Space.parse(received.header, self._clock.unix_us())
         if self._allowances.allow(gateway.gateway_id, gateway.name, "readings"):
@@ -386,7 +386,7 @@ class FrameHandlers:
             )
             self._announce_state(gateway, "stalled", reason)
 
-    def lost(self, conn: AgentPeer, reason: str, *, by_us: bool = False, planned: bool = False) -> None:
+    def lost(self, conn: AgentConnection, reason: str, *, by_us: bool = False, planned: bool = False) -> None:
         """A connection has ended. Announced to both recipients if a gateway was registered on it.
 
         ``by_us``: this process ends, nothing is wrong with the gateway: it is ``detached``, not ``lost``.
@@ -404,7 +404,7 @@ class FrameHandlers:
             self._fleet_warnings.warning(now_ns, f"gateway-{state}", gateway=gateway.name, reason=reason)
         self._announce_state(gateway, state, reason, planned=planned)
 
-    def refused(self, conn: AgentPeer, reason: str) -> None:
+    def refused(self, conn: AgentConnection, reason: str) -> None:
         """A session ended by an error of the peer; news if it was never registered but named itself."""
         self._counters["refused_sessions"] += 1
         credential, hello = conn.credential, conn.hello
@@ -425,7 +425,7 @@ class FrameHandlers:
             self._announce(gateway)
 
 
-def _gateway_of(conn: AgentPeer) -> Gateway:
+def _gateway_of(conn: AgentConnection) -> Gateway:
     # Cannot be None: the session's table lets these kinds pass only after REGISTERED.
     assert conn.gateway is not None
     return conn.gateway

@@ -29,17 +29,19 @@ import threading
 import uuid
 from collections.abc import Container, Mapping
 from enum import Enum
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pmdaemon.poller.balance import SHARDS, shard_of
 from pmdaemon.poller.catch_up import CatchUp
 from pmdaemon.poller.clock_offset import OffsetEstimator
-from pmdaemon.poller.peer import AgentPeer
 from pmdaemon.poller.positions import CutPositions, Watermarks
 from pmdaemon.wire.frame_template import encode_poll, encode_single_epoch_poll
 from pmdaemon.wire.messages.agent import Hello, Registration, StreamEntry
 from pmdaemon.wire.messages.server import HighWaters
 from pmdaemon.wire.session import MAX_CUT_BYTES
+
+if TYPE_CHECKING:
+    from pmdaemon.poller.connection import AgentConnection
 
 ANSWER_BYTES: Final = 2 * MAX_CUT_BYTES
 """Of cuts in the answer to one poll: one in order of any size or 256 KB of them, and the newest as LIVE."""
@@ -94,7 +96,7 @@ class Gateway:
         self.shard = shard_of(gateway_id)
         self.lock = threading.Lock()
         self.record = CutPositions()
-        self.conn: AgentPeer | None = None
+        self.conn: AgentConnection | None = None
         self.awaiting_since_ns: int | None = None
         self.name = ""
         self.software = ""
@@ -112,7 +114,7 @@ class Gateway:
         self._answer_to: int | None = None
 
     def begin(
-        self, conn: AgentPeer, hello: Hello, registration: Registration, durable: dict[int, int]
+        self, conn: AgentConnection, hello: Hello, registration: Registration, durable: dict[int, int]
     ) -> None:
         """A session has registered. The caller has closed the one before."""
         self.name = hello.name
@@ -140,7 +142,7 @@ class Gateway:
 
     def ask(
         self, number: int, now_ns: int, lease: bool, catch_up: CatchUp, unread: Container[str]
-    ) -> tuple[AgentPeer, bytes] | None:
+    ) -> tuple[AgentConnection, bytes] | None:
         """Account for a poll that leaves now: whereto, and the POLL frame. Thread: outbound.
 
         Args:
@@ -223,7 +225,7 @@ class Registry:
         gateway = self.get(gateway_id)
         return gateway is not None and gateway.conn is not None
 
-    def register(self, conn: AgentPeer, hello: Hello, registration: Registration) -> Gateway:
+    def register(self, conn: AgentConnection, hello: Hello, registration: Registration) -> Gateway:
         """Begin a session. Thread: inbound."""
         with self.lock:
             gateway = self._gateways.get(hello.gateway_id) or Gateway(hello.gateway_id)

@@ -307,8 +307,7 @@ class ShardMigrator:
                 rows = durable[first : first + ROWS_A_NOTICE]
                 self.forward(Forward(gateway.shard, DBMANAGER, DurableNotice(incarnation, rows).encode()))
         if (caps := self._standing_caps.caps_of(gateway.gateway_id)) is not None:
-            generation, encoded = caps
-            order = CapsOrder(gateway.gateway_id, generation, frame.unfold(frame.decode(encoded)).header)
+            order = CapsOrder.of_frame(gateway.gateway_id, caps[1])
             self.forward(Forward(gateway.shard, SERVICES, order.encode()))
 
     def forward(self, message: Forward) -> None:

@@ -29,10 +29,10 @@ from pmdaemon.mailbox.errors import MessageDamaged
 from pmdaemon.mailbox.mailbox import HasFileno
 from pmdaemon.poller import announcements
 from pmdaemon.poller.balance import interleave, shard_of
+from pmdaemon.poller.connection import AgentConnection, Sent
 from pmdaemon.poller.gateway import Gateway, Registry
 from pmdaemon.poller.inbound import AnnounceAgain, PostAnnouncement, ToInbound
 from pmdaemon.poller.migration import Forward, Ownership, PassedOn, ToOutbound
-from pmdaemon.poller.peer import AgentPeer, Sent
 from pmdaemon.poller.publisher import DBMANAGER, SERVICES
 from pmdaemon.poller.schedule import Schedule
 from pmdaemon.poller.standing_caps import StandingCaps
@@ -142,7 +142,7 @@ class Outbound:
         now_ns, number, orders = self._now_ns, self._poll, self._orders
         catch_up, unread = self._catch_up, self._without_room()
         lease = self._standing_caps.lease_is_fresh(now_ns())
-        asked: list[tuple[Gateway, int, tuple[AgentPeer, bytes]]] = []
+        asked: list[tuple[Gateway, int, tuple[AgentConnection, bytes]]] = []
         for gateway in gateways:
             if orders and gateway.gateway_id in orders:
                 self._poll = number
@@ -168,7 +168,7 @@ class Outbound:
         else:
             self._counters["polls_skipped"] += 1
 
-    def _send_asked(self, asked: list[tuple[Gateway, int, tuple[AgentPeer, bytes]]]) -> None:
+    def _send_asked(self, asked: list[tuple[Gateway, int, tuple[AgentConnection, bytes]]]) -> None:
         polls = sent_bytes = 0
         for gateway, number, (conn, encoded) in asked:
             if conn.send_poll(encoded) is _GONE:
@@ -314,7 +314,7 @@ class Outbound:
         asked, unread = None, self._without_room()
         if polled:
             asked = gateway.ask(self._poll + 1, now_ns, lease, self._catch_up, unread)
-        conn: AgentPeer | None
+        conn: AgentConnection | None
         if asked is not None:
             self._poll += 1
             conn, encoded = asked

@@ -35,9 +35,8 @@ class StandingCaps:
             FrameTooLarge: more caps than a folded header holds.
         """
         encoded = order.caps_frame()
-        length_us = order.body.get("lease_us")
-        if isinstance(length_us, int):
-            self._shortest_us = min(length_us, self._shortest_us or length_us)
+        if isinstance(order.lease_us, int):
+            self._shortest_us = min(order.lease_us, self._shortest_us or order.lease_us)
         self._caps[order.gateway_id] = (order.gen, encoded)
         return encoded
 

@@ -47,7 +47,7 @@ TOKEN_PREFIX: Final = "sla_"  # noqa: S105 - what secret scanners look for
 
 
 class AccessSource(Protocol):
-    """What is asked of SQL (``db.queries.access``)."""
+    """What is asked of SQL (``db.queries.access``); tests of the API answer from memory instead."""
 
     def accounts(self) -> list[Row]:
         """All accounts."""

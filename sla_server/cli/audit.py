@@ -13,7 +13,7 @@ import click
 
 from sla_server.audit_chain import ChainCheck
 from sla_server.cli.client import Client
-from sla_server.cli.errors import BadUsage, CheckFailed
+from sla_server.cli.errors import BadUsage, CliError
 from sla_server.cli.formatting import OUTPUT, Column, build, console, pass_client, print_json
 from sla_server.cli.moments import moment_us
 from sla_server.cli.system_tables import at, plain
@@ -111,7 +111,7 @@ def verify(client: Client, head: str | None, path: Path | None) -> None:
         if wanted is not None and row["seq"] == wanted[0]:
             digest = str(row["digest"])
     if problems := check.end(wanted, head_found=digest):
-        raise CheckFailed("the audit log is not what was recorded", problems)
+        raise CliError("\n  ".join(["the audit log is not what was recorded", *problems]))
     click.echo(f"{check.rows} rows, nothing changed\nhead {check.seq}:{check.digest}")
 
 

@@ -11,7 +11,6 @@ SlaError (pmdaemon.errors)
     ├── LiveValuesMissing 75 what is stored was shown; what is so now is not known
     ├── JobFailed         1  the policy job ended with an error
     ├── PolicyNotPublished 81 what the policy job computed does not help
-    ├── CheckFailed       1  what was checked is not as it should be
     └── BadUsage          2  the command line itself
 """
 
@@ -141,13 +140,6 @@ class PolicyNotPublished(CliError):
             "  See why:                     sla policy show\n"
             "  Put it in force all the same: sla policy pin VERSION"
         )
-
-
-class CheckFailed(CliError):
-    """What was checked is not as it should be; one line for each problem."""
-
-    def __init__(self, what: str, problems: list[str]) -> None:
-        super().__init__("\n".join([what, *(f"  {problem}" for problem in problems)]))
 
 
 class BadUsage(CliError):

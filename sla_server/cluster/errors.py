@@ -1,11 +1,10 @@
 """Errors of the cluster.
 
 SlaError (pmdaemon.errors)
-└── ClusterError            root of all below
+└── ClusterError            root of all below; by itself: this machine has credentials already
     ├── EngineMissing       there is no nats-server, or it cannot be run
     ├── EngineTooOld        the nats-server found cannot keep what the configuration promises
     ├── NotAMember          this machine has no credentials of the cluster: init or join first
-    ├── AlreadyAMember      it has some: a second init or join would lose them
     ├── BadInvitation       the file given to ``sla cluster join`` is none, or of another cluster
     ├── EssentialsDiffer    essential parameters differ from those of a running node (C14)
     ├── BadAccount          an account cannot have this name or these roles
@@ -59,16 +58,6 @@ class NotAMember(ClusterError):
         super().__init__(
             f"{directory} has no credentials of a cluster. Run 'sla cluster init' for the first node; on "
             "others 'sla cluster join FILE' with a file that 'sla cluster invite' has made"
-        )
-
-
-class AlreadyAMember(ClusterError):
-    """It has credentials already."""
-
-    def __init__(self, directory: Path, cluster: str) -> None:
-        super().__init__(
-            f"{directory} belongs to the cluster {cluster!r} already. 'sla cluster leave' first if it should "
-            "become a member of another one"
         )
 
 

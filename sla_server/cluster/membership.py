@@ -25,7 +25,7 @@ from pmdaemon.runtime.config import parse_address
 from pmdaemon.runtime.files import make_directory, sync_directory, write_whole
 from sla_server.cluster import essentials
 from sla_server.cluster.config import ClusterConfig
-from sla_server.cluster.errors import AlreadyAMember, BadInvitation, ClusterRefused, NotAMember
+from sla_server.cluster.errors import BadInvitation, ClusterError, ClusterRefused, NotAMember
 from sla_server.cluster.server_conf import Secrets, TlsFiles
 from sla_server.cluster.shared import NAMES
 
@@ -93,7 +93,7 @@ def init(config: ClusterConfig, directory: Path, authority: Authority) -> None:
     """Make the secrets of a new cluster, and this node its first member.
 
     Raises:
-        AlreadyAMember: there are some.
+        ClusterError: there are some.
         PkiError: TLS is enabled, and there is no authority.
         OSError: they cannot be written.
     """
@@ -139,7 +139,7 @@ def join(config: ClusterConfig, directory: Path, path: Path, *, again: bool = Fa
         again: replace the membership that is there, for a new certificate.
 
     Raises:
-        AlreadyAMember: this node is one, and ``again`` was not asked for.
+        ClusterError: this node is one, and ``again`` was not asked for.
         BadInvitation: it is none, or for another node or cluster.
         EssentialsDiffer: essential parameters here differ from those of the node that invites.
         OSError: the file cannot be read, or the directory not be written.
@@ -171,7 +171,10 @@ def _check_new(directory: Path) -> None:
             cluster = str(json.loads(path.read_bytes())["cluster"])
         except (ValueError, KeyError, TypeError):
             cluster = "?"
-        raise AlreadyAMember(directory, cluster)
+        raise ClusterError(
+            f"{directory} belongs to the cluster {cluster!r} already. 'sla cluster leave' first if it should "
+            "become a member of another one"
+        )
 
 
 def _hosts(config: ClusterConfig) -> list[str]:

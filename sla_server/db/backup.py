@@ -147,8 +147,7 @@ class _Unfiled:
         """Read them, before the server deletes them.
 
         Raises:
-            DbError: it did so already, and wrote over them.
-            QueueCorrupt: it is no queue.
+            DbError: it did so already, and wrote over them, or it is no queue.
         """
 
         def bounds(queue_id: str) -> tuple[int, int]:

@@ -16,7 +16,6 @@
         ├── FileDamaged            a Parquet file is not what the manifest says
         ├── StorageBusy            another process is looking after the files
         ├── IngestQueuePoisoned    a write or sync failed earlier; what reached the disk is unknown
-        ├── QueueCorrupt           a durable record cannot be read back
         ├── NoRoomForQueue         the disk has no room for a new queue; nothing was made
         └── OldQueueFiles          the directory holds the plain files of an earlier version
 
@@ -219,19 +218,6 @@ class IngestQueuePoisoned(DbError):
         super().__init__(
             f"{path}: a write or sync failed ({reason}); nothing more is accepted until the database manager "
             "was restarted and has read back what reached the disk. Check the disk and its free space"
-        )
-
-
-class QueueCorrupt(DbError):
-    """A durable record is damaged; a restart goes on without it and logs what is missing."""
-
-    def __init__(self, path: Path, offset_bytes: int, problem: str) -> None:
-        self.path = path
-        self.offset_bytes = offset_bytes
-        super().__init__(
-            f"{path} is damaged at byte {offset_bytes}: {problem}. Keep a copy of the file, check the disk, "
-            f"and see `sla queue recover --dry-run {path}`; after a restart the database manager goes on "
-            "without the damaged record"
         )
 
 

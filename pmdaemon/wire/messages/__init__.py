@@ -10,7 +10,8 @@
     stored        what dbmanager reads again from its queue, of any release
     api           the application server and services
     planes        the agent's link and its data planes, on a Unix socket; the entries of
-    plane_sets    caps and thresholds, as a plane puts them in force
+    plane_sets    caps and thresholds, as a plane puts them in force, and
+    plane_report  what a plane says of itself for people
     mirror        the event deliveries of two cooperating servers
 
 ``parse`` takes the header of a received frame, checks types, ranges and lengths, and raises a ``WireError``

@@ -10,7 +10,7 @@ Source: SLA-MODEL.md 2; docs/formats/messages.md, CAPS and THRESHOLDS.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
@@ -45,6 +45,7 @@ class PlaneCaps:
         volumes: by volume.
         clients: by volume and client, or a glob: all that match it, and none of its ``named``.
         groups: of several volumes together, by the group's name.
+        said: the header that the set came with, for the next process of the plane.
     """
 
     generation: int
@@ -53,6 +54,7 @@ class PlaneCaps:
     clients: dict[str, dict[str, Rates]]
     groups: dict[str, VolumeGroupCap]
     named: dict[str, dict[str, Sequence[str]]]
+    said: Header = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def parse(cls, header: Header) -> PlaneCaps:
@@ -80,7 +82,7 @@ class PlaneCaps:
         clients = _client_caps(generation, header.get("clients"))
         groups = _group_caps(generation, header.get("groups"))
         named = _named_clients(generation, header.get("clients") or ())
-        return cls(generation, lease_us * 1000, volumes, clients, groups, named)
+        return cls(generation, lease_us * 1000, volumes, clients, groups, named, header)
 
 
 def _client_caps(generation: int, entries: Any) -> dict[str, dict[str, Rates]]:
@@ -186,10 +188,11 @@ class ThresholdEntry:
 
 @dataclass(frozen=True, slots=True)
 class PlaneThresholds:
-    """All thresholds of one version."""
+    """All thresholds of one version; ``said`` is the header that they came with."""
 
     version: int = 0
     entries: tuple[ThresholdEntry, ...] = ()
+    said: Header = field(default_factory=dict, repr=False, compare=False)
 
     def limits_for(self, volume: str, client: str) -> tuple[Limit, ...]:
         """Distinct limits of one stream, in a fixed order."""
@@ -212,7 +215,7 @@ class PlaneThresholds:
             raise BadCaps(
                 "thresholds", f"version {excerpt(version)} or the list of entries is not well-formed"
             )
-        return cls(version, tuple(_entry(version, entry) for entry in entries))
+        return cls(version, tuple(_entry(version, entry) for entry in entries), header)
 
 
 def _entry(version: int, entry: Any) -> ThresholdEntry:

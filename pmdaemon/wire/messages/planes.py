@@ -228,21 +228,6 @@ class DpStatus(WireMessage):
 
 
 @dataclass(frozen=True, slots=True)
-class DpReport(WireMessage):
-    """The answer to DP_STATUS, for people.
-
-    The blob is a JSON object (``gateway_agent.nbd.report``), and NULs up to the frame's end.
-    """
-
-    KIND: ClassVar = Kind.DP_REPORT
-    plane: str
-
-    def encode_with(self, report: bytes) -> bytes:
-        """The frame with its report, JSON."""
-        return frame.encode(self.KIND, self.header(), report)
-
-
-@dataclass(frozen=True, slots=True)
 class DpTakeOver(WireMessage):
     """The question of a plane's next process at an upgrade: it wants to serve in the place of this one."""
 

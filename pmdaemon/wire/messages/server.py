@@ -9,7 +9,7 @@ Source: DESIGN.md 3 and 4; docs/formats/messages.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
 from pmdaemon.errors import MalformedFrame, WireError
@@ -240,16 +240,26 @@ class CapsOrder(FoldedMessage):
     KIND: ClassVar = Kind.SET_CAPS
     gateway_id: Annotated[str, Key("gw")]
     gen: int
-    body: Annotated[Header, Key("lease_us, caps, clients, groups", "as in CAPS")]
+    lease_us: Annotated[int | None, Key(form="int", is_optional=True)] = None
+    caps: Annotated[Sequence[Header] | None, Key(form="as in CAPS", is_optional=True)] = None
+    clients: Annotated[Sequence[Header] | None, Key(form="as in CAPS", is_optional=True)] = None
+    groups: Annotated[Sequence[Header] | None, Key(form="as in CAPS", is_optional=True)] = None
+    others: Annotated[Header, Key("(others)", "as they came")] = field(default_factory=dict)
 
     @classmethod
     def of(cls, gateway_id: str, caps: CapSet) -> CapsOrder:
         """The order that puts a set in force."""
-        return cls(gateway_id, caps.gen, caps.header())
+        return cls(gateway_id, caps.gen, caps.lease_us, caps.caps, caps.clients, caps.groups)
 
     def header(self) -> Header:
         """The header as it goes on the wire."""
-        return {"gw": self.gateway_id, **self.body}
+        return {"gw": self.gateway_id, **self._of_caps()}
+
+    def _of_caps(self) -> Header:
+        """The header of the CAPS frame."""
+        sets = {"lease_us": self.lease_us, "caps": self.caps, "clients": self.clients, "groups": self.groups}
+        said = {key: value for key, value in sets.items() if value is not None}
+        return {"gen": self.gen, **said, **self.others}
 
     @classmethod
     def parse(cls, header: Header) -> CapsOrder:
@@ -261,7 +271,15 @@ class CapsOrder(FoldedMessage):
         gateway_id, gen = header.get("gw"), header.get("gen")
         if not isinstance(gateway_id, str) or type(gen) is not int or not 0 <= gen < END_OF_GENERATIONS:
             raise MalformedFrame(f"SET_CAPS for gateway {excerpt(gateway_id)}, generation {excerpt(gen)}")
-        return cls(gateway_id, gen, {key: value for key, value in header.items() if key != "gw"})
+        sets = {key: header.get(key) for key in ("lease_us", "caps", "clients", "groups")}
+        known = ("gw", "gen", *(key for key, value in sets.items() if value is not None))
+        others = {key: value for key, value in header.items() if key not in known}
+        return cls(gateway_id, gen, **sets, others=others)
+
+    @classmethod
+    def of_frame(cls, gateway_id: str, encoded: bytes) -> CapsOrder:
+        """The order that a CAPS frame was made of."""
+        return cls.parse({"gw": gateway_id, **frame.unfold(frame.decode(encoded)).header})
 
     def caps_frame(self) -> bytes:
         """The CAPS frame for the gateway.
@@ -269,7 +287,7 @@ class CapsOrder(FoldedMessage):
         Raises:
             FrameTooLarge: more caps than a folded header holds.
         """
-        return frame.encode_folding(Kind.CAPS, self.body)
+        return frame.encode_folding(Kind.CAPS, self._of_caps())
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,8 @@ import structlog
 from pmdaemon.errors import WireError
 from pmdaemon.reserve import event_row, raise_event
 from pmdaemon.runtime.excerpt import excerpt, printable
-from pmdaemon.wire import cut as cuts
 from pmdaemon.wire import frame
+from pmdaemon.wire.cut_header import CutHeader
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.server import (
     CutsHeader,
@@ -243,12 +243,11 @@ class IngestIntake:
         raws = list(frame.split(parsed.blob))
         header = CutsHeader.parse(parsed.header)
         _check_times(header, len(raws))
-        headers = [frame.decode_own(raw).header for raw in raws]
-        identities = [cuts.identity(item) for item in headers]  # all, before the first is admitted
+        heads = [CutHeader.parse(raw) for raw in raws]  # all, before the first is admitted
         fresh: list[int] = []
         holes = 0
-        for position, ((gateway_id, epoch, seq), item) in enumerate(zip(identities, headers, strict=True)):
-            verdict = self._high_water.admit(gateway_id, epoch, seq, cuts.gap_of(item))
+        for position, (gateway_id, epoch, seq, gap) in enumerate(heads):
+            verdict = self._high_water.admit(gateway_id, epoch, seq, gap)
             self.counts[verdict.name.lower()] += 1
             if verdict is CutAdmission.NEW:
                 fresh.append(position)
@@ -268,7 +267,7 @@ class IngestIntake:
             )
             blob = b"".join(raws[position] for position in fresh)
             result.records.append(kept.encode_with(blob))
-        return {(gateway_id, epoch) for gateway_id, epoch, _ in identities}
+        return {(head.gateway_id, head.epoch) for head in heads}
 
     def _absorb_gateway(self, header: dict[str, Any], message: Incoming, result: IntakeResult) -> None:
         report = GatewayReport.parse(header)
@@ -366,7 +365,8 @@ def _kept_by(record: IngestRecord) -> Iterator[tuple[str, int, int]]:
         return  # the writer reports it
     if message.kind == Kind.CUTS:
         for raw in frame.split(message.blob):
-            yield cuts.identity(frame.decode_own(raw).header)
+            gateway_id, epoch, seq, _ = CutHeader.parse(raw)
+            yield gateway_id, epoch, seq
     elif message.kind == Kind.GATEWAY:
         yield from spool_floors(message.header)
 

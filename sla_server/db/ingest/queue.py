@@ -42,7 +42,6 @@ from sla_server.db.errors import (
     IngestQueuePoisoned,
     NoRoomForQueue,
     OldQueueFiles,
-    QueueCorrupt,
 )
 
 log = structlog.get_logger("ingest-queue")
@@ -101,8 +100,7 @@ def read_beside(directory: Path, bounds: Callable[[str], tuple[int, int]]) -> li
             other.
 
     Raises:
-        DbError: the first ones wanted were written over meanwhile.
-        QueueCorrupt: it is no queue.
+        DbError: it is no queue, or the first ones wanted were written over meanwhile.
     """
     path = directory / "ingest"
     try:
@@ -112,7 +110,7 @@ def read_beside(directory: Path, bounds: Callable[[str], tuple[int, int]]) -> li
     with file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
         header, _copies = read_file_header(view)
         if header is None:
-            raise QueueCorrupt(path, 0, "its header is damaged")
+            raise _damaged(path, 0, "its header is damaged")
         after_seq, last_seq = bounds(header.queue_id.hex())
         if after_seq >= last_seq:
             return []
@@ -269,12 +267,13 @@ class CursorReader:
         """The next durable records, about ``max_bytes`` of them but at least one if any; empty at the end.
 
         Raises:
-            QueueCorrupt: a durable record cannot be read back. QueuePoisoned: the queue refuses.
+            DbError: a durable record cannot be read back.
+            IngestQueuePoisoned: the queue refuses.
         """
         try:
             messages = self._queue.peek(self._after_seq, max_bytes)
         except disk.RecordDamaged as exc:
-            raise QueueCorrupt(self._path, exc.offset, f"record {exc.seq} fails its checksum") from exc
+            raise _damaged(self._path, exc.offset, f"record {exc.seq} fails its checksum") from exc
         except (disk.QueuePoisoned, disk.QueueClosed) as exc:
             raise IngestQueuePoisoned(self._path, str(exc)) from exc
         if messages:
@@ -289,3 +288,11 @@ class CursorReader:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def _damaged(path: Path, offset_bytes: int, problem: str) -> DbError:
+    return DbError(
+        f"{path} is damaged at byte {offset_bytes}: {problem}. Keep a copy of the file, check the disk, "
+        f"and see `sla queue recover --dry-run {path}`; after a restart the database manager goes on "
+        "without the damaged record"
+    )

@@ -51,7 +51,7 @@ DRAIN_S: Final = 2.0
 
 
 class IngestMailbox(PostingMailbox, WaitingMailbox, Protocol):
-    """What is needed of a mailbox."""
+    """What is needed of a mailbox; ``receiver`` is tested without segments, by a list of messages."""
 
     @property
     def expected(self) -> tuple[str, ...]:

@@ -316,7 +316,7 @@ class IngestWriter:
         """Look at the newest cuts in SQL, if the queue still has them: the next are compared with them.
 
         Raises:
-            QueueCorrupt: the queue cannot be read.
+            DbError: the queue cannot be read.
         """
         window, before_seq = self._store.window(), max(self._sql_seq - REMEMBERED, 0)
         reader = self._queue.reader(before_seq)
@@ -409,7 +409,7 @@ class IngestWriter:
 
         Raises:
             DatabaseUnavailable: come again; nothing is lost or doubled.
-            QueueCorrupt: the queue cannot be read.
+            DbError: the queue cannot be read.
         """
         if self._outage.is_on:
             self._to_sql()  # first: the window must not grow while the database is away

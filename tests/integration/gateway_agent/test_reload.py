@@ -261,7 +261,7 @@ def test_exports_come_and_go_under_clients_that_do_io(host):
     read_one(client, 3)
     busy.goes_on()
     report = status.gather(host.run_dir)["planes"]["nbd-0"]
-    assert [volume["volume"] for volume in report["volumes"]] == ["vol-a", "vol-new"]
+    assert [volume.volume for volume in report.volumes] == ["vol-a", "vol-new"]
     found = list(iter(lambda: answer(client), None))  # until its end
     assert {(1, 0), (2, 0)} <= set(found)
     assert set(found) <= {(1, 0), (2, 0), (3, p.ESHUTDOWN)}, "the last one may come behind the end"

@@ -1,6 +1,5 @@
 """What a data plane answers to ``gateway-agent status``, over its control socket."""
 
-import json
 import socket
 import threading
 
@@ -10,6 +9,9 @@ from gateway_agent.nbd.plane import Plane
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.plane_report import ReportedCaps
+from pmdaemon.wire.messages.plane_sets import PlaneCaps
+from pmdaemon.wire.rates import Rates
 
 
 def asked(path, *said):
@@ -35,11 +37,12 @@ def asked(path, *said):
 def test_a_plane_of_before_and_one_that_is_none_are_told_apart(tmp_path):
     hello = frame.encode(Kind.DP_HELLO, {"plane": "nbd-0"})
     unsupported = frame.encode(Kind.UNSUPPORTED, {"kind": int(Kind.DP_STATUS)})
-    assert "of a release without status" in asked(f"{tmp_path}/1", hello, unsupported)["problem"]
-    assert "closed the connection" in asked(f"{tmp_path}/2", hello)["problem"]
-    assert "problem" in asked(f"{tmp_path}/3", b"\xff" * 64)
+    assert "of a release without status" in asked(f"{tmp_path}/1", hello, unsupported).problem
+    assert "closed the connection" in asked(f"{tmp_path}/2", hello).problem
+    assert isinstance(asked(f"{tmp_path}/3", b"\xff" * 64), status.PlaneProblem)
     report = frame.encode(Kind.DP_REPORT, {"plane": "nbd-0"}, b'{"volumes": []}')
-    assert asked(f"{tmp_path}/4", hello, report) == {"volumes": []}
+    found = asked(f"{tmp_path}/4", hello, report)
+    assert (found.hello.plane, found.volumes, found.handed_over) == ("nbd-0", (), None)
 
 
 def test_a_plane_says_all_that_is_shown(tmp_path):
@@ -47,10 +50,11 @@ def test_a_plane_says_all_that_is_shown(tmp_path):
     export = ExportConfig(volume="vol-1", backend="b", file=str(tmp_path / "disk"), cap={"ops_per_s": 5})
     plane = Plane(PlaneConfig("nbd-0", [f"unix:{tmp_path}/x"], f"{tmp_path}/c", [export]), FakeClock())
     try:
-        plane.caps({"gen": 3, "lease_us": 9_000_000, "caps": [{"volume": "vol-1", "cost_per_s": 2.0}]})
-        report = json.loads(json.dumps(plane.report()))
+        caps = {"gen": 3, "lease_us": 9_000_000, "caps": [{"volume": "vol-1", "cost_per_s": 2.0}]}
+        plane.caps(PlaneCaps.parse(caps))
+        report = plane.report()
     finally:
         plane.close()
-    [only] = report["volumes"]
-    assert only["caps"] == {"ops_per_s": 5.0, "cost_per_s": 2.0}
-    assert (report["caps"], report["cut"]["seconds"]) == ({"generation": 3, "lease_left_s": 9.0}, 0.0)
+    [only] = report.volumes
+    assert only.caps == Rates(ops_per_s=5.0, cost_per_s=2.0)
+    assert (report.caps, report.cut.seconds) == (ReportedCaps(3, 9.0), 0.0)

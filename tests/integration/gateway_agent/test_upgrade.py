@@ -237,9 +237,9 @@ def test_clients_that_do_not_connect_again_keep_their_connection_for_as_long_as_
     # Both processes are shown and throttled, and new clients come to the next one.
     found = status.gather(host.run_dir)
     former = found["planes"][f"nbd-0.{former_pid}"]
-    assert former["handed_over"]["connections"] == 3
-    assert 0 < former["handed_over"]["drain_left_s"] <= 600
-    assert (former["exports"], former["listening"]) == ([], [])
+    assert former.handed_over.connections == 3
+    assert 0 < former.handed_over.drain_left_s <= 600
+    assert (former.hello.exports, former.hello.listening) == ([], [])
     lines = list(status.lines(found, 0))
     assert any("no more; 3 connections stay" in line for line in lines)
     assert any(line.startswith("vol-a (former)") for line in lines)
@@ -274,10 +274,8 @@ def test_clients_that_do_not_connect_again_keep_their_connection_for_as_long_as_
 def held(host):
     found = {}
     for report in status.gather(host.run_dir)["planes"].values():
-        for volume in report.get("volumes", []):
-            found |= {
-                each["client"]: each["held"] for each in volume["streams"] if volume["volume"] == "vol-c"
-            }
+        for volume in getattr(report, "volumes", ()):  # none of a plane that does not answer
+            found |= {each.client: each.held for each in volume.streams if volume.volume == "vol-c"}
     return found
 
 

@@ -11,6 +11,7 @@ from gateway_agent.cli import cli
 from gateway_agent.errors import AgentNotRunning, ReloadFailed
 from gateway_agent.link import state_files
 from pmdaemon.errors import ConfigError
+from pmdaemon.wire.messages.plane_report import PlaneReport
 
 NOW_US = 1_800_000_000_000_000
 STREAM = {
@@ -54,7 +55,11 @@ def found(*volumes, **more):
 
 
 def shown(what):
-    lines = list(status.lines(what, NOW_US))
+    planes = {
+        name: status.PlaneProblem(**said) if "problem" in said else PlaneReport.parse(said, name)
+        for name, said in what["planes"].items()
+    }
+    lines = list(status.lines(what | {"planes": planes}, NOW_US))
     assert max(map(len, lines)) <= 80
     return lines
 
@@ -181,7 +186,7 @@ def test_a_file_with_a_mistake_does_not_hide_the_status(folder):
     assert status.runtime_dir_of(folder / "agent.toml") == folder / "r"
     with running(folder, children={"nbd-0": 7, "link": None}, pid=5):
         what = status.gather(folder / "r")
-    assert what["planes"]["nbd-0"]["problem"] == "does not answer: No such file or directory"
+    assert what["planes"]["nbd-0"].problem == "does not answer: No such file or directory"
 
 
 @pytest.mark.parametrize("mistake", ["[[export]\n", "colour = \n", "x = " + "9" * 5000 + "\n"])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gateway_agent.config import ExportConfig, PlaneConfig
 from gateway_agent.nbd.plane import Plane
 from pmdaemon.runtime.clock import FakeClock
+from pmdaemon.wire.messages.costs import Costs
+from pmdaemon.wire.messages.plane_sets import PlaneCaps
 
 
 @pytest.fixture
@@ -27,14 +28,14 @@ def plane(tmp_path: Path, clock: FakeClock) -> Iterator[Plane]:
     made.close()
 
 
-def fit(version: int, cost_write: float) -> dict[str, Any]:
+def fit(version: int, cost_write: float) -> Costs:
     entry = {"backend": "b", "cost_write": cost_write, "cost_bytes": 4096.0}
-    return {"version": version, "backends": [entry]}
+    return Costs.parse({"version": version, "backends": [entry]})
 
 
-def set_of(gen: int, **rates: float) -> dict[str, Any]:
+def set_of(gen: int, **rates: float) -> PlaneCaps:
     caps = [{"volume": "vol-1", **rates}] if rates else []
-    return {"gen": gen, "lease_us": 30_000_000, "caps": caps}
+    return PlaneCaps.parse({"gen": gen, "lease_us": 30_000_000, "caps": caps})
 
 
 def cost_write_of(plane: Plane) -> float:

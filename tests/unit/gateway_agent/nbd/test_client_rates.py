@@ -9,6 +9,7 @@ import pytest
 from gateway_agent.nbd.caps import CapsInForce
 from gateway_agent.nbd.client_rates import MOST_KNOWN, NO_OTHERS, ClientRates
 from pmdaemon.errors import BadCaps
+from pmdaemon.wire.messages.plane_sets import PlaneCaps
 from pmdaemon.wire.rates import NO_CAPS, Rates, io_cost
 from tests.support.nbd import MIB, Rig
 
@@ -216,15 +217,15 @@ def header(*clients, gen=1):
 
 def test_a_set_says_who_the_others_are():
     caps = CapsInForce({})
-    caps.apply(header(entry(client="*", ops_per_s=7, **{"except": ["db-*"]})), 0)
+    caps.apply(PlaneCaps.parse(header(entry(client="*", ops_per_s=7, **{"except": ["db-*"]}))), 0)
     assert (caps.of_clients("v"), caps.named_clients("v")) == ({"*": Rates(ops_per_s=7.0)}, {"*": ("db-*",)})
     assert caps.expire(30 * SECOND)
     assert caps.named_clients("v") == {}
     for wrong in ("db", [7]):
         with pytest.raises(BadCaps, match="no list of globs"):
-            caps.apply(header(entry(client="*", ops_per_s=7, **{"except": wrong})), 0)
+            caps.apply(PlaneCaps.parse(header(entry(client="*", ops_per_s=7, **{"except": wrong}))), 0)
     with pytest.raises(BadCaps, match="a client that is a glob"):
-        caps.apply(header(entry(client="c", ops_per_s=7, **{"except": ["db"]})), 0)
+        caps.apply(PlaneCaps.parse(header(entry(client="c", ops_per_s=7, **{"except": ["db"]}))), 0)
 
 
 def test_a_set_says_whose_cost_it_limits():
@@ -235,7 +236,7 @@ def test_a_set_says_whose_cost_it_limits():
         {"group": "g", "volumes": {"in-g": 1}, "cost_per_s": 1},
         {"group": "h", "volumes": {"in-h": 1}, "ops_per_s": 1},
     ]
-    caps.apply(said, 0)
+    caps.apply(PlaneCaps.parse(said), 0)
     assert caps.cost_capped == {"v", "own", "in-g"}
     assert caps.expire(30 * SECOND)
     assert caps.cost_capped == frozenset()
@@ -243,14 +244,14 @@ def test_a_set_says_whose_cost_it_limits():
 
 def test_a_set_names_clients_and_its_lease_ends_them():
     caps = CapsInForce({"v": Rates(ops_per_s=100)})
-    assert caps.apply(header(entry(cost_per_s=5), entry(client="d", ops_per_s=7)), 0) == 2
+    assert caps.apply(PlaneCaps.parse(header(entry(cost_per_s=5), entry(client="d", ops_per_s=7))), 0) == 2
     assert caps.of_clients("v") == {"c": Rates(cost_per_s=5.0), "d": Rates(ops_per_s=7.0)}
     assert caps.of("v") == Rates(ops_per_s=100)
     assert caps.of_clients("w") == {}
     assert caps.expire(30 * SECOND)
     assert caps.of_clients("v") == {}
-    caps.apply(header(entry(cost_per_s=5)), 0)
-    caps.apply({"gen": 2, "lease_us": 30_000_000, "caps": []}, 0)
+    caps.apply(PlaneCaps.parse(header(entry(cost_per_s=5))), 0)
+    caps.apply(PlaneCaps.parse({"gen": 2, "lease_us": 30_000_000, "caps": []}), 0)
     assert caps.of_clients("v") == {}, "a set without clients caps none"
 
 
@@ -267,7 +268,7 @@ def test_a_set_names_clients_and_its_lease_ends_them():
 )
 def test_a_malformed_list_of_clients_changes_nothing(clients):
     caps = CapsInForce({})
-    caps.apply(header(entry(cost_per_s=5)), 0)
+    caps.apply(PlaneCaps.parse(header(entry(cost_per_s=5))), 0)
     with pytest.raises(BadCaps, match="caps 2"):
-        caps.apply({"gen": 2, "lease_us": 1, "caps": [], "clients": clients}, 0)
+        caps.apply(PlaneCaps.parse({"gen": 2, "lease_us": 1, "caps": [], "clients": clients}), 0)
     assert (caps.generation, caps.of_clients("v")) == (1, {"c": Rates(cost_per_s=5.0)})

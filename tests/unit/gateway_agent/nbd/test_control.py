@@ -1,5 +1,4 @@
 import errno
-import json
 from collections import deque
 
 import pytest
@@ -10,10 +9,13 @@ from pmdaemon.errors import BadCaps
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.messages.planes import DpHello
+from pmdaemon.wire.messages.plane_report import DpReport, PlaneReport, ReportedCaps, ReportedCut
+from pmdaemon.wire.messages.plane_sets import PlaneCaps, PlaneThresholds
+from pmdaemon.wire.messages.planes import DpCosts, DpHello
 from tests.support.nbd import FakeLoop, FakeSocket
 
 HELLO = DpHello("nbd-0", 1, [], [], is_stopping=False)
+REPORT = PlaneReport(HELLO, ReportedCaps(0, None), 0, ReportedCut(1.0, 2.0), {}, ())
 
 
 class Listener(FakeSocket):
@@ -40,18 +42,18 @@ class Plane:
     def collect(self, got):
         return frame.encode(Kind.DP_CUT, {"id": got + 1}, bytes(200_000))
 
-    def caps(self, header):
+    def caps(self, order):
         if self.refuses:
             raise BadCaps("caps", "no")
-        self.orders.append(header)
+        self.orders.append(order)
 
-    thresholds = caps
+    thresholds = costs = caps
 
     def lease(self):
         self.orders.append("lease")
 
     def report(self):
-        return {"volumes": []}
+        return REPORT
 
 
 class Desk:
@@ -87,24 +89,36 @@ def test_hello_first_and_again_when_something_is_learned(desk):
 
 
 def test_orders_reach_the_plane_in_order(desk):
+    caps = {"gen": 1, "lease_us": 5, "caps": [{"volume": "v", "ops_per_s": 2}], "later": 1}
+    thresholds = {"version": 2, "entries": [], "later": 1}
+    costs = {"version": 3, "backends": [{"backend": "b", "cost_write": None, "cost_bytes": 4096.0}]}
     sock = desk.connect()
     desk.heard(sock)
     desk.say(
         sock,
-        frame.encode(Kind.DP_CAPS, {"gen": 1}),
-        frame.encode(Kind.DP_THRESHOLDS, {"version": 2}),
+        frame.encode(Kind.DP_CAPS, caps),
+        frame.encode(Kind.DP_THRESHOLDS, thresholds),
+        frame.encode(Kind.DP_COSTS, costs),
         frame.encode(Kind.DP_LEASE, {}),
         frame.encode(Kind.DP_COLLECT, {"got": 6}),
     )
-    assert desk.plane.orders == [{"gen": 1}, {"version": 2}, "lease"]
+    assert desk.plane.orders == [
+        PlaneCaps.parse(caps),
+        PlaneThresholds.parse(thresholds),
+        DpCosts.parse(costs),
+        "lease",
+    ]
+    assert [order.said for order in desk.plane.orders[:2]] == [caps, thresholds]
     assert desk.heard(sock) == [(Kind.DP_CUT, {"id": 7})]
 
 
 def test_refused_orders_leave_the_connection(desk):
     sock = desk.connect()
     desk.plane.refuses = True
-    desk.say(sock, frame.encode(Kind.DP_CAPS, {}), frame.encode(Kind.DP_THRESHOLDS, {}))
-    assert not sock.is_closed
+    good = {"gen": 1, "version": 1, "lease_us": 5, "caps": [], "entries": []}
+    for header in ({}, good):  # the second is well-formed, and the plane refuses it
+        desk.say(sock, frame.encode(Kind.DP_CAPS, header), frame.encode(Kind.DP_THRESHOLDS, header))
+    assert (sock.is_closed, desk.plane.orders) == (False, [])
 
 
 def test_an_unknown_kind_is_unsupported(desk):
@@ -147,11 +161,8 @@ def test_a_question_of_this_host_is_answered_beside_the_link(desk):
         desk.say(asker, frame.encode(Kind.DP_STATUS, {}))
         [raw] = frame.split(bytes(asker.sent))
         found = frame.decode(raw)
-        assert (found.kind, found.header, json.loads(bytes(found.blob).rstrip(b"\0"))) == (
-            Kind.DP_REPORT,
-            {"plane": "nbd-0"},
-            {"volumes": []},
-        )
+        assert (found.kind, found.header) == (Kind.DP_REPORT, {"plane": "nbd-0"})
+        assert DpReport.parse(found, "nbd-0").report == REPORT
     assert not link.is_closed
     assert len(desk.loop.masks) == 1 + MAX_CONNECTIONS
     assert desk.plane.orders == ["lease"]
@@ -189,7 +200,7 @@ def test_caps_that_are_folded_are_unfolded():
     encoded = frame.encode_folding(Kind.DP_CAPS, header)
     desk.say(sock, encoded[:40_000])
     desk.say(sock, encoded[40_000:])
-    assert desk.plane.orders == [header]
+    assert [order.said for order in desk.plane.orders] == [header]
 
 
 def test_without_descriptors_the_control_socket_is_not_watched_for_a_second(desk):

@@ -11,7 +11,7 @@ from gateway_agent.nbd.caps import CapsInForce
 from gateway_agent.nbd.groups import GroupTable
 from gateway_agent.nbd.volume import Volume
 from pmdaemon.errors import BadCaps
-from pmdaemon.wire.messages.plane_sets import VolumeGroupCap
+from pmdaemon.wire.messages.plane_sets import PlaneCaps, VolumeGroupCap
 from pmdaemon.wire.rates import NO_CAPS, Rates, RateSet
 from tests.support.nbd import HOLD_NS, MIB, Rig
 
@@ -226,13 +226,14 @@ def header(*groups, gen=1):
 
 def test_a_set_names_groups_and_its_lease_ends_them():
     caps = CapsInForce({})
-    assert caps.apply(header(entry(volumes={"v": 2, "w": 1.5}, bytes_per_s=1e6, burst_s=2)), 0) == 1
+    said = header(entry(volumes={"v": 2, "w": 1.5}, bytes_per_s=1e6, burst_s=2))
+    assert caps.apply(PlaneCaps.parse(said), 0) == 1
     assert caps.groups == {"g": VolumeGroupCap(Rates(bytes_per_s=1e6, burst_s=2.0), {"v": 2.0, "w": 1.5})}
     assert caps.of("v") == NO_CAPS
     assert caps.expire(30 * SECOND)
     assert caps.groups == {}
-    caps.apply(header(entry()), 0)
-    caps.apply({"gen": 2, "lease_us": 30_000_000, "caps": []}, 0)
+    caps.apply(PlaneCaps.parse(header(entry())), 0)
+    caps.apply(PlaneCaps.parse({"gen": 2, "lease_us": 30_000_000, "caps": []}), 0)
     assert caps.groups == {}, "a set without groups caps none"
 
 
@@ -255,9 +256,9 @@ def test_a_set_names_groups_and_its_lease_ends_them():
 )
 def test_a_malformed_list_of_groups_changes_nothing(groups):
     caps = CapsInForce({})
-    caps.apply(header(entry()), 0)
+    caps.apply(PlaneCaps.parse(header(entry())), 0)
     with pytest.raises(BadCaps, match="caps 2"):
-        caps.apply({"gen": 2, "lease_us": 1, "caps": [], "groups": groups}, 0)
+        caps.apply(PlaneCaps.parse({"gen": 2, "lease_us": 1, "caps": [], "groups": groups}), 0)
     assert (caps.generation, list(caps.groups)) == (1, ["g"])
 
 

@@ -8,6 +8,7 @@ from gateway_agent.nbd.caps import CapsInForce
 from pmdaemon.errors import BadCaps
 from pmdaemon.wire import frame
 from pmdaemon.wire.cut import MOST_LATE, joined_late, parse_late, worst_late
+from pmdaemon.wire.messages.plane_sets import PlaneCaps
 from pmdaemon.wire.rates import COST_BYTES, NO_CAPS, Rates, RateSet, io_cost
 from tests.support.nbd import HOLD_NS, MIB, Rig
 
@@ -313,16 +314,16 @@ def order(gen=1, lease_us=30_000_000, **caps):
 
 def test_the_set_is_complete_and_idempotent():
     caps = CapsInForce({})
-    caps.apply(order(1, a=10, b=20), 0)
+    caps.apply(PlaneCaps.parse(order(1, a=10, b=20)), 0)
     assert caps.of("a") == Rates(cost_per_s=10.0)
-    caps.apply(order(2, b=30), 0)
-    caps.apply(order(2, b=30), 0)
+    caps.apply(PlaneCaps.parse(order(2, b=30)), 0)
+    caps.apply(PlaneCaps.parse(order(2, b=30)), 0)
     assert (caps.of("a"), caps.of("b"), caps.generation) == (NO_CAPS, Rates(cost_per_s=30.0), 2)
 
 
 def test_the_lease_ends_unless_renewed_and_static_caps_stay():
     caps = CapsInForce({"a": Rates(ops_per_s=100)})
-    caps.apply(order(5, a=10), 0)
+    caps.apply(PlaneCaps.parse(order(5, a=10)), 0)
     caps.renew(20 * SECOND)
     assert not caps.expire(50 * SECOND - 1)
     assert caps.of("a") == Rates(ops_per_s=100, cost_per_s=10.0)
@@ -333,18 +334,18 @@ def test_the_lease_ends_unless_renewed_and_static_caps_stay():
 
 def test_a_renewal_after_the_end_brings_nothing_back_but_the_set_anew_does():
     caps = CapsInForce({})
-    caps.apply(order(5, a=10), 0)
+    caps.apply(PlaneCaps.parse(order(5, a=10)), 0)
     caps.expire(30 * SECOND)
     caps.renew(31 * SECOND)
     assert (caps.lease_end_ns, caps.of("a")) == (None, NO_CAPS)
-    caps.apply(order(5, a=10), 32 * SECOND)
+    caps.apply(PlaneCaps.parse(order(5, a=10)), 32 * SECOND)
     assert (caps.generation, caps.of("a")) == (5, Rates(cost_per_s=10.0))
 
 
 def test_the_next_process_holds_the_same_caps_until_the_same_moment():
     former, caps = CapsInForce({}), CapsInForce({"a": Rates(ops_per_s=100)})
     assert former.in_words == (None, None)
-    former.apply(order(5, a=10), 0)
+    former.apply(PlaneCaps.parse(order(5, a=10)), 0)
     former.renew(20 * SECOND)
     caps.inherit(*former.in_words, 45 * SECOND)
     assert (caps.of("a"), caps.generation) == (Rates(ops_per_s=100, cost_per_s=10.0), 5)
@@ -360,7 +361,7 @@ def test_the_next_process_holds_the_same_caps_until_the_same_moment():
 def test_the_next_process_holds_the_same_groups():
     former, caps = CapsInForce({}), CapsInForce({})
     group = {"group": "night", "volumes": {"a": 1.0, "b": 2.0}, "ops_per_s": 90, "burst_s": 2.0}
-    former.apply({**order(5), "groups": [group]}, 0)
+    former.apply(PlaneCaps.parse({**order(5), "groups": [group]}), 0)
     caps.inherit(*former.in_words, SECOND)
     assert caps.groups == former.groups
     assert caps.groups["night"].rates == Rates(ops_per_s=90, burst_s=2.0)
@@ -373,9 +374,9 @@ def test_of_two_caps_the_smaller_holds():
 @pytest.mark.parametrize("rate", [0, -1, 1e-300, 10**400, float("inf"), float("nan"), "10", True])
 def test_an_impossible_rate_changes_nothing(rate):
     caps = CapsInForce({})
-    caps.apply(order(1, a=10), 0)
+    caps.apply(PlaneCaps.parse(order(1, a=10)), 0)
     with pytest.raises(BadCaps, match=r"cost_per_s of .a."):
-        caps.apply(order(2, a=rate), 0)
+        caps.apply(PlaneCaps.parse(order(2, a=rate)), 0)
     assert (caps.generation, caps.of("a")) == (1, Rates(cost_per_s=10.0))
 
 
@@ -393,7 +394,7 @@ def test_an_impossible_rate_changes_nothing(rate):
 )
 def test_a_malformed_set_is_refused(header):
     with pytest.raises(BadCaps):
-        CapsInForce({}).apply(header, 0)
+        CapsInForce({}).apply(PlaneCaps.parse(header), 0)
 
 
 def admitted_in_a_second(caps, transfer_bytes, base):

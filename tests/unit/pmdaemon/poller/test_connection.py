@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from pmdaemon.errors import WireError
-from pmdaemon.poller.connection import DRAIN_BYTES, DRAIN_NS, MAX_OUT_BYTES, AgentConnection
-from pmdaemon.poller.peer import Sent
+from pmdaemon.poller.connection import DRAIN_BYTES, DRAIN_NS, MAX_OUT_BYTES, AgentConnection, Sent
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.session import SessionState

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pmdaemon.poller.catch_up import CatchUp
+from pmdaemon.poller.connection import AgentConnection
 from pmdaemon.poller.gateway import Gateway, Registry
-from pmdaemon.poller.peer import AgentPeer
 from pmdaemon.wire.messages.agent import Hello, Registration
 
 GATEWAY = "00000000-0000-4000-8000-000000000001"
@@ -60,7 +60,7 @@ class World:
     def register(self, epoch: int, spooled: set[int]) -> None:
         hello = Hello.of(GATEWAY, "g", epoch, "s")
         registration = Registration([], [(number, 1, 10) for number in sorted(spooled - {epoch})])
-        self.registry.register(cast(AgentPeer, Agent()), hello, registration)
+        self.registry.register(cast(AgentConnection, Agent()), hello, registration)
 
     def reopen(self, epoch: int, seq: int) -> None:
         assert not self.registry.open(self.incarnation, [[GATEWAY, epoch, seq]], 0)

@@ -102,3 +102,18 @@ def test_parse_notice() -> None:
 def test_bad_notice(header: dict[str, Any]) -> None:
     with pytest.raises(MalformedFrame):
         DurableNotice.parse(header)
+
+
+def test_the_bytes_of_orders_are_those_of_before() -> None:
+    """From services to the pair, from it to the agent, and to the pair that gets the shard."""
+    entry = {"volume": "v", "ops_per_s": None, "bytes_per_s": None, "cost_per_s": 12.5}
+    clients, groups = [entry | {"client": "c"}], [{"group": "g", "ops_per_s": 1.0, "volumes": {"v": 1.0}}]
+    caps = CapSet(5, 30, (entry,), tuple(clients), tuple(groups))
+    header = {"gen": 5, "lease_us": 30, "caps": [entry], "clients": clients, "groups": groups}
+    order = CapsOrder.of("a", caps)
+    assert order.encode() == frame.encode(Kind.SET_CAPS, {"gw": "a", **header})
+    later = header | {"later": 1}
+    passed_on = CapsOrder.parse({"gw": "a", **later})
+    assert passed_on.caps_frame() == frame.encode(Kind.CAPS, later)
+    assert passed_on.encode() == frame.encode(Kind.SET_CAPS, {"gw": "a", **later})
+    assert CapsOrder.parse({"gw": "a", "gen": 1}).caps_frame() == frame.encode(Kind.CAPS, {"gen": 1})

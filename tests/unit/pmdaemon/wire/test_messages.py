@@ -11,7 +11,7 @@ from docs import messages as page
 from pmdaemon.errors import MalformedFrame, WireError
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.messages import agent, alerts, api, ends, mirror, planes, server, thresholds
+from pmdaemon.wire.messages import agent, alerts, api, ends, mirror, plane_report, planes, server, thresholds
 from pmdaemon.wire.messages.base import WireMessage
 from pmdaemon.wire.messages.client_caps import caps_client
 from tests.support.paths import FIXTURES
@@ -31,7 +31,7 @@ def test_the_page_is_what_make_docs_writes() -> None:
 def test_every_kind_has_one_class() -> None:
     kinds = [
         message.KIND
-        for module in (*page.OF_AGENT, server, api, planes, mirror)
+        for module in (*page.OF_AGENT, server, api, planes, plane_report, mirror)
         for message in page.messages_of(module)
     ]
     assert sorted(kinds) == sorted(set(Kind) - {Kind.CUT})

@@ -14,8 +14,8 @@ from pmdaemon.pki.errors import PkiError
 from sla_server.cluster import membership
 from sla_server.cluster.config import ClusterConfig
 from sla_server.cluster.errors import (
-    AlreadyAMember,
     BadInvitation,
+    ClusterError,
     ClusterRefused,
     EssentialsDiffer,
     NotAMember,
@@ -81,11 +81,11 @@ def test_tls_enabled_later_asks_for_a_certificate(tmp_path: Path) -> None:
 
 def test_a_member_is_made_once(tmp_path: Path) -> None:
     path = _invited(tmp_path)
-    with pytest.raises(AlreadyAMember, match="belongs to the cluster 'sla' already"):
+    with pytest.raises(ClusterError, match="belongs to the cluster 'sla' already"):
         membership.init(_config(), tmp_path / "one", Authority(tmp_path / "ca"))
     config = _config("n2", "n1")
     membership.join(config, tmp_path / "two", path)
-    with pytest.raises(AlreadyAMember):
+    with pytest.raises(ClusterError, match="already"):
         membership.join(config, tmp_path / "two", path)
     membership.join(config, tmp_path / "two", path, again=True)
 
