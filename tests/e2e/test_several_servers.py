@@ -149,8 +149,12 @@ def test_a_gateway_goes_on_at_the_other_server_and_every_io_counts_once(
         "--config",
         str(servers.stages[other].config_path),
     ]
-    status = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False).stdout
-    assert f"stands by: the server of node {acting} acts" in status
+
+    def stands_by() -> bool:  # once it runs: the node of the cluster is there before its server
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        return f"stands by: the server of node {acting} acts" in done.stdout
+
+    servers.stages[other].wait(stands_by, "the server that stands by to say so")
     driver.stop(load)
     assert not load.errors
     stage = servers.stages[acting]
