@@ -199,6 +199,16 @@ def test_a_list_has_its_state_in_its_address(site: Site, page: Page) -> None:
         wait_for(driver, "#promises tbody tr:first-child[data-promise='s000/latency']")
         assert driver.current_url == f"{site.url}agreements?sort=name"
         assert driver.find_elements(By.CSS_SELECTOR, "th[aria-sort=ascending]")
+        for view in ("audit", "jobs", "policies"):
+            driver.get(f"{site.url}{view}?match=nobody")
+            wait_for(driver, f"#{view} .empty a")
+            driver.find_element(By.CSS_SELECTOR, f"#{view} .empty a").click()
+            wait_for(driver, READY[view])
+            assert driver.current_url == f"{site.url}{view}"
+            driver.find_element(By.CSS_SELECTOR, f"#{view} th a:not([href='/{view}'])").click()
+            until(driver, lambda: "?sort=" in driver.current_url, "the order is in the address")
+            wait_for(driver, READY[view])
+        assert console_errors(driver) == []
 
 
 def test_a_fleet_of_64_000_promises_is_paged_found_and_counted(site: Site, page: Page) -> None:
