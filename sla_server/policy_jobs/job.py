@@ -15,10 +15,9 @@ import math
 import os
 import re
 import shutil
-import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -28,7 +27,7 @@ import click
 
 from pmdaemon.errors import SlaError
 from pmdaemon.runtime import config as files
-from pmdaemon.runtime import logs
+from pmdaemon.runtime import logs, stop
 from pmdaemon.runtime.stop import end_with_parent
 from sla_server import config as configuration
 from sla_server.db.engine import check_made
@@ -68,7 +67,6 @@ BURST_DAYS: Final = 7  # slots of a volume come to one call: a week of minutes i
 ROWS_AT_A_TIME: Final = 10_000  # of caps as Python objects
 MOST_CURVES: Final = 1000  # some 1 MB of a report
 STOP_S: Final = 4  # less than the supervisor waits
-STOPPED: Final = 128 + signal.SIGTERM
 NICER: Final = 10  # as the systemd unit: whatever else this machine does goes first
 
 
@@ -405,25 +403,9 @@ def describe(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-@contextmanager
-def stopped_in_order() -> Iterator[None]:
-    """Let SIGTERM end the block as Ctrl-C does, so that the end of the run is noted; a second one kills.
-
-    Thread: the main one.
-    """
-
-    def stop(_number: int, _frame: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.alarm(STOP_S)
-        end_java()  # else what waits for a result goes on to wait
-        raise SystemExit(STOPPED)
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGTERM, before)
+def stopped_in_order() -> AbstractContextManager[None]:
+    """SIGTERM ends the block, and Java, whose results it may wait for; the end of the run is noted."""
+    return stop.stopped_in_order(STOP_S, end_java)
 
 
 def status_of(error: SlaError) -> int:

@@ -22,7 +22,7 @@ import structlog
 from pmdaemon.errors import SlaError
 from pmdaemon.runtime import config as files
 from pmdaemon.runtime import logs
-from pmdaemon.runtime.stop import end_with_parent
+from pmdaemon.runtime.stop import STOPPED, end_with_parent, stopped_in_order
 from sla_server import config as configuration
 from sla_server.db.engine import check_made
 from sla_server.db.reports import ReportStore, open_reports
@@ -34,6 +34,7 @@ from sla_server.rows import Row
 log = structlog.get_logger("report-job")
 KIND: Final = "reports"
 NICER: Final = 10  # whatever else this machine does goes first
+STOP_S: Final = 4  # less than the supervisor waits
 EX_UNAVAILABLE: Final = 69
 EX_TEMPFAIL: Final = 75
 WORDS: Final = {True: "kept", False: "not kept", None: "not judged"}
@@ -100,9 +101,11 @@ def run(
                 row = issue(store, agreement, period, who, now_us, may_be_preliminary=may_be_preliminary)
                 issued = [] if row is None else [row]
         except BaseException as exc:
-            status = _status_of(exc) if isinstance(exc, SlaError) else 1
+            is_stop = isinstance(exc, KeyboardInterrupt | SystemExit)
+            status = _status_of(exc) if isinstance(exc, SlaError) else STOPPED if is_stop else 1
+            text = "it was stopped" if is_stop else (str(exc).strip() or type(exc).__name__)[:_SHOWN]
             with suppress(SlaError):  # the error itself matters more than its note
-                store.jobs.end_job(job_id, "failed", status, text=str(exc)[:_SHOWN])
+                store.jobs.end_job(job_id, "failed", status, text=text)
             raise
         text = f"{len(issued)} reports issued" + (f"; {len(refused)} could not be made" if refused else "")
         store.jobs.end_job(job_id, "done", 0, text=text, rows=len(issued))
@@ -161,14 +164,15 @@ def main(
             end_with_parent()
             os.nice(NICER)
         who = "schedule" if scheduled else os.environ.get("USER", "report-job")
-        result = run(
-            config,
-            who,
-            time.time_ns() // 1000,
-            agreement=agreement,
-            period=period,
-            may_be_preliminary=preliminary,
-        )
+        with stopped_in_order(STOP_S):
+            result = run(
+                config,
+                who,
+                time.time_ns() // 1000,
+                agreement=agreement,
+                period=period,
+                may_be_preliminary=preliminary,
+            )
     except SlaError as exc:
         click.echo(f"report job: {exc}", err=True)
         raise SystemExit(_status_of(exc)) from exc
