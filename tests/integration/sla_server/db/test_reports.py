@@ -16,9 +16,11 @@ from sla_server.db.errors import DbError
 from sla_server.db.ingest.transaction import mark_alive
 from sla_server.db.reports import NO_REPORT, ReportStore
 from sla_server.db.schema import agreements, audit, slices
-from sla_server.reports.errors import IssueRunning, NothingToReport, NotYetFinal
+from sla_server.errors import JobRunning
+from sla_server.jobs import only_one
+from sla_server.reports.errors import NothingToReport, NotYetFinal
 from sla_server.reports.issue import due_periods, issue
-from sla_server.reports.job import _only_one, describe, issue_due, run
+from sla_server.reports.job import describe, issue_due, run
 from sla_server.reports.verify import taken_away, verify_chain, verify_report
 from sla_server.services.reports import SINCE_US, announcement
 from tests.support.agreements import simple
@@ -241,7 +243,7 @@ def test_the_job_issues_what_is_due_and_notes_its_run(
     with pytest.raises(NothingToReport):
         run(config, "ann", AFTER, agreement="nobody")
     assert store.reader.jobs(1)[0]["state"] == "failed"
-    with _only_one(database.data_dir / "report-job" / "lock"), pytest.raises(IssueRunning):
+    with only_one(database.data_dir / "report-job" / "lock", "report"), pytest.raises(JobRunning):
         run(config, "ann", AFTER)
 
 
