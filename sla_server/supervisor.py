@@ -96,6 +96,7 @@ FAILED_SO: Final = {
     "back-test": "the policy in force stays as it was",
     "report": "reports that are due are issued by the next run",
 }
+STORED: Final = "what its last good run stored stays"  # of all other jobs
 MOST_REASON: Final = 1000  # characters of why a part has ended
 
 
@@ -225,12 +226,13 @@ class Supervisor:
     def _scheduled(self) -> list[ScheduledJob]:
         """The jobs for which the configuration has a schedule."""
         policy = self.config.policy
-        texts = {
+        texts: dict[str, str] = {
             "policy": policy.schedule,
             "rollup": policy.rollup_schedule,
             "back-test": policy.back_test_schedule,
             "report": self.config.reports.schedule,
         }
+        texts.update(policy.job_schedules.items())
         schedules = {name: JobSchedule.parse(text) for name, text in texts.items()}
         return [
             ScheduledJob(schedule, self.config.data_dir, self.config_path, self._pipe, self.clock, name=name)
@@ -325,8 +327,9 @@ class Supervisor:
         for job in self._jobs:
             ended = job.step(may_start=not any(each.child.is_running for each in self._jobs))
             if ended is not None and ended[0] not in QUIET:
-                text = f"the {job.name} job has failed: {ended[1]}; {FAILED_SO[job.name]}"
-                self._add_event(f"{job.name}-job-failed", "warning", job.name, text, {"status": ended[0]})
+                text = f"the {job.name} job has failed: {ended[1]}; {FAILED_SO.get(job.name, STORED)}"
+                kind = f"{job.name}-job-failed" if job.name in FAILED_SO else "single-job-failed"
+                self._add_event(kind, "warning", job.name, text, {"status": ended[0]})
 
     def _ended(self, part: Child, status: int) -> None:
         """A part has ended: what is known of why, and whether it is worth another start."""

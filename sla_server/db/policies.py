@@ -14,13 +14,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import Engine, func, insert, select, text, update
+from sqlalchemy import Engine, Table, func, insert, select, text, update
 
 from pmdaemon.runtime.clock import Clock, SystemClock
 from sla_server.db import schema
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import begin, make_engine, translated, where
 from sla_server.db.errors import NoRightToPublish
+from sla_server.db.job_results import JobResults
 from sla_server.db.queries.reader import SqlReader
 
 PUBLISH_LOCK: Final = 0x51A5_0002  # any constant but migrate.ADVISORY_LOCK; all releases must use the same
@@ -36,6 +37,7 @@ class PolicyStore:
 
     Attributes:
         reader: all other questions (``agreements``, ``policies``, ``manifest``).
+        results: what jobs of single steps found.
 
     Thread: one at a time.
     """
@@ -44,6 +46,7 @@ class PolicyStore:
         self._engine = engine
         self._clock = clock or SystemClock()
         self.reader = SqlReader(engine)
+        self.results = JobResults(engine, self._clock)
 
     def close(self) -> None:
         """Close all connections."""
@@ -56,11 +59,23 @@ class PolicyStore:
             NoRightToPublish: the role lacks the right to insert.
             DatabaseUnavailable: retryable.
         """
+        self._check_may_insert(schema.policies, schema.policy_caps, schema.jobs)
+
+    def check_may_store(self) -> None:
+        """The same for what jobs of single steps find.
+
+        Raises:
+            NoRightToPublish: the role lacks the right to insert.
+            DatabaseUnavailable: retryable.
+        """
+        self._check_may_insert(schema.job_results, schema.jobs)
+
+    def _check_may_insert(self, *tables: Table) -> None:
         if self._engine.dialect.name != "postgresql":
             return  # a file that cannot be written cannot be opened by a writer either
         allowed = text("SELECT has_table_privilege(:table, 'INSERT')")
+        names = [table.name for table in tables]
         with translated(self._engine), self._engine.connect() as connection:
-            names = [schema.policies.name, schema.policy_caps.name, schema.jobs.name]
             missing = [name for name in names if not connection.scalar(allowed, {"table": name})]
         if missing:
             raise NoRightToPublish(where(self._engine), missing)
@@ -77,7 +92,8 @@ class PolicyStore:
         """Publish a policy in one transaction and return its version, the highest so far plus one.
 
         Args:
-            caps: volume, hour_of_week (0 = Monday 00 UTC), cost_per_s (None: no cap), demand_p50, demand_p95.
+            caps: volume, hour_of_week (0 = Monday 00 UTC), cost_per_s (None: no cap), demand_p50, demand_p95,
+                and perhaps burst_s (seconds of the cap that may pass at once; None: the default).
             job: window, rows, versions: how it was computed.
             report: cost model, capacity per backend, back-test.
             published_by: who ran the job.
@@ -156,4 +172,5 @@ def _cap_row(cap: Mapping[str, Any]) -> dict[str, Any]:
         "cost_per_s": None if cost is None else float(cost),
         "demand_p50": cap.get("demand_p50"),
         "demand_p95": cap.get("demand_p95"),
+        "burst_s": cap.get("burst_s"),
     }
