@@ -21,6 +21,7 @@ from pmdaemon.runtime import logs
 from pmdaemon.runtime.stop import end_with_parent
 from sla_server import config as configuration
 from sla_server.db.engine import check_made
+from sla_server.db.fence import acting_fence
 from sla_server.db.policies import open_policies
 from sla_server.policy_jobs import back_test, publishing
 from sla_server.policy_jobs.job import NICER, only_one, status_of, stopped_in_order
@@ -39,7 +40,7 @@ def run(config: configuration.ResolvedConfig, who: str, now_us: int | None = Non
     check_made(config.database, config.data_dir)
     with (
         only_one(config.data_dir / "back-test-job" / "lock", KIND),
-        closing(open_policies(config.database, config.data_dir)) as store,
+        closing(open_policies(config.database, config.data_dir, acting_fence(config))) as store,
     ):
         store.check_may_publish()
         with publishing.noted(store, who, status_of, KIND) as noted:

@@ -32,6 +32,7 @@ from pmdaemon.runtime import logs
 from pmdaemon.runtime.stop import end_with_parent
 from sla_server import config as configuration
 from sla_server.db.engine import check_made
+from sla_server.db.fence import acting_fence
 from sla_server.db.policies import PolicyStore, open_policies
 from sla_server.db.statistics import StatisticsSnapshot
 from sla_server.policy_jobs import (
@@ -297,7 +298,7 @@ def run(config: configuration.ResolvedConfig, who: str, now_us: int | None = Non
     scratch = scratch_of(job_dir)
     with (
         only_one(job_dir / "lock"),
-        closing(open_policies(config.database, config.data_dir)) as store,
+        closing(open_policies(config.database, config.data_dir, acting_fence(config))) as store,
         _noted(store, who) as noted,
     ):
         shutil.rmtree(scratch, ignore_errors=True)  # of a run that was killed

@@ -22,6 +22,7 @@ from pmdaemon.runtime.stop import end_with_parent
 from sla_server import config as configuration
 from sla_server.db.engine import check_made
 from sla_server.db.errors import FileDamaged
+from sla_server.db.fence import acting_fence
 from sla_server.db.rollups import RollupStore, open_rollups
 from sla_server.policy_jobs import publishing, rollups
 from sla_server.policy_jobs.job import NICER, on_spark, only_one, status_of, stopped_in_order
@@ -48,7 +49,7 @@ def run(config: configuration.ResolvedConfig, who: str) -> dict[str, Any]:
     job_dir = config.data_dir / "rollup-job"
     with (
         only_one(job_dir / "lock", KIND),
-        closing(open_rollups(config.database, config.data_dir)) as store,
+        closing(open_rollups(config.database, config.data_dir, acting_fence(config))) as store,
         publishing.noted(store.jobs, who, status_of, KIND) as noted,
     ):
         store.sweep()

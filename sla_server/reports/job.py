@@ -25,6 +25,7 @@ from pmdaemon.runtime import logs
 from pmdaemon.runtime.stop import end_with_parent
 from sla_server import config as configuration
 from sla_server.db.engine import check_made
+from sla_server.db.fence import acting_fence
 from sla_server.db.reports import ReportStore, open_reports
 from sla_server.reports.errors import IssueRunning, ReportError
 from sla_server.reports.inputs import LAST
@@ -88,7 +89,7 @@ def run(
     check_made(config.database, config.data_dir)
     with (
         _only_one(config.data_dir / "report-job" / "lock"),
-        closing(open_reports(config.database, config.data_dir)) as store,
+        closing(open_reports(config.database, config.data_dir, acting_fence(config))) as store,
     ):
         store.check_may_issue()
         job_id = store.jobs.begin_job(KIND, who)
