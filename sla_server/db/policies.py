@@ -21,6 +21,7 @@ from sla_server.db import schema
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import begin, make_engine, translated, where
 from sla_server.db.errors import NoRightToPublish
+from sla_server.db.fence import Fence, fenced
 from sla_server.db.job_results import JobResults
 from sla_server.db.queries.reader import SqlReader
 
@@ -153,11 +154,11 @@ class PolicyStore:
         self.report_job(job_id, state=state, exit_status=exit_status, ended_us=ended_us, **columns)
 
 
-def open_policies(config: DatabaseConfig, data_dir: Path) -> PolicyStore:
-    """The policy job's store, with connections of its own."""
+def open_policies(config: DatabaseConfig, data_dir: Path, fence: Fence | None = None) -> PolicyStore:
+    """The policy job's store, with connections of its own; of several servers with the acting one's fence."""
     if config.policy_url:
         config = config.model_copy(update={"url": config.policy_url})
-    return PolicyStore(make_engine(config, data_dir))
+    return PolicyStore(fenced(make_engine(config, data_dir), fence))
 
 
 def _cap_row(cap: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from sla_server import config as configuration
 from sla_server.db.engine import check_made
+from sla_server.db.fence import acting_fence
 from sla_server.db.policies import open_policies
 from sla_server.jobs import JobAnswer, job_command, noted, only_one
 from sla_server.policy_jobs import back_test
@@ -31,7 +32,7 @@ def run(config: configuration.ResolvedConfig, who: str, now_us: int | None = Non
     check_made(config.database, config.data_dir)
     with (
         only_one(config.data_dir / "back-test-job" / "lock", KIND),
-        closing(open_policies(config.database, config.data_dir)) as store,
+        closing(open_policies(config.database, config.data_dir, acting_fence(config))) as store,
     ):
         store.check_may_publish()
         with noted(store, KIND, who) as noted_run:

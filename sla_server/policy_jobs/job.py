@@ -17,6 +17,7 @@ import click
 
 from sla_server import config as configuration
 from sla_server.db.engine import check_made
+from sla_server.db.fence import acting_fence
 from sla_server.db.policies import open_policies
 from sla_server.jobs import JobAnswer, job_command, noted, only_one
 from sla_server.policy_jobs import attribution, back_test, cost_model, publishing, stored_results
@@ -49,7 +50,7 @@ def run(config: configuration.ResolvedConfig, who: str, now_us: int | None = Non
     job_dir = config.data_dir / "policy-job"
     with (
         only_one(job_dir / "lock", "policy"),
-        closing(open_policies(config.database, config.data_dir)) as store,
+        closing(open_policies(config.database, config.data_dir, acting_fence(config))) as store,
     ):
         store.check_may_publish()
         with noted(store, publishing.KIND, who) as noted_run:

@@ -23,6 +23,7 @@ import pyarrow as pa
 from sla_server import config as configuration
 from sla_server.agreements.compliance import sums_of_rows, terms_by_version
 from sla_server.db.engine import check_made
+from sla_server.db.fence import acting_fence
 from sla_server.db.policies import open_policies
 from sla_server.db.statistics import StatisticsSnapshot
 from sla_server.jobs import JobAnswer, JobRun, job_command, noted, only_one
@@ -97,7 +98,10 @@ def run(config: configuration.ResolvedConfig, who: str, now_us: int | None = Non
     end_us = now_us or time.time_ns() // 1000
     check_made(config.database, config.data_dir)
     job_dir = config.data_dir / "report-inputs-job"
-    with only_one(job_dir / "lock", KIND), closing(open_policies(config.database, config.data_dir)) as store:
+    with (
+        only_one(job_dir / "lock", KIND),
+        closing(open_policies(config.database, config.data_dir, acting_fence(config))) as store,
+    ):
         store.check_may_store()
         with noted(store, KIND, who) as noted_run:
             agreements = list(store.reader.all_agreements())

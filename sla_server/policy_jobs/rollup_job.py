@@ -16,6 +16,7 @@ import click
 from sla_server import config as configuration
 from sla_server.db.engine import check_made
 from sla_server.db.errors import FileDamaged
+from sla_server.db.fence import acting_fence
 from sla_server.db.rollups import RollupStore, open_rollups
 from sla_server.jobs import JobAnswer, JobRun, job_command, noted, only_one
 from sla_server.policy_jobs import rollups
@@ -43,7 +44,7 @@ def run(config: configuration.ResolvedConfig, who: str) -> dict[str, Any]:
     job_dir = config.data_dir / "rollup-job"
     with (
         only_one(job_dir / "lock", KIND),
-        closing(open_rollups(config.database, config.data_dir)) as store,
+        closing(open_rollups(config.database, config.data_dir, acting_fence(config))) as store,
         noted(store.jobs, KIND, who) as noted_run,
     ):
         store.sweep()

@@ -24,6 +24,7 @@ import click
 
 from sla_server import config as configuration
 from sla_server.db.engine import check_made
+from sla_server.db.fence import acting_fence
 from sla_server.db.policies import PolicyStore, open_policies
 from sla_server.jobs import JobAnswer, JobRun, job_command, noted, only_one
 from sla_server.policy_jobs import attribution, cost_model, stored_results
@@ -59,7 +60,9 @@ def run(
     with ExitStack() as held:
         for name, job_dir in zip(wanted, dirs, strict=True):
             held.enter_context(only_one(job_dir / "lock", name))
-        store = held.enter_context(closing(open_policies(config.database, config.data_dir)))
+        store = held.enter_context(
+            closing(open_policies(config.database, config.data_dir, acting_fence(config)))
+        )
         store.check_may_store()
         turns = held.enter_context(Turns(store, who))
         turns.begin(wanted[0])

@@ -16,6 +16,7 @@ import structlog
 
 from sla_server import config as configuration
 from sla_server.db.engine import check_made
+from sla_server.db.fence import acting_fence
 from sla_server.db.reports import ReportStore, open_reports
 from sla_server.jobs import JobAnswer, job_command, noted, only_one
 from sla_server.reports.errors import ReportError
@@ -65,7 +66,7 @@ def run(
     check_made(config.database, config.data_dir)
     with (
         only_one(config.data_dir / "report-job" / "lock", "report"),
-        closing(open_reports(config.database, config.data_dir)) as store,
+        closing(open_reports(config.database, config.data_dir, acting_fence(config))) as store,
     ):
         store.check_may_issue()
         with noted(store.jobs, KIND, who) as noted_run:

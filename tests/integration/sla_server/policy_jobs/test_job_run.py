@@ -132,7 +132,11 @@ def test_a_run_that_the_server_stops_is_not_shown_as_running(
     assert not (tmp_path / "policy-job" / "scratch").exists()
     with contextlib.closing(open_policies(config.database, tmp_path)) as store:
         (row,) = store.reader.jobs()
-    assert (row["state"], row["exit_status"], row["text"]) == ("failed", 128 + signal.SIGTERM, "it was stopped")
+    assert (row["state"], row["exit_status"], row["text"]) == (
+        "failed",
+        128 + signal.SIGTERM,
+        "it was stopped",
+    )
 
 
 def test_a_failure_of_spark_names_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
