@@ -32,7 +32,7 @@ from typing import Any, Final
 
 from benchmarks import harness, sla_simulated
 from benchmarks.fio_load import FioLoad
-from benchmarks.sla_scenarios import DISK_IOPS, SCENARIOS, Client, Scenario
+from benchmarks.sla_scenarios import DISK_IOPS, FAULT_S, SCENARIOS, Client, Scenario
 from benchmarks.verdict import rate
 from tests.support.direct_file import DirectFile
 from tests.support.load import Load, between, percentile_ms
@@ -49,7 +49,6 @@ DRAIN_S: Final = 3.0
 RELEASE_LIMIT_S: Final = 60.0
 SAMPLE_S: Final = 0.5
 STEP_S: Final = 0.25
-FAULT_S: Final = 30.0
 FAULTS: Final[dict[str, tuple[signal.Signals, signal.Signals]]] = {
     "hangs": (signal.SIGSTOP, signal.SIGCONT),
     "fails": (signal.SIGUSR2, signal.SIGUSR2),

@@ -21,6 +21,8 @@ TRACES: Final = Path(__file__).parents[1] / "tests" / "fixtures" / "traces"
 DISK_IOPS: Final = 400
 BURST_S: Final = 1.5  # of a bursty neighbour: 1,000 I/Os, more than the disk does in that time
 PAUSE_S: Final = 2.5
+FAULT_S: Final = 30.0
+"""How long storage hangs or fails."""
 
 Event = Literal["", "slower", "hangs", "fails"]
 Backend = Literal["modelled", "nbdkit", "direct"]

@@ -2,7 +2,8 @@
 
 A second of a promise is *bad* when more of the requests that arrived in it exceeded the threshold of its
 demand curve than the percentile allows; *above* when their rate is beyond the curve. A request that was not
-answered by the end counts with its age. Slices are judged by the server's own rule (``agreements.slices``);
+answered by the end counts with its age, one that failed as too slow, unless the agreement leaves errors out.
+Slices are judged by the server's own rule (``agreements.slices``);
 only those that lie wholly within a span are. Seconds and slices in which nothing is promised (outside service
 hours, in maintenance) are *excluded*, neither good nor bad. *Kept* is a volume's throughput against mode off.
 
@@ -175,7 +176,7 @@ def _ended(arrays: dict[str, npt.NDArray[Any]], plan: Plan) -> dict[str, npt.NDA
 
 def _joined(parts: Iterable[dict[str, npt.NDArray[Any]]]) -> dict[str, npt.NDArray[Any]]:
     found = list(parts)
-    names = ("at", "latency", "size", "is_write", "done")
+    names = ("at", "latency", "size", "is_write", "failed", "done")
     if not found:
         empty = np.zeros(0)
         return {name: empty.astype(bool) if name in names[3:] else empty for name in names}
@@ -220,6 +221,8 @@ def _of_promise(
         chosen = found["is_write"] == (promise.io == "write")
         found = {name: values[chosen] for name, values in found.items()}
     held, excluded_s, excuse = _while_promised(plan, promise, found)
+    if not promise.counts_errors:
+        held = {name: values[~held["failed"]] for name, values in held.items()}
     judged_s, bad_at, above_s = _seconds(promise, held)
     slices = _slices(plan, promise, found)
     eligible = slices.get("good", 0) + slices.get("bad", 0)
@@ -268,7 +271,8 @@ def _seconds(promise: Promise, found: Mapping[str, npt.NDArray[Any]]) -> tuple[i
     counts = np.bincount(second, minlength=len(names))
     limits = [promise.threshold_us(float(count)) for count in counts]
     limit_s = np.array([math.inf if us is None else us / 1e6 for us in limits])
-    missed = np.bincount(second, weights=found["latency"] > limit_s[second], minlength=len(names))
+    misses = (found["latency"] > limit_s[second]) | found["failed"]
+    missed = np.bincount(second, weights=misses, minlength=len(names))
     inside = np.isfinite(limit_s)
     allowed = (1_000_000 - round(promise.percentile * 10_000)) * counts
     bad = inside & (missed * 1_000_000 > allowed)
@@ -280,6 +284,7 @@ def _slices(plan: Plan, promise: Promise, found: Mapping[str, npt.NDArray[Any]])
     states: dict[str, int] = {}
     clauses = plan.contract.clauses.get(promise.key, Applicability())
     phase_s = plan.start_unix_us / 1e6 % promise.slice_s
+    waits = _Waits(found)
     for first, last in plan.spans:
         start = math.ceil((first + phase_s) / promise.slice_s - 1e-9) * promise.slice_s - phase_s
         while start + promise.slice_s <= last + 1e-9:
@@ -287,20 +292,52 @@ def _slices(plan: Plan, promise: Promise, found: Mapping[str, npt.NDArray[Any]])
             part = {name: values[low:high] for name, values in found.items()}
             from_us = plan.start_unix_us + round(start * 1e6)
             excuse = plan.contract.excused(promise.sla, from_us, from_us + promise.slice_s * 1_000_000)
-            state = "excluded" if excuse is not None else _verdict(promise, clauses, part)
+            ages = waits.within(start, start + promise.slice_s)
+            state = "excluded" if excuse is not None else _verdict(promise, clauses, part, ages)
             states[state] = states.get(state, 0) + 1
             start += promise.slice_s
     return states
 
 
-def _verdict(promise: Promise, clauses: Applicability, part: Mapping[str, npt.NDArray[Any]]) -> str:
-    """One slice, judged by the server's rule."""
-    is_write, size = part["is_write"], part["size"]
+class _Waits:
+    """How long the requests of a promise waited, and none of them completed; within a slice."""
+
+    def __init__(self, found: Mapping[str, npt.NDArray[Any]]) -> None:
+        self._at = found["at"]
+        ends = np.where(found["done"], found["at"] + found["latency"], np.inf)
+        self._ended_by = np.maximum.accumulate(ends)  # the first that exceeds a time waits then
+        order = np.argsort(ends, kind="stable")[: int(found["done"].sum())]
+        self._ends = ends[order]
+        self._quiet = self._ends - np.maximum(np.append(-np.inf, self._ends[:-1]), self._at[order])
+
+    def within(self, first: float, last: float) -> tuple[int, int]:
+        """Ms: age of the oldest that is outstanding at the end, and the longest time without completion."""
+        low, high = np.searchsorted(self._ends, (first, last))
+        stalled = float(self._quiet[low:high].max(initial=0.0))
+        oldest = int(np.searchsorted(self._ended_by, last))
+        if oldest == len(self._at) or self._at[oldest] >= last:
+            return 0, int(stalled * 1e3)
+        age = last - float(self._at[oldest])
+        quiet = min(age, last - float(self._ends[high - 1])) if high else age
+        return int(age * 1e3), int(max(stalled, quiet) * 1e3)
+
+
+def _verdict(
+    promise: Promise, clauses: Applicability, part: Mapping[str, npt.NDArray[Any]], ages_ms: tuple[int, int]
+) -> str:
+    """One slice, judged by the server's rule; ``ages_ms``: see ``_Waits``."""
+    is_write, failed = part["is_write"], part["failed"]
+    size = np.where(failed, 0, part["size"])
     n, io = len(size), IO_KINDS[promise.io]
-    missed = {
-        (io, step.threshold_us): LimitCounts(n, int((part["latency"] > step.threshold_us / 1e6).sum()))
-        for step in promise.curve
-    }
+    errors = int(failed.sum())
+    missed = {}
+    for step in promise.curve:
+        slow = part["latency"] > step.threshold_us / 1e6
+        missed[io, step.threshold_us] = LimitCounts(
+            n, int(slow.sum()), failed=errors, failed_missed=int((slow & failed).sum())
+        )
+    length_us = promise.slice_s * 1_000_000
+    oldest_ms, stalled_ms = ages_ms
     nothing = np.zeros(BUCKETS, dtype=np.int64)
     slot = StreamSlot(
         arrived=n,
@@ -311,8 +348,19 @@ def _verdict(promise: Promise, clauses: Applicability, part: Mapping[str, npt.ND
         hist_read=nothing,
         hist_write=nothing,
         missed=missed,
+        errors=errors,
+        failed=errors,
+        failed_reads=int((failed & ~is_write).sum()),
+        failed_writes=int((failed & is_write).sum()),
+        covered_us=length_us,
+        told_us=length_us,
+        oldest_ms=oldest_ms,
+        stalled_ms=stalled_ms,
+        oldest_read_ms=oldest_ms if io == IO_READ else 0,
+        stalled_read_ms=stalled_ms if io == IO_READ else 0,
+        oldest_write_ms=oldest_ms if io == IO_WRITE else 0,
+        stalled_write_ms=stalled_ms if io == IO_WRITE else 0,
     )
-    length_us = promise.slice_s * 1_000_000
     covered = {"simulated": length_us}
     return judge_slice(promise, clauses, [slot], covered, length_us=length_us, excluded=False).state
 
@@ -357,7 +405,7 @@ def _promised(
     floors, use = ClientFloors(plan.settings), dict[str, float]()
     for stream, found in arrays.items():
         if stream.volume == volume:
-            done = found["done"]
+            done = found["done"] & ~found["failed"]
             cost = float(done.sum()) + float(found["size"][done].sum()) / COST_BYTES
             use[stream.client] = use.get(stream.client, 0.0) + cost
     floors.follow(volume, classes, use)
@@ -377,7 +425,7 @@ def _of_target(
         for stream, part in arrays.items()
         if stream.volume == volume_of(target) and client in ("", stream.client)
     )
-    done = found["done"]
+    done = found["done"] & ~found["failed"]
     ios, size = int(done.sum()), float(found["size"][done].sum())
     mean_cost = 1 + (size / ios if ios else 4096) / COST_BYTES
     promised = _promised(plan, target, arrays)

@@ -23,7 +23,7 @@ from sla_server.services.control.controller import Controller
 from sla_server.services.control.decisions import Decision
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.simulation import UNIX_0_US, Simulation, World
-from sla_server.simulate.device import DeviceModel, QueueingDevice
+from sla_server.simulate.device import DeviceModel, Fault, QueueingDevice
 from sla_server.simulate.loads import Application, Arrival, IoLog, Load, arrivals
 from sla_server.simulate.setup import HOURS_A_WEEK, Contract, Stream
 
@@ -89,6 +89,7 @@ class Plan:
         budget_left: share of each error budget that is left, which is what urgency follows.
         policy: hour of the week to volume to cost rate.
         lag_s: how long a cut and a SET_CAPS are under way.
+        faults: times in which backends hang or fail.
         title: where the loads come from, for people.
         notes: what the reader of the result must know.
     """
@@ -103,6 +104,7 @@ class Plan:
     start_unix_us: int = UNIX_0_US
     budget_left: float = 1.0
     policy: Mapping[int, Mapping[str, float | None]] = field(default_factory=dict)
+    faults: Sequence[Fault] = ()
     title: str = ""
     notes: Sequence[str] = ()
 
@@ -174,7 +176,15 @@ def _run_span(
 ) -> None:
     world = World(plan.seed)
     world.now, world.step_us = span[0], plan.start_unix_us - UNIX_0_US
-    devices = {name: QueueingDevice(world, plan.devices[name], plan.seed + n) for n, name in _numbered(plan)}
+    devices = {
+        name: QueueingDevice(
+            world,
+            plan.devices[name],
+            plan.seed + n,
+            [fault for fault in plan.faults if fault.backend == name],
+        )
+        for n, name in _numbered(plan)
+    }
     controller = made_controller(plan, mode)
     sim = Simulation(controller, plan.seed, lag_s=plan.lag_s, world=world, storage=dict(devices))
     if plan.contract.excusable:

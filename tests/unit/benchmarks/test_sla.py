@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import harness, sla
+from benchmarks import harness, sla, sla_simulated
 from benchmarks.fio_load import FioLoad, ios_of
 from benchmarks.sla_scenarios import SCENARIOS
 
@@ -44,3 +44,12 @@ def test_ios_of_a_log_of_fio_are_on_the_monotonic_clock():
 def test_fio_is_given_the_export_of_one_client(tmp_path):
     command = FioLoad(tmp_path / "a.nbd", "erp-db@batch", 1, 32).command(tmp_path)
     assert f"--uri=nbd+unix:///erp-db%40batch?socket={tmp_path}/a.nbd" in command
+
+
+@pytest.mark.parametrize("event", ["hangs", "fails"])
+def test_on_the_simulator_a_fault_is_shown_within_three_windows_and_nobody_is_throttled_for_it(event):
+    scenario = next(each for each in SCENARIOS if each.event == event)
+    found = sla_simulated.fault_of(scenario, 15.0, sla.agreements(scenario))
+    assert found["shown_after_windows"] <= 3
+    assert not found["throttled"]
+    assert found["slices"] in ([{"bad": 2}], [{"bad": 3}])
