@@ -44,7 +44,7 @@ class _Stall:
 
 
 @dataclass(slots=True)
-class StreamAccount:
+class SimAccount:
     """See the module."""
 
     arrived: int = 0
@@ -185,9 +185,9 @@ class StreamAccount:
         found = [entry for entry in found if entry[2] or entry[3]]
         return found if is_told or not self.waiting else [(OUTSTANDING + IO_READ, 0, 0, 0)]
 
-    def rest(self) -> StreamAccount:
+    def rest(self) -> SimAccount:
         """What the next cut begins with."""
-        return StreamAccount(
+        return SimAccount(
             cum_reads=self.cum_reads,
             cum_read_bytes=self.cum_read_bytes,
             inflight=self.inflight,

@@ -31,7 +31,7 @@ from pmdaemon.wire.names import stream_id
 from pmdaemon.wire.rates import COST_BYTES, Rates, RateSet, io_cost
 from sla_server.services.control.controller import Controller
 from sla_server.services.control.decisions import Decision, SetCaps
-from sla_server.services.control.simulated_account import StreamAccount
+from sla_server.services.control.simulated_account import SimAccount
 from sla_server.services.control.simulated_world import (
     CLIENT,
     IO_BYTES,
@@ -102,7 +102,7 @@ class SimGateway:
         self.host: SimHost | None = None
         self.step_us = self.offset_us = 0
         self.thresholds: dict[str, list[tuple[int, int]]] = {}
-        self.accounts = {stream: StreamAccount() for stream in streams}
+        self.accounts = {stream: SimAccount() for stream in streams}
         self.held: dict[str, dict[str, deque[tuple[int, Io]]]] = {volume: {} for volume in self.volumes}
         for volume, client in streams:
             self.held[volume][client] = deque()
