@@ -16,6 +16,7 @@ Pure. Latencies are seconds unless a name says otherwise.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,16 +30,19 @@ from pmdaemon.wire.cut import IO_KINDS, IO_READ, IO_WRITE
 from pmdaemon.wire.histogram import BUCKETS
 from pmdaemon.wire.rates import COST_BYTES
 from sla_server.agreements.document import Applicability
-from sla_server.agreements.promise import Promise
+from sla_server.agreements.promise import Promise, VolumeClass
+from sla_server.agreements.selectors import is_pattern
 from sla_server.agreements.slices import LimitCounts, StreamSlot, judge_slice
 from sla_server.services.control.client_floors import ClientFloors
-from sla_server.services.control.decisions import RaiseEvent, RecordThrottle, SetCaps
+from sla_server.services.control.decisions import RaiseEvent, RecordThrottle
 from sla_server.services.control.sharing import NeighbourTerms, terms
 from sla_server.services.control.targets import client_of, target_of, volume_of
 from sla_server.simulate.run import ModeRun, Plan
 from sla_server.simulate.setup import Stream
 
 Floats = npt.NDArray[np.float64]
+Arrays = Mapping[Stream, dict[str, npt.NDArray[Any]]]
+ByVolume = dict[str, dict[Stream, dict[str, npt.NDArray[Any]]]]
 POINTS_MAX: Final = 480  # of a chart
 SAME_RATIO: Final = 0.01
 MINUTE_S: Final = 60.0
@@ -152,16 +156,36 @@ def figures_of(plan: Plan, run: ModeRun, off: ModeFigures | None) -> ModeFigures
         elif isinstance(decision, RecordThrottle) and decision.row["state"] == "observed":
             key = target_of(decision.row["volume"], decision.row["client"]), decision.row["victim"]
             would[key] = would.get(key, 0) + 1
-    names = sorted({stream.volume for stream in run.logs})
+    by_volume: ByVolume = {}
+    for stream, found in arrays.items():
+        by_volume.setdefault(stream.volume, {})[stream] = found
+    classes = _ClassesOf(plan.contract.classes)
     return ModeFigures(
         run.mode,
-        _of_promises(plan, arrays),
-        [_of_target(plan, run, name, arrays, base.get(name)) for name in names],
-        [_of_target(plan, run, name, arrays, base.get(name)) for name in _divided(plan)],
+        _of_promises(plan, by_volume),
+        [_of_target(plan, run, name, by_volume, classes, base.get(name)) for name in sorted(by_volume)],
+        [_of_target(plan, run, name, by_volume, classes, base.get(name)) for name in _divided(plan)],
         dict(sorted(kinds.items())),
         dict(sorted(would.items())),
         run.left_out,
     )
+
+
+class _ClassesOf:
+    """Classes by volume; looked up, as there may be thousands of both."""
+
+    def __init__(self, classes: Iterable[VolumeClass]) -> None:
+        self._patterned, self._named = list[VolumeClass](), dict[str, list[VolumeClass]]()
+        for each in classes:
+            if any(map(is_pattern, each.volumes)):
+                self._patterned.append(each)
+                continue
+            for volume in dict.fromkeys(each.volumes):
+                self._named.setdefault(volume, []).append(each)
+
+    def of(self, volume: str) -> list[VolumeClass]:
+        """Of one volume."""
+        return [*self._named.get(volume, ()), *(each for each in self._patterned if each.has_volume(volume))]
 
 
 def _ended(arrays: dict[str, npt.NDArray[Any]], plan: Plan) -> dict[str, npt.NDArray[Any]]:
@@ -197,7 +221,7 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * 1e3
 
 
-def _of_promises(plan: Plan, arrays: Mapping[Stream, dict[str, npt.NDArray[Any]]]) -> list[PromiseFigures]:
+def _of_promises(plan: Plan, arrays: ByVolume) -> list[PromiseFigures]:
     """Figures of each promise; of those that promise the same of the same requests they are made once."""
     known: dict[tuple[Promise, Applicability], PromiseFigures] = {}
     found = []
@@ -213,10 +237,11 @@ def _of_promises(plan: Plan, arrays: Mapping[Stream, dict[str, npt.NDArray[Any]]
     return found
 
 
-def _of_promise(
-    plan: Plan, promise: Promise, arrays: Mapping[Stream, dict[str, npt.NDArray[Any]]]
-) -> PromiseFigures:
-    found = _joined(part for s, part in arrays.items() if promise.covers(s.volume, s.client))
+def _of_promise(plan: Plan, promise: Promise, arrays: ByVolume) -> PromiseFigures:
+    named = not any(map(is_pattern, promise.volumes))
+    volumes = dict.fromkeys(promise.volumes) if named else filter(promise.has_volume, arrays)
+    streams = ((s, part) for volume in volumes for s, part in arrays.get(volume, {}).items())
+    found = _joined(part for s, part in streams if promise.covers(s.volume, s.client))
     if promise.io != "any":
         chosen = found["is_write"] == (promise.io == "write")
         found = {name: values[chosen] for name, values in found.items()}
@@ -394,20 +419,16 @@ def _divided(plan: Plan) -> list[str]:
     return sorted(targets)
 
 
-def _promised(
-    plan: Plan, target: str, arrays: Mapping[Stream, dict[str, npt.NDArray[Any]]]
-) -> NeighbourTerms:
+def _promised(plan: Plan, target: str, arrays: Arrays, classes: Sequence[VolumeClass]) -> NeighbourTerms:
     """What the agreements say of it; a client has a part of each floor by its use in the whole run."""
     volume, client = volume_of(target), client_of(target)
-    classes = [each for each in plan.contract.classes if each.has_volume(volume)]
     if not client:
         return terms(volume, classes, plan.settings)
     floors, use = ClientFloors(plan.settings), dict[str, float]()
     for stream, found in arrays.items():
-        if stream.volume == volume:
-            done = found["done"] & ~found["failed"]
-            cost = float(done.sum()) + float(found["size"][done].sum()) / COST_BYTES
-            use[stream.client] = use.get(stream.client, 0.0) + cost
+        done = found["done"] & ~found["failed"]
+        cost = float(done.sum()) + float(found["size"][done].sum()) / COST_BYTES
+        use[stream.client] = use.get(stream.client, 0.0) + cost
     floors.follow(volume, classes, use)
     return terms(volume, classes, plan.settings, client, floors.of(volume, client, classes))
 
@@ -416,19 +437,17 @@ def _of_target(
     plan: Plan,
     run: ModeRun,
     target: str,
-    arrays: Mapping[Stream, dict[str, npt.NDArray[Any]]],
+    by_volume: ByVolume,
+    classes: _ClassesOf,
     base_bytes_per_s: float | None,
 ) -> VolumeFigures:
-    client = client_of(target)
-    found = _joined(
-        part
-        for stream, part in arrays.items()
-        if stream.volume == volume_of(target) and client in ("", stream.client)
-    )
+    volume, client = volume_of(target), client_of(target)
+    arrays = by_volume.get(volume, {})
+    found = _joined(part for stream, part in arrays.items() if client in ("", stream.client))
     done = found["done"] & ~found["failed"]
     ios, size = int(done.sum()), float(found["size"][done].sum())
     mean_cost = 1 + (size / ios if ios else 4096) / COST_BYTES
-    promised = _promised(plan, target, arrays)
+    promised = _promised(plan, target, arrays, classes.of(volume))
     floor = promised.floor_cost(mean_cost)
     caps = cap_history(run, target, mean_cost)
     below = None if client else 0
@@ -468,12 +487,11 @@ def _of_target(
 def cap_history(run: ModeRun, target: str, mean_cost: float) -> list[tuple[float, float | None]]:
     """(second, cost rate over all gateways or None) at each change of a target's cap by 1 % or more."""
     volume, client = volume_of(target), client_of(target)
-    carriers = {gateway for gateway, volumes in run.volumes_of.items() if volume in volumes}
     held: dict[str, float] = {}
     history: list[tuple[float, float | None]] = []
-    sent = [(at, d) for at, d in run.decisions if isinstance(d, SetCaps) and d.gateway_id in carriers]
-    for at, group in itertools.groupby(sent, key=lambda each: each[0]):
-        for _, decision in group:
+    sent = heapq.merge(*(run.sent.get(gateway, ()) for gateway in run.carriers.get(volume, ())))
+    for at, group in itertools.groupby(sent, key=lambda each: each[1]):
+        for _, _, decision in group:
             held.pop(decision.gateway_id, None)
             for cap in decision.clients if client else decision.caps:
                 is_it = cap["volume"] == volume and cap.get("client", "") == client

@@ -16,11 +16,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final, Protocol
 
 from pmdaemon.wire.cut import IO_KINDS
 from sla_server.services.control.controller import Controller
-from sla_server.services.control.decisions import Decision
+from sla_server.services.control.decisions import Decision, SetCaps
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.simulation import UNIX_0_US, Simulation, World
 from sla_server.simulate.device import DeviceModel, Fault, QueueingDevice
@@ -135,6 +136,24 @@ class ModeRun:
     decisions: list[tuple[float, Decision]] = field(default_factory=list)
     volumes_of: dict[str, tuple[str, ...]] = field(default_factory=dict)
     left_out: int = 0
+
+    @cached_property
+    def carriers(self) -> Mapping[str, Sequence[str]]:
+        """Volume to the gateway_ids that carry it; once the mode has run."""
+        found: dict[str, list[str]] = {}
+        for gateway_id, volumes in self.volumes_of.items():
+            for volume in volumes:
+                found.setdefault(volume, []).append(gateway_id)
+        return found
+
+    @cached_property
+    def sent(self) -> Mapping[str, Sequence[tuple[int, float, SetCaps]]]:
+        """gateway_id to its caps, each with its place among all decisions and its second; likewise."""
+        found: dict[str, list[tuple[int, float, SetCaps]]] = {}
+        for number, (at, decision) in enumerate(self.decisions):
+            if isinstance(decision, SetCaps):
+                found.setdefault(decision.gateway_id, []).append((number, at, decision))
+        return found
 
 
 def hour_of_week(unix_us: int) -> int:
