@@ -9,8 +9,9 @@ O_DIRECT. The same scenarios run on the simulator (``sla_simulated``), whose fig
 A second is bad when the p95 of any victim's I/Os due in it is over the promise. Back under the promise is
 the first second that is followed by another good one.
 
-Options: ``--only NAME``, ``--seconds 40`` (of enforcing), ``--simulated`` (the simulator alone). Some three
-and a half minutes a scenario.
+Options: ``--only NAME``, ``--seconds 40`` (of enforcing), ``--backend NAME`` (modelled, nbdkit or direct, or
+several: each scenario on each of them; those that have another one of their own have no goals there),
+``--simulated`` (the simulator alone). Some three and a half minutes a scenario.
 """
 
 from __future__ import annotations
@@ -32,7 +33,15 @@ from typing import Any, Final
 
 from benchmarks import harness, sla_simulated
 from benchmarks.fio_load import FioLoad
-from benchmarks.sla_scenarios import DISK_IOPS, SCENARIOS, Client, Scenario
+from benchmarks.sla_scenarios import (
+    DISK_IOPS,
+    FAULT_S,
+    PROMISES_MS,
+    SCENARIOS,
+    Client,
+    Scenario,
+    matrix,
+)
 from benchmarks.verdict import rate
 from tests.support.direct_file import DirectFile
 from tests.support.load import Load, between, percentile_ms
@@ -49,12 +58,12 @@ DRAIN_S: Final = 3.0
 RELEASE_LIMIT_S: Final = 60.0
 SAMPLE_S: Final = 0.5
 STEP_S: Final = 0.25
-FAULT_S: Final = 30.0
 FAULTS: Final[dict[str, tuple[signal.Signals, signal.Signals]]] = {
     "hangs": (signal.SIGSTOP, signal.SIGCONT),
     "fails": (signal.SIGUSR2, signal.SIGUSR2),
 }
-"""How the modelled disk is brought to it, and back."""
+"""How the modelled disk is brought to it, and back. An nbdkit fails while a file is there."""
+FAILS_FILE: Final = "disk-fails"
 MOST_BAD: Final = {False: 0.03, True: 0.08}  # of seconds, by whether the scenario is bursty: for a static cap
 
 
@@ -173,13 +182,14 @@ def _document(client: Client, priority: str, promise_ms: float | None) -> str:
 class Run:
     """One scenario on its stage."""
 
-    def __init__(self, scenario: Scenario, stage: Stage, enforce_s: float) -> None:
+    def __init__(self, scenario: Scenario, stage: Stage, enforce_s: float, disk_pid: int = 0) -> None:
+        """``disk_pid``: of storage that runs already."""
         self.scenario = scenario
         self.stage = stage
         self.result = Result()
         self._enforce_s = enforce_s
         self._victims = Victims([], scenario.promise_ms)
-        self._disk_pid = 0
+        self._disk_pid = disk_pid
         self._caps: dict[str, list[float | None]] = {}
         self._seed = 0
 
@@ -198,11 +208,9 @@ class Run:
 
     def _set_up(self) -> None:
         stage, scenario = self.stage, self.scenario
-        if scenario.backend == "modelled":
-            stage.start_disk()
+        if scenario.backend != "nbdkit":
+            stage.start_disk(file=stage.folder / "direct" if scenario.backend == "direct" else None)
             [self._disk_pid] = stage.pids("tests.support.modelled_disk")
-        elif scenario.backend == "direct":
-            stage.start_disk(file=stage.folder / "direct")
         stage.start_server()
         for gateway, volumes in scenario.gateways.items():
             exports = {volume: stage.disk_uri.format(volume) for volume in volumes}
@@ -344,8 +352,7 @@ class Run:
     async def _fault(self) -> None:
         """Let the disk hang or fail: when does an episode open, does a cap fall, what do slices say."""
         before = await self._sample()
-        begin, end = FAULTS[self.scenario.event]
-        os.kill(self._disk_pid, begin)
+        self._set_fault(True)
         stopped_s, shown_s = time.monotonic(), None
         throttled = False
         names = {f"gold-{client.volume}" for client in self.scenario.victims}
@@ -360,7 +367,7 @@ class Run:
                     known = before[volume]
                     throttled |= cap is not None and (known is None or cap < 0.9 * known)
         finally:
-            os.kill(self._disk_pid, end)
+            self._set_fault(False)
         windows = None if shown_s is None else (shown_s - stopped_s) / self.stage.interval_s
         self.result.fault = {"shown_after_windows": windows, "throttled": throttled}
         await asyncio.sleep(2 * self.stage.slice_s)
@@ -378,6 +385,15 @@ class Run:
         ]
         self.result.fault["slices"] = [row["state"] for row in inside]
 
+    def _set_fault(self, is_on: bool) -> None:
+        """Let the storage hang or fail, or no more."""
+        if self.scenario.backend == "nbdkit" and self.scenario.event == "fails":
+            path = self.stage.folder / FAILS_FILE
+            path.touch() if is_on else path.unlink()
+            return
+        begin, end = FAULTS[self.scenario.event]
+        os.kill(self._disk_pid, begin if is_on else end)
+
     async def _sla(self, *arguments: str) -> None:
         if arguments[0] == "throttle":
             arguments += ("--reason", "bench-sla") if arguments[1] == "set" else ()
@@ -385,15 +401,24 @@ class Run:
 
 
 @contextlib.contextmanager
-def _nbdkit(stage: Stage) -> Iterator[None]:
-    """An nbdkit instead of the modelled disk: one request at a time, of all connections."""
-    command = ["nbdkit", "--foreground", "--unix", f"{stage.sockets}/disk.sock"]
-    command += ["--filter=noparallel", "--filter=delay", "memory", "64M", "serialize=all-requests"]
-    process = subprocess.Popen([*command, "rdelay=3ms", "wdelay=3ms"])
+def _nbdkit(stage: Stage) -> Iterator[int]:
+    """The pid of an nbdkit instead of the modelled disk: one request at a time, of all connections."""
+    command = ["nbdkit", "--foreground", "--log=null", "--unix", f"{stage.sockets}/disk.sock"]
+    command += [
+        "--filter=noparallel",
+        "--filter=delay",
+        "--filter=error",
+        "memory",
+        "64M",
+        "serialize=all-requests",
+    ]
+    command += ["rdelay=3ms", "wdelay=3ms", "error=EIO", "error-rate=100%"]
+    process = subprocess.Popen([*command, f"error-file={stage.folder / FAILS_FILE}"])
     try:
         stage.wait((stage.sockets / "disk.sock").exists, "nbdkit")
-        yield
+        yield process.pid
     finally:
+        process.send_signal(signal.SIGCONT)  # one that hangs takes no other signal
         process.terminate()
         process.wait(10)
 
@@ -414,9 +439,8 @@ def run(scenario: Scenario, enforce_s: float) -> Result:
     try:
         with contextlib.ExitStack() as stack:
             stage = stack.enter_context(Stage(folder / "stage", interval_s=scenario.interval_s))
-            if scenario.backend == "nbdkit":
-                stack.enter_context(_nbdkit(stage))
-            return asyncio.run(Run(scenario, stage, enforce_s).measure())
+            pid = stack.enter_context(_nbdkit(stage)) if scenario.backend == "nbdkit" else 0
+            return asyncio.run(Run(scenario, stage, enforce_s, pid).measure())
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -479,14 +503,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", choices=[each.name for each in SCENARIOS])
     parser.add_argument("--seconds", type=float, default=ENFORCE_S)
+    parser.add_argument("--backend", action="append", choices=list(PROMISES_MS), default=[])
     parser.add_argument("--simulated", action="store_true", help="on the simulator alone")
     chosen = parser.parse_args()
 
     def measure() -> harness.Sample:
         found: dict[str, tuple[Scenario, Result]] = {}
         simulated: dict[str, sla_simulated.Simulated] = {}
-        for scenario in SCENARIOS:
-            if chosen.only and scenario.name not in chosen.only:
+        for scenario, problem in matrix(chosen.only or (), chosen.backend):
+            if problem:
+                print(f"{scenario.name}: left out: {problem}", flush=True)
                 continue
             simulated[scenario.name] = sla_simulated.run(scenario, chosen.seconds, agreements(scenario))
             print(simulated[scenario.name].text(scenario), flush=True)

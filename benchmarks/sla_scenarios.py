@@ -10,8 +10,8 @@ stretched, 4 KiB an I/O.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -21,9 +21,13 @@ TRACES: Final = Path(__file__).parents[1] / "tests" / "fixtures" / "traces"
 DISK_IOPS: Final = 400
 BURST_S: Final = 1.5  # of a bursty neighbour: 1,000 I/Os, more than the disk does in that time
 PAUSE_S: Final = 2.5
+FAULT_S: Final = 30.0
+"""How long storage hangs or fails."""
 
 Event = Literal["", "slower", "hangs", "fails"]
 Backend = Literal["modelled", "nbdkit", "direct"]
+PROMISES_MS: Final[dict[Backend, float]] = {"modelled": PROMISE_MS, "nbdkit": 20.0, "direct": 40.0}
+"""By backend, what is promised there: some ten times what it takes for an I/O."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,7 @@ class Scenario:
         is_bursty: which goals hold.
         event: what happens to the storage half way through enforcing.
         interval_s: between polls of a gateway.
+        is_variant: of a scenario with another backend, by ``on_backend``; no goal rests on it.
     """
 
     name: str
@@ -76,6 +81,7 @@ class Scenario:
     backend: Backend = "modelled"
     promise_ms: float = PROMISE_MS
     interval_s: float = 1.0
+    is_variant: bool = False
 
     @property
     def has_fault(self) -> bool:
@@ -100,7 +106,7 @@ class Scenario:
     @property
     def has_goals(self) -> bool:
         """Whether the goals are about it."""
-        return self.backend != "direct"
+        return self.backend != "direct" and not self.is_variant
 
 
 def arrivals_s(name: str) -> list[float]:
@@ -136,7 +142,7 @@ SCENARIOS: Final = (
         (_GOLD,),
         (_BATCH, Client("scrub", "gateway-b", depth=GREEDY_DEPTH)),
         backend="nbdkit",
-        promise_ms=20,
+        promise_ms=PROMISES_MS["nbdkit"],
     ),
     Scenario(
         "direct",
@@ -144,7 +150,7 @@ SCENARIOS: Final = (
         (_GOLD,),
         (_BATCH, Client("scrub", "gateway-b", depth=GREEDY_DEPTH)),
         backend="direct",
-        promise_ms=40,
+        promise_ms=PROMISES_MS["direct"],
     ),
     Scenario(
         "many",
@@ -185,3 +191,36 @@ SCENARIOS: Final = (
         "quick-polls", "one victim, one greedy, polled every 250 ms", (_GOLD,), (_BATCH,), interval_s=0.25
     ),
 )
+
+
+def on_backend(scenario: Scenario, backend: Backend) -> Scenario:
+    """The same loads and events before other storage; itself where it has that already."""
+    if backend == scenario.backend:
+        return scenario
+    title = f"{scenario.title}; on {backend}"
+    return replace(
+        scenario,
+        name=f"{scenario.name}@{backend}",
+        title=title,
+        backend=backend,
+        promise_ms=PROMISES_MS[backend],
+        is_variant=True,
+    )
+
+
+def why_not_on(scenario: Scenario, backend: Backend) -> str:
+    """Why a scenario cannot be had on a backend; "" if it can."""
+    if scenario.event == "slower" and backend != "modelled":
+        return f"{backend} cannot be made slower while it runs"
+    if scenario.backend not in ("modelled", backend):
+        return f"it is about {scenario.backend}"
+    return ""
+
+
+def matrix(names: Sequence[str], backends: Sequence[Backend]) -> Iterator[tuple[Scenario, str]]:
+    """Scenarios to run, each with why it cannot be; none of ``backends``: each on its own."""
+    for scenario in SCENARIOS:
+        if names and scenario.name not in names:
+            continue
+        for backend in backends or (scenario.backend,):
+            yield on_backend(scenario, backend), why_not_on(scenario, backend)

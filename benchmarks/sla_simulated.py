@@ -1,24 +1,25 @@
 """The scenarios of ``sla`` on the simulator: the same loads and agreements, a model of the storage.
 
 Each without control, under the best static cap found by bisection, observed and enforced. These are figures
-of a model, the same on every machine: what they have in common with the real ones is the control code. The
-simulator's storage neither hangs nor fails, so those scenarios end with the half before that.
+of a model, the same on every machine: what they have in common with the real ones is the control code. Where
+storage hangs or fails, it does so for ``FAULT_S`` after the first half: when every promise is shown as
+broken, whether a cap gets lower meanwhile, and what the slices within that time say.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
-from benchmarks.sla_scenarios import Client, Scenario
+from benchmarks.sla_scenarios import FAULT_S, Client, Scenario
 from sla_server.agreements.document import Agreement
 from sla_server.agreements.load import load_documents
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.simulation import BACKEND, CLIENT, Simulation
-from sla_server.simulate.device import CostPoint, DeviceModel, QueueingDevice
+from sla_server.simulate.device import CostPoint, DeviceModel, Fault, QueueingDevice
 from sla_server.simulate.figures import ModeFigures, figures_of
 from sla_server.simulate.loads import Arrival, Load
 from sla_server.simulate.run import Feed, GeneratedFeed, Plan, TraceFeed, run_mode
@@ -50,6 +51,7 @@ class Simulated:
         observe_changes: caps set while control only observed.
         bad_ratio: of the seconds of all victims under control, from ``SETTLED_S`` on.
         changes_per_min: direction changes of the cap that changed most within any minute.
+        fault: what a hang, or I/Os that fail, led to; as of the real ones.
     """
 
     violation_ratio: float
@@ -59,6 +61,7 @@ class Simulated:
     observe_changes: int
     bad_ratio: float
     changes_per_min: int
+    fault: dict[str, Any] = field(default_factory=dict)
 
     def text(self, scenario: Scenario) -> str:
         """In words of 80 columns."""
@@ -68,7 +71,7 @@ class Simulated:
             f"{self.free_iops:.0f}/s\n"
             f"  enforced {self.bad_ratio:.1%} bad, neighbours {self.kept_iops:.0f}/s ({kept:.0%} of static), "
             f"{self.changes_per_min} turns/min"
-        )
+        ) + (f"\n  {scenario.event}: {self.fault}" if self.fault else "")
 
 
 def run(scenario: Scenario, seconds: float, agreements: str) -> Simulated:
@@ -89,7 +92,13 @@ def run(scenario: Scenario, seconds: float, agreements: str) -> Simulated:
         observe_changes=sum(len(volume.caps) for volume in observed.users),
         bad_ratio=made.bad_ratio(enforced, half_s),
         changes_per_min=max((user.turns_a_minute for user in enforced.users), default=0),
+        fault=made.fault(half_s) if scenario.has_fault else {},
     )
+
+
+def fault_of(scenario: Scenario, from_s: float, agreements: str) -> dict[str, Any]:
+    """What follows in a scenario when its storage hangs, or fails, from then on for ``FAULT_S``."""
+    return _Runs(scenario, agreements).fault(from_s)
 
 
 class _Runs:
@@ -101,18 +110,52 @@ class _Runs:
         self._contract = contract_of([each for each in documents if isinstance(each, Agreement)])
         self._greedy = {_name_of(client) for client in scenario.greedy}
 
-    def figures(
-        self, mode: str, seconds: float, disturb: Callable[[Simulation], None] | None = None
-    ) -> ModeFigures:
+    def plan(self, seconds: float) -> Plan:
         scenario = self._scenario
-        plan = Plan(
+        return Plan(
             self._contract,
             [_feed(client, seconds) for client in (*scenario.victims, *scenario.greedy)],
             {BACKEND: DEVICES[scenario.backend]},
             [(0.0, seconds)],
             settings=ControlSettings(poll_interval_s=scenario.interval_s),
         )
+
+    def figures(
+        self, mode: str, seconds: float, disturb: Callable[[Simulation], None] | None = None
+    ) -> ModeFigures:
+        plan = self.plan(seconds)
         return figures_of(plan, run_mode(plan, mode, disturb), None)
+
+    def fault(self, from_s: float) -> dict[str, Any]:
+        """See ``fault_of``."""
+        until_s = from_s + FAULT_S
+        event = Fault.model_validate({"kind": self._scenario.event, "from_s": from_s, "until_s": until_s})
+        plan = replace(self.plan(until_s), faults=[event])
+        shown = list[float]()
+
+        def look(sim: Simulation) -> None:
+            states = sim.controller.promise_states(promise.key for promise in plan.contract.promises)
+            if all(each["state"] == "violating" for each in states.values()):
+                shown.append(sim.world.now)
+
+        def disturb(sim: Simulation) -> None:
+            for quarter in range(1, round(FAULT_S * 4)):
+                sim.world.at(from_s + quarter / 4, partial(look, sim))
+
+        run = run_mode(plan, "enforce", disturb)
+        found, inside = (
+            figures_of(replace(plan, spans=spans), run, None) for spans in (plan.spans, [(from_s, until_s)])
+        )
+        throttled = False
+        for user in found.users:
+            known = next((cap for at, cap in reversed(user.caps) if at <= from_s), None)
+            caps = (cap for at, cap in user.caps if at > from_s and cap is not None)
+            throttled |= any(known is None or cap < 0.9 * known for cap in caps)
+        return {
+            "shown_after_windows": (shown[0] - from_s) / self._scenario.interval_s if shown else None,
+            "throttled": throttled,
+            "slices": [promise.slices for promise in inside.promises],
+        }
 
     def become_slower(self, at_s: float) -> Callable[[Simulation], None] | None:
         """What happens to the storage; None: nothing."""

@@ -39,8 +39,10 @@ from sla_server.simulate.setup import (
     SetupFile,
     Stream,
     check_clients,
+    check_faults,
     check_placement,
     contract_of,
+    parse_fault,
     parse_load,
     read_device,
     read_directory,
@@ -110,6 +112,13 @@ def _bad(p: PromiseFigures) -> str | Text:
     multiple=True,
     metavar="KEY=VALUE,...",
     help="volume=V,iops=N (or depth=N),shape=square,...",
+)
+@click.option(
+    "--fault",
+    "faults",
+    multiple=True,
+    metavar="KEY=VALUE,...",
+    help="kind=hangs (or fails),from_s=30,until_s=60[,backend=B]: storage that does not serve.",
 )
 @click.option("--stored", metavar="TIME", help="Replay what the server stored of the last 24h, 7d, ...")
 @click.option("--until", metavar="TIME", help="End of --stored, as 2026-11-20T08:00 UTC [now].")
@@ -184,11 +193,13 @@ def _plan(given: dict[str, Any]) -> Plan:
     """From traces and generated loads."""
     if given["slas"] is None:
         raise BadUsage("--slas DIR is needed: the agreements to keep (or --stored 24h takes those in force)")
-    contract, setup = read_directory(given["slas"])
+    folder = read_directory(given["slas"])
+    setup = folder.setup
     loads = [*setup.loads, *map(parse_load, given["loads"])]
     feeds: list[Feed] = [GeneratedFeed(load) for load in loads]
     traced, names, last_s = _traces(given, setup)
     feeds += traced
+    contract = folder.contract({feed.stream.volume for feed in feeds})
     check_clients(contract, [feed.stream for feed in traced if feed.stream.client == NO_CLIENT])
     if not feeds:
         raise BadUsage(
@@ -204,8 +215,11 @@ def _plan(given: dict[str, Any]) -> Plan:
     if expected > given["most_ios"]:
         raise TooManyIos(expected, given["most_ios"], "Choose a shorter --duration, or raise the limit")
     devices = _devices(given, setup, {feed.stream.backend for feed in feeds})
+    faults = [*setup.faults, *map(parse_fault, given["faults"])]
+    check_faults(faults, devices)
     title = ", ".join([*names, *(["generated loads"] if loads else [])])
-    return _with_options(Plan(contract, feeds, devices, [(0.0, length_s)], title=title), given)
+    made = Plan(contract, feeds, devices, [(0.0, length_s)], faults=faults, title=title)
+    return _with_options(made, given)
 
 
 def _with_options(plan: Plan, given: dict[str, Any]) -> Plan:
@@ -305,7 +319,12 @@ def _stored_plan(client: Client, config: Path | None, given: dict[str, Any]) -> 
     from sla_server.db.queries.reader import open_reader
     from sla_server.db.queries.replay import read_slots
 
-    for name, option in (("traces", "--trace"), ("loads", "--load"), ("duration", "--duration")):
+    for name, option in (
+        ("traces", "--trace"),
+        ("loads", "--load"),
+        ("faults", "--fault"),
+        ("duration", "--duration"),
+    ):
         if given[name]:
             raise BadUsage(f"{option} does not go with --stored, which brings its own load and length")
     resolved = configuration.load(config or client.config)
@@ -316,16 +335,16 @@ def _stored_plan(client: Client, config: Path | None, given: dict[str, Any]) -> 
     if from_us >= until_us:
         raise BadUsage(f"--stored {given['stored']} is shorter than a slot ({resolved.database.rollup_s} s)")
     found = read_slots(resolved.database, resolved.data_dir, from_us, until_us)
-    if given["slas"] is not None:
-        contract, _setup = read_directory(given["slas"])
-    else:
-        reader = open_reader(resolved.database, resolved.data_dir)
-        try:
+    reader = open_reader(resolved.database, resolved.data_dir)
+    try:
+        book = label_book(*reader.pages.label_rows())
+        if given["slas"] is not None:
+            contract = read_directory(given["slas"]).contract((), book)
+        else:
             plans, _unread = plans_of(reader.documents(), until_us)
-            book = label_book(*reader.pages.label_rows())
             contract = contract_of([_agreement(row) for row in reader.agreements()], plans, book)
-        finally:
-            reader.close()
+    finally:
+        reader.close()
     device = read_device(given["device_file"]) if given["device_file"] else None
     if device is not None and given["servers"]:
         device = device.model_copy(update={"servers": given["servers"]})

@@ -12,6 +12,7 @@ from sla_server.explanation import words
 from sla_server.explanation.words import Row, Times
 
 MOST_USERS = 5
+MOST_WORKS = 5
 
 
 def promise_line(promise: Row) -> str:
@@ -52,6 +53,21 @@ def _or_unknown(value: float | None) -> str:
 def _percentile(row: Row) -> str:
     found = row.get("percentile")
     return "latency" if found is None else f"p{found:g} of latency"
+
+
+def unexcused_lines(facts: Row, times: Times) -> list[str]:
+    """Maintenance with less notice than was agreed: what counts nevertheless."""
+    lines = []
+    for row in as_rows(facts.get("unexcused"))[:MOST_WORKS]:
+        when = f"from {times.when(row['from_us'])} to {times.when(row['to_us'])}"
+        what = words.sentence(f"Maintenance {row['maintenance']}, {when}, {row['reason']}").removesuffix(".")
+        since_us = row["excused_from_us"]
+        excused = "nothing" if since_us >= row["to_us"] else f"nothing before {times.when(since_us)}"
+        lines.append(
+            f"{what}: {row['sla']} excuses {excused} of it. It was announced at "
+            f"{times.when(row['announced_us'])}, and {words.span(row['notice_s'])} of notice are agreed."
+        )
+    return lines
 
 
 def slice_line(promise: Row, found: Row, times: Times) -> str:

@@ -13,6 +13,7 @@ Facts (all of them rows as stored or as in the live snapshot; anything may be mi
     cut                 the newest of its steps that took something away: why there is a throttle at all
     finding             newest finding (unattributed, infeasible, ...) of the loop, or None
     later, later_more   decisions after ``at_us``, oldest first, and how many more there are
+    unexcused           maintenance that counts nevertheless (``agreements.unexcused``)
     volume only:        backend, promises (its own), protected (that of the throttle), measured,
                         mode_here (of its backend), mode_for (of the promise that is or would be protected),
                         own_modes ({name, mode} of agreements with one), protects (others that the loop helps)
@@ -130,6 +131,7 @@ def _volume(facts: Row, times: Times) -> Explanation:
         *_loop_sections(facts, throttles, times),
         Section("Volume", tuple(_filled(evidence.measured_line(facts.get("measured"), times)))),
         Section("Own promise", tuple(_own_promise(facts, times))),
+        Section("Maintenance", tuple(evidence.unexcused_lines(facts, times))),
         Section("Decisions", tuple(_decision_lines(facts, times, name))),
         Section("Since then", tuple(_later_lines(facts, times))),
     ]
@@ -394,6 +396,7 @@ def _agreement(facts: Row, times: Times) -> Explanation:
         Section("Stored", tuple(_reach_lines(facts, times))),
         Section("Promise", tuple(evidence.promise_line(promise) for promise in promises)),
         Section("State", tuple(line for promise in promises for line in _state_lines(promise, facts, times))),
+        Section("Maintenance", tuple(evidence.unexcused_lines(facts, times))),
         *_loop_sections(facts, as_rows(facts.get("throttles")), times),
         Section("For it", tuple(_helpers(facts, times))),
         Section("Its volumes", tuple(_own_throttles(facts, times))),

@@ -5,6 +5,9 @@
 A curve is a list of points (KiB, ms), straight between them and level beyond; the mean does not depend on
 ``spread``. Requests are served in order of arrival by the first of ``servers`` that is free. What this leaves
 out: seeks, caches, reordering, garbage collection. Seeded; changed only by the event loop of its world.
+
+A ``Fault`` is a time in which the storage hangs (it serves nothing, and goes on afterwards where it stopped)
+or fails (each request that ends in it has an error, after the time it would have taken).
 """
 
 from __future__ import annotations
@@ -14,11 +17,13 @@ import math
 import random
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from pydantic import Field, model_validator
 
 from pmdaemon.runtime.config import StrictModel
-from sla_server.services.control.simulation import Io, World
+from pmdaemon.wire.names import NAME_RE
+from sla_server.services.control.simulation import BACKEND, Io, World
 
 
 class CostPoint(StrictModel):
@@ -26,6 +31,33 @@ class CostPoint(StrictModel):
 
     kib: float = Field(gt=0, le=1 << 20)
     ms: float = Field(gt=0, le=60_000)
+
+
+class Fault(StrictModel):
+    """A time in which a backend does not serve, as ``simulation.yaml`` or ``--fault`` describes it."""
+
+    backend: str = Field(default=BACKEND, pattern=f"^{NAME_RE.pattern}$")
+    kind: Literal["hangs", "fails"]
+    from_s: float = Field(ge=0)
+    until_s: float | None = Field(default=None, gt=0)
+    """When it serves again; absent: never."""
+
+    @model_validator(mode="after")
+    def _lasts(self) -> Fault:
+        if self.until_s is not None and self.until_s <= self.from_s:
+            raise ValueError(f"until_s {self.until_s:g} must be after from_s {self.from_s:g}")
+        return self
+
+    @property
+    def ends_s(self) -> float:
+        """Infinite if it does not end."""
+        return math.inf if self.until_s is None else self.until_s
+
+    @property
+    def text(self) -> str:
+        """For people, in one line."""
+        end = "until the end" if self.until_s is None else f"until {self.until_s:g} s"
+        return f"backend {self.backend} {self.kind} from {self.from_s:g} s {end}"
 
 
 class DeviceModel(StrictModel):
@@ -78,8 +110,11 @@ def _at(curve: Sequence[CostPoint], kib: float) -> float:
 class QueueingDevice:
     """A device at work in a world; see the module. Two of one seed and model give equal service times."""
 
-    def __init__(self, world: World, model: DeviceModel, seed: int) -> None:
+    def __init__(self, world: World, model: DeviceModel, seed: int, faults: Sequence[Fault] = ()) -> None:
+        """``faults``: of this backend."""
         self._world, self._model = world, model
+        self._hangs = sorted((f.from_s, f.ends_s) for f in faults if f.kind == "hangs")
+        self._fails = [(f.from_s, f.ends_s) for f in faults if f.kind == "fails"]
         self._random = random.Random(seed)  # noqa: S311 - a simulation, not a secret
         self._free_at = [0.0] * model.servers
         self._means: dict[tuple[int, bool], float] = {}
@@ -100,6 +135,19 @@ class QueueingDevice:
         spread = self._model.spread
         service = mean * (1 - spread - spread * math.log(1 - self._random.random())) if spread else mean
         self.busy_s += service
-        end = max(self._free_at[0], self._world.now) + service
+        end = self._ends(max(self._free_at[0], self._world.now), service)
         heapq.heapreplace(self._free_at, end)
-        self._world.at(end, done)
+        io.failed = any(first <= end < last for first, last in self._fails)
+        if end < math.inf:
+            self._world.at(end, done)
+
+    def _ends(self, start: float, service: float) -> float:
+        """When a request ends that is served from ``start`` on, hangs left out."""
+        for first, last in self._hangs:
+            if last <= start:
+                continue
+            if start + service <= first:
+                break
+            service -= max(first - start, 0.0)
+            start = last
+        return start + service

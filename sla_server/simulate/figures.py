@@ -2,7 +2,8 @@
 
 A second of a promise is *bad* when more of the requests that arrived in it exceeded the threshold of its
 demand curve than the percentile allows; *above* when their rate is beyond the curve. A request that was not
-answered by the end counts with its age. Slices are judged by the server's own rule (``agreements.slices``);
+answered by the end counts with its age, one that failed as too slow, unless the agreement leaves errors out.
+Slices are judged by the server's own rule (``agreements.slices``);
 only those that lie wholly within a span are. Seconds and slices in which nothing is promised (outside service
 hours, in maintenance) are *excluded*, neither good nor bad. *Kept* is a volume's throughput against mode off.
 
@@ -15,6 +16,7 @@ Pure. Latencies are seconds unless a name says otherwise.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,16 +30,19 @@ from pmdaemon.wire.cut import IO_KINDS, IO_READ, IO_WRITE
 from pmdaemon.wire.histogram import BUCKETS
 from pmdaemon.wire.rates import COST_BYTES
 from sla_server.agreements.document import Applicability
-from sla_server.agreements.promise import Promise
+from sla_server.agreements.promise import Promise, VolumeClass
+from sla_server.agreements.selectors import is_pattern
 from sla_server.agreements.slices import LimitCounts, StreamSlot, judge_slice
 from sla_server.services.control.client_floors import ClientFloors
-from sla_server.services.control.decisions import RaiseEvent, RecordThrottle, SetCaps
+from sla_server.services.control.decisions import RaiseEvent, RecordThrottle
 from sla_server.services.control.sharing import NeighbourTerms, terms
 from sla_server.services.control.targets import client_of, target_of, volume_of
 from sla_server.simulate.run import ModeRun, Plan
 from sla_server.simulate.setup import Stream
 
 Floats = npt.NDArray[np.float64]
+Arrays = Mapping[Stream, dict[str, npt.NDArray[Any]]]
+ByVolume = dict[str, dict[Stream, dict[str, npt.NDArray[Any]]]]
 POINTS_MAX: Final = 480  # of a chart
 SAME_RATIO: Final = 0.01
 MINUTE_S: Final = 60.0
@@ -151,16 +156,36 @@ def figures_of(plan: Plan, run: ModeRun, off: ModeFigures | None) -> ModeFigures
         elif isinstance(decision, RecordThrottle) and decision.row["state"] == "observed":
             key = target_of(decision.row["volume"], decision.row["client"]), decision.row["victim"]
             would[key] = would.get(key, 0) + 1
-    names = sorted({stream.volume for stream in run.logs})
+    by_volume: ByVolume = {}
+    for stream, found in arrays.items():
+        by_volume.setdefault(stream.volume, {})[stream] = found
+    classes = _ClassesOf(plan.contract.classes)
     return ModeFigures(
         run.mode,
-        _of_promises(plan, arrays),
-        [_of_target(plan, run, name, arrays, base.get(name)) for name in names],
-        [_of_target(plan, run, name, arrays, base.get(name)) for name in _divided(plan)],
+        _of_promises(plan, by_volume),
+        [_of_target(plan, run, name, by_volume, classes, base.get(name)) for name in sorted(by_volume)],
+        [_of_target(plan, run, name, by_volume, classes, base.get(name)) for name in _divided(plan)],
         dict(sorted(kinds.items())),
         dict(sorted(would.items())),
         run.left_out,
     )
+
+
+class _ClassesOf:
+    """Classes by volume; looked up, as there may be thousands of both."""
+
+    def __init__(self, classes: Iterable[VolumeClass]) -> None:
+        self._patterned, self._named = list[VolumeClass](), dict[str, list[VolumeClass]]()
+        for each in classes:
+            if any(map(is_pattern, each.volumes)):
+                self._patterned.append(each)
+                continue
+            for volume in dict.fromkeys(each.volumes):
+                self._named.setdefault(volume, []).append(each)
+
+    def of(self, volume: str) -> list[VolumeClass]:
+        """Of one volume."""
+        return [*self._named.get(volume, ()), *(each for each in self._patterned if each.has_volume(volume))]
 
 
 def _ended(arrays: dict[str, npt.NDArray[Any]], plan: Plan) -> dict[str, npt.NDArray[Any]]:
@@ -175,7 +200,7 @@ def _ended(arrays: dict[str, npt.NDArray[Any]], plan: Plan) -> dict[str, npt.NDA
 
 def _joined(parts: Iterable[dict[str, npt.NDArray[Any]]]) -> dict[str, npt.NDArray[Any]]:
     found = list(parts)
-    names = ("at", "latency", "size", "is_write", "done")
+    names = ("at", "latency", "size", "is_write", "failed", "done")
     if not found:
         empty = np.zeros(0)
         return {name: empty.astype(bool) if name in names[3:] else empty for name in names}
@@ -196,7 +221,7 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * 1e3
 
 
-def _of_promises(plan: Plan, arrays: Mapping[Stream, dict[str, npt.NDArray[Any]]]) -> list[PromiseFigures]:
+def _of_promises(plan: Plan, arrays: ByVolume) -> list[PromiseFigures]:
     """Figures of each promise; of those that promise the same of the same requests they are made once."""
     known: dict[tuple[Promise, Applicability], PromiseFigures] = {}
     found = []
@@ -212,14 +237,17 @@ def _of_promises(plan: Plan, arrays: Mapping[Stream, dict[str, npt.NDArray[Any]]
     return found
 
 
-def _of_promise(
-    plan: Plan, promise: Promise, arrays: Mapping[Stream, dict[str, npt.NDArray[Any]]]
-) -> PromiseFigures:
-    found = _joined(part for s, part in arrays.items() if promise.covers(s.volume, s.client))
+def _of_promise(plan: Plan, promise: Promise, arrays: ByVolume) -> PromiseFigures:
+    named = not any(map(is_pattern, promise.volumes))
+    volumes = dict.fromkeys(promise.volumes) if named else filter(promise.has_volume, arrays)
+    streams = ((s, part) for volume in volumes for s, part in arrays.get(volume, {}).items())
+    found = _joined(part for s, part in streams if promise.covers(s.volume, s.client))
     if promise.io != "any":
         chosen = found["is_write"] == (promise.io == "write")
         found = {name: values[chosen] for name, values in found.items()}
     held, excluded_s, excuse = _while_promised(plan, promise, found)
+    if not promise.counts_errors:
+        held = {name: values[~held["failed"]] for name, values in held.items()}
     judged_s, bad_at, above_s = _seconds(promise, held)
     slices = _slices(plan, promise, found)
     eligible = slices.get("good", 0) + slices.get("bad", 0)
@@ -268,7 +296,8 @@ def _seconds(promise: Promise, found: Mapping[str, npt.NDArray[Any]]) -> tuple[i
     counts = np.bincount(second, minlength=len(names))
     limits = [promise.threshold_us(float(count)) for count in counts]
     limit_s = np.array([math.inf if us is None else us / 1e6 for us in limits])
-    missed = np.bincount(second, weights=found["latency"] > limit_s[second], minlength=len(names))
+    misses = (found["latency"] > limit_s[second]) | found["failed"]
+    missed = np.bincount(second, weights=misses, minlength=len(names))
     inside = np.isfinite(limit_s)
     allowed = (1_000_000 - round(promise.percentile * 10_000)) * counts
     bad = inside & (missed * 1_000_000 > allowed)
@@ -280,6 +309,7 @@ def _slices(plan: Plan, promise: Promise, found: Mapping[str, npt.NDArray[Any]])
     states: dict[str, int] = {}
     clauses = plan.contract.clauses.get(promise.key, Applicability())
     phase_s = plan.start_unix_us / 1e6 % promise.slice_s
+    waits = _Waits(found)
     for first, last in plan.spans:
         start = math.ceil((first + phase_s) / promise.slice_s - 1e-9) * promise.slice_s - phase_s
         while start + promise.slice_s <= last + 1e-9:
@@ -287,20 +317,52 @@ def _slices(plan: Plan, promise: Promise, found: Mapping[str, npt.NDArray[Any]])
             part = {name: values[low:high] for name, values in found.items()}
             from_us = plan.start_unix_us + round(start * 1e6)
             excuse = plan.contract.excused(promise.sla, from_us, from_us + promise.slice_s * 1_000_000)
-            state = "excluded" if excuse is not None else _verdict(promise, clauses, part)
+            ages = waits.within(start, start + promise.slice_s)
+            state = "excluded" if excuse is not None else _verdict(promise, clauses, part, ages)
             states[state] = states.get(state, 0) + 1
             start += promise.slice_s
     return states
 
 
-def _verdict(promise: Promise, clauses: Applicability, part: Mapping[str, npt.NDArray[Any]]) -> str:
-    """One slice, judged by the server's rule."""
-    is_write, size = part["is_write"], part["size"]
+class _Waits:
+    """How long the requests of a promise waited, and none of them completed; within a slice."""
+
+    def __init__(self, found: Mapping[str, npt.NDArray[Any]]) -> None:
+        self._at = found["at"]
+        ends = np.where(found["done"], found["at"] + found["latency"], np.inf)
+        self._ended_by = np.maximum.accumulate(ends)  # the first that exceeds a time waits then
+        order = np.argsort(ends, kind="stable")[: int(found["done"].sum())]
+        self._ends = ends[order]
+        self._quiet = self._ends - np.maximum(np.append(-np.inf, self._ends[:-1]), self._at[order])
+
+    def within(self, first: float, last: float) -> tuple[int, int]:
+        """Ms: age of the oldest that is outstanding at the end, and the longest time without completion."""
+        low, high = np.searchsorted(self._ends, (first, last))
+        stalled = float(self._quiet[low:high].max(initial=0.0))
+        oldest = int(np.searchsorted(self._ended_by, last))
+        if oldest == len(self._at) or self._at[oldest] >= last:
+            return 0, int(stalled * 1e3)
+        age = last - float(self._at[oldest])
+        quiet = min(age, last - float(self._ends[high - 1])) if high else age
+        return int(age * 1e3), int(max(stalled, quiet) * 1e3)
+
+
+def _verdict(
+    promise: Promise, clauses: Applicability, part: Mapping[str, npt.NDArray[Any]], ages_ms: tuple[int, int]
+) -> str:
+    """One slice, judged by the server's rule; ``ages_ms``: see ``_Waits``."""
+    is_write, failed = part["is_write"], part["failed"]
+    size = np.where(failed, 0, part["size"])
     n, io = len(size), IO_KINDS[promise.io]
-    missed = {
-        (io, step.threshold_us): LimitCounts(n, int((part["latency"] > step.threshold_us / 1e6).sum()))
-        for step in promise.curve
-    }
+    errors = int(failed.sum())
+    missed = {}
+    for step in promise.curve:
+        slow = part["latency"] > step.threshold_us / 1e6
+        missed[io, step.threshold_us] = LimitCounts(
+            n, int(slow.sum()), failed=errors, failed_missed=int((slow & failed).sum())
+        )
+    length_us = promise.slice_s * 1_000_000
+    oldest_ms, stalled_ms = ages_ms
     nothing = np.zeros(BUCKETS, dtype=np.int64)
     slot = StreamSlot(
         arrived=n,
@@ -311,8 +373,19 @@ def _verdict(promise: Promise, clauses: Applicability, part: Mapping[str, npt.ND
         hist_read=nothing,
         hist_write=nothing,
         missed=missed,
+        errors=errors,
+        failed=errors,
+        failed_reads=int((failed & ~is_write).sum()),
+        failed_writes=int((failed & is_write).sum()),
+        covered_us=length_us,
+        told_us=length_us,
+        oldest_ms=oldest_ms,
+        stalled_ms=stalled_ms,
+        oldest_read_ms=oldest_ms if io == IO_READ else 0,
+        stalled_read_ms=stalled_ms if io == IO_READ else 0,
+        oldest_write_ms=oldest_ms if io == IO_WRITE else 0,
+        stalled_write_ms=stalled_ms if io == IO_WRITE else 0,
     )
-    length_us = promise.slice_s * 1_000_000
     covered = {"simulated": length_us}
     return judge_slice(promise, clauses, [slot], covered, length_us=length_us, excluded=False).state
 
@@ -346,20 +419,16 @@ def _divided(plan: Plan) -> list[str]:
     return sorted(targets)
 
 
-def _promised(
-    plan: Plan, target: str, arrays: Mapping[Stream, dict[str, npt.NDArray[Any]]]
-) -> NeighbourTerms:
+def _promised(plan: Plan, target: str, arrays: Arrays, classes: Sequence[VolumeClass]) -> NeighbourTerms:
     """What the agreements say of it; a client has a part of each floor by its use in the whole run."""
     volume, client = volume_of(target), client_of(target)
-    classes = [each for each in plan.contract.classes if each.has_volume(volume)]
     if not client:
         return terms(volume, classes, plan.settings)
     floors, use = ClientFloors(plan.settings), dict[str, float]()
     for stream, found in arrays.items():
-        if stream.volume == volume:
-            done = found["done"]
-            cost = float(done.sum()) + float(found["size"][done].sum()) / COST_BYTES
-            use[stream.client] = use.get(stream.client, 0.0) + cost
+        done = found["done"] & ~found["failed"]
+        cost = float(done.sum()) + float(found["size"][done].sum()) / COST_BYTES
+        use[stream.client] = use.get(stream.client, 0.0) + cost
     floors.follow(volume, classes, use)
     return terms(volume, classes, plan.settings, client, floors.of(volume, client, classes))
 
@@ -368,19 +437,17 @@ def _of_target(
     plan: Plan,
     run: ModeRun,
     target: str,
-    arrays: Mapping[Stream, dict[str, npt.NDArray[Any]]],
+    by_volume: ByVolume,
+    classes: _ClassesOf,
     base_bytes_per_s: float | None,
 ) -> VolumeFigures:
-    client = client_of(target)
-    found = _joined(
-        part
-        for stream, part in arrays.items()
-        if stream.volume == volume_of(target) and client in ("", stream.client)
-    )
-    done = found["done"]
+    volume, client = volume_of(target), client_of(target)
+    arrays = by_volume.get(volume, {})
+    found = _joined(part for stream, part in arrays.items() if client in ("", stream.client))
+    done = found["done"] & ~found["failed"]
     ios, size = int(done.sum()), float(found["size"][done].sum())
     mean_cost = 1 + (size / ios if ios else 4096) / COST_BYTES
-    promised = _promised(plan, target, arrays)
+    promised = _promised(plan, target, arrays, classes.of(volume))
     floor = promised.floor_cost(mean_cost)
     caps = cap_history(run, target, mean_cost)
     below = None if client else 0
@@ -420,12 +487,11 @@ def _of_target(
 def cap_history(run: ModeRun, target: str, mean_cost: float) -> list[tuple[float, float | None]]:
     """(second, cost rate over all gateways or None) at each change of a target's cap by 1 % or more."""
     volume, client = volume_of(target), client_of(target)
-    carriers = {gateway for gateway, volumes in run.volumes_of.items() if volume in volumes}
     held: dict[str, float] = {}
     history: list[tuple[float, float | None]] = []
-    sent = [(at, d) for at, d in run.decisions if isinstance(d, SetCaps) and d.gateway_id in carriers]
-    for at, group in itertools.groupby(sent, key=lambda each: each[0]):
-        for _, decision in group:
+    sent = heapq.merge(*(run.sent.get(gateway, ()) for gateway in run.carriers.get(volume, ())))
+    for at, group in itertools.groupby(sent, key=lambda each: each[1]):
+        for _, _, decision in group:
             held.pop(decision.gateway_id, None)
             for cap in decision.clients if client else decision.caps:
                 is_it = cap["volume"] == volume and cap.get("client", "") == client

@@ -130,11 +130,11 @@ def arrivals(load: Load, ends_s: float, rng: random.Random) -> Iterator[Arrival]
 
 
 class IoLog:
-    """What became of each request of one stream: arrival, latency, size and kind, in order of arrival."""
+    """What became of each request of one stream: arrival, latency, size, kind, error; in order of arrival."""
 
     def __init__(self) -> None:
         self.at, self.latency = array("d"), array("d")
-        self.size, self.is_write = array("q"), array("b")
+        self.size, self.is_write, self.failed = array("q"), array("b"), array("b")
         self.held_back = 0
         """Requests that a throttle let wait, of those that were answered."""
 
@@ -144,15 +144,17 @@ class IoLog:
         self.latency.append(float("inf"))
         self.size.append(size_bytes)
         self.is_write.append(is_write)
+        self.failed.append(False)
         return len(self.at) - 1
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """``at``, ``latency`` (s), ``size`` (bytes), ``is_write``, each of shape (requests,)."""
+        """``at``, ``latency`` (s), ``size`` (bytes), ``is_write``, ``failed``, each of shape (requests,)."""
         return {
             "at": np.array(self.at),
             "latency": np.array(self.latency),
             "size": np.array(self.size, dtype=np.int64),
             "is_write": np.array(self.is_write, dtype=bool),
+            "failed": np.array(self.failed, dtype=bool),
         }
 
 
@@ -207,7 +209,7 @@ class Application:
 
         def done(end: float) -> None:
             self.outstanding -= 1
-            self.log.latency[number] = end - now
+            self.log.latency[number], self.log.failed[number] = end - now, io.failed
             self.log.held_back += io.sent > io.arrived
             if then is not None:
                 then()

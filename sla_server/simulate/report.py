@@ -21,6 +21,9 @@ SCHEMA: Final = 1
 NAMES_MAX: Final = 200
 FEW: Final = 20
 """With more promises than this, those that were always kept have no sentence."""
+FINDINGS: Final = (
+    "storage-fault", "infeasible", "unattributed", "control-oscillation", "throttle-not-effective",
+)  # fmt: skip
 PROMISE_FIELDS: Final = (
     "ios", "latency_ms", "thresholds_ms", "percentile", "judged_s", "bad_s", "above_s", "excluded_s",
     "compliance", "coverage",
@@ -68,6 +71,7 @@ def as_json(result: Result) -> dict[str, Any]:
         "start_unix_us": plan.start_unix_us,
         "notes": list(plan.notes),
         "devices": {name: device.model_dump() for name, device in plan.devices.items()},
+        "faults": [fault.model_dump() for fault in plan.faults],
         "modes": [
             {
                 "mode": each.mode,
@@ -131,6 +135,7 @@ def headline(result: Result) -> list[str]:
     spans = "" if len(plan.spans) == 1 else f" in {len(plan.spans)} parts, each from an idle start"
     lines = [f"{plan.title}: {plan.seconds:g} s{spans}, seed {plan.seed}"]
     lines += [f"device {name}: {device.text}" for name, device in plan.devices.items()]
+    lines += [fault.text for fault in plan.faults]
     return lines
 
 
@@ -167,7 +172,7 @@ def verdicts(result: Result) -> list[str]:
                     f"(at most {volume_figures.turns_a_minute} in a minute)"
                 )
     for each in result.modes:
-        for kind in ("infeasible", "unattributed", "control-oscillation", "throttle-not-effective"):
+        for kind in FINDINGS:
             if each.events.get(kind):
                 lines.append(f"{each.mode}: event {kind}, {_times(each.events[kind])}")
     return lines

@@ -16,14 +16,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final, Protocol
 
 from pmdaemon.wire.cut import IO_KINDS
 from sla_server.services.control.controller import Controller
-from sla_server.services.control.decisions import Decision
+from sla_server.services.control.decisions import Decision, SetCaps
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.simulation import UNIX_0_US, Simulation, World
-from sla_server.simulate.device import DeviceModel, QueueingDevice
+from sla_server.simulate.device import DeviceModel, Fault, QueueingDevice
 from sla_server.simulate.loads import Application, Arrival, IoLog, Load, arrivals
 from sla_server.simulate.setup import HOURS_A_WEEK, Contract, Stream
 
@@ -90,6 +91,7 @@ class Plan:
         policy: hour of the week to volume to cost rate.
         bursts: the same to the seconds of it that may pass at once, where that is not the default.
         lag_s: how long a cut and a SET_CAPS are under way.
+        faults: times in which backends hang or fail.
         title: where the loads come from, for people.
         notes: what the reader of the result must know.
     """
@@ -105,6 +107,7 @@ class Plan:
     budget_left: float = 1.0
     policy: Mapping[int, Mapping[str, float | None]] = field(default_factory=dict)
     bursts: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    faults: Sequence[Fault] = ()
     title: str = ""
     notes: Sequence[str] = ()
 
@@ -135,6 +138,24 @@ class ModeRun:
     decisions: list[tuple[float, Decision]] = field(default_factory=list)
     volumes_of: dict[str, tuple[str, ...]] = field(default_factory=dict)
     left_out: int = 0
+
+    @cached_property
+    def carriers(self) -> Mapping[str, Sequence[str]]:
+        """Volume to the gateway_ids that carry it; once the mode has run."""
+        found: dict[str, list[str]] = {}
+        for gateway_id, volumes in self.volumes_of.items():
+            for volume in volumes:
+                found.setdefault(volume, []).append(gateway_id)
+        return found
+
+    @cached_property
+    def sent(self) -> Mapping[str, Sequence[tuple[int, float, SetCaps]]]:
+        """gateway_id to its caps, each with its place among all decisions and its second; likewise."""
+        found: dict[str, list[tuple[int, float, SetCaps]]] = {}
+        for number, (at, decision) in enumerate(self.decisions):
+            if isinstance(decision, SetCaps):
+                found.setdefault(decision.gateway_id, []).append((number, at, decision))
+        return found
 
 
 def hour_of_week(unix_us: int) -> int:
@@ -176,7 +197,15 @@ def _run_span(
 ) -> None:
     world = World(plan.seed)
     world.now, world.step_us = span[0], plan.start_unix_us - UNIX_0_US
-    devices = {name: QueueingDevice(world, plan.devices[name], plan.seed + n) for n, name in _numbered(plan)}
+    devices = {
+        name: QueueingDevice(
+            world,
+            plan.devices[name],
+            plan.seed + n,
+            [fault for fault in plan.faults if fault.backend == name],
+        )
+        for n, name in _numbered(plan)
+    }
     controller = made_controller(plan, mode)
     sim = Simulation(controller, plan.seed, lag_s=plan.lag_s, world=world, storage=dict(devices))
     if plan.contract.excusable:

@@ -1,8 +1,9 @@
 """What to simulate: agreements, devices, loads and a policy, read and checked before anything runs.
 
-A directory (``--slas``) holds agreements, calendars and maintenance as ``sla apply`` takes them (``*.yaml``,
-``*.yml``), and at most one ``simulation.yaml`` with ``devices`` (by backend), ``loads`` and ``streams``
-(where a trace's volumes are). Nothing is promised outside service hours and in maintenance, as on the server.
+A directory (``--slas``) holds agreements, calendars, maintenance and labels of volumes as ``sla apply`` takes
+them (``*.yaml``, ``*.yml``), and at most one ``simulation.yaml`` with ``devices`` (by backend), ``loads``,
+``faults`` and ``streams`` (where a trace's volumes are). Nothing is promised outside service hours and in
+maintenance, as on the server. Agreements that choose volumes by labels choose among those that are simulated.
 Only latency at a percentile is simulated; objectives of other indicators are named as left out.
 A policy (``--policy``) is
 JSON: ``{"caps": [{"volume", "hour_of_week", "cost_per_s"}]}``, as ``GET /api/v1/policies/VERSION/caps``
@@ -32,10 +33,10 @@ from sla_server.agreements.fields import Document
 from sla_server.agreements.load import NOT_YAML, load_documents, syntax_problem
 from sla_server.agreements.maintenance import AnnouncedWork, MaintenanceDocument
 from sla_server.agreements.promise import InForce, Promise, VolumeClass, classes, promises
-from sla_server.agreements.volume_labels import LabelBook
+from sla_server.agreements.volume_labels import LabelBook, VolumeLabelsDocument, VolumeLabelsInForce
 from sla_server.services.control.simulation import BACKEND, CLIENT
 from sla_server.services.plans import Plans
-from sla_server.simulate.device import DeviceModel
+from sla_server.simulate.device import DeviceModel, Fault
 from sla_server.simulate.errors import SimulationError
 from sla_server.simulate.loads import NAME, Load
 
@@ -62,6 +63,8 @@ class SetupFile(StrictModel):
     loads: list[Load] = Field(default_factory=list)
     streams: dict[str, Placement] = Field(default_factory=dict)
     """Volume of a trace to its backend and gateway, and to its client."""
+    faults: list[Fault] = Field(default_factory=list)
+    """Times in which backends hang or fail."""
 
 
 class PolicyRow(StrictModel):
@@ -145,7 +148,37 @@ def _others(items: Iterable[InForce]) -> list[Promise]:
     return [promise for item in items for promise in item.all_promises if promise.metric != "latency"]
 
 
-def read_directory(directory: Path) -> tuple[Contract, SetupFile]:
+@dataclass(frozen=True)
+class Folder:
+    """What a directory says: agreements, the documents beside them, and ``simulation.yaml``."""
+
+    path: Path
+    agreements: Sequence[Agreement]
+    plans: Plans
+    setup: SetupFile
+
+    def contract(self, volumes: Iterable[str], known: LabelBook | None = None) -> Contract:
+        """Its agreements about these volumes; ``known``: what is said of labels elsewhere.
+
+        Raises:
+            SimulationError: an agreement chooses volumes by labels, and none has them.
+        """
+        known, own = known or LabelBook(), {each.name for each in self.plans.labels}
+        documents = (*self.plans.labels, *(each for each in known.documents if each.name not in own))
+        book = LabelBook(known.announced, documents, known.volumes.union(volumes))
+        for agreement in self.agreements:
+            scope = agreement.spec.scope
+            if scope.volume_labels is not None and not book.in_scope(scope):
+                problem = (
+                    f"agreement {agreement.name} chooses volumes by labels ({scope.volume_labels}), which "
+                )
+                names = ", ".join(sorted(book.volumes)) or "none"
+                fix = "Give them labels in a VolumeLabels document beside the agreements"
+                raise SimulationError(str(self.path), f"{problem}none has that is simulated: {names}", fix)
+        return contract_of(self.agreements, self.plans, book)
+
+
+def read_directory(directory: Path) -> Folder:
     """Agreements and ``simulation.yaml`` of a directory.
 
     Raises:
@@ -178,26 +211,24 @@ def read_directory(directory: Path) -> tuple[Contract, SetupFile]:
         raise SimulationError(str(directory), "holds no agreement (*.yaml)", "See docs/formats/agreement.md")
     agreements = [agreement for _, agreement in found.values()]
     _check(directory, agreements, plans)
-    return contract_of(agreements, plans), setup
+    return Folder(directory, agreements, plans, setup)
 
 
 def _with_documents(plans: Plans, documents: Iterable[Document]) -> Plans:
-    works, calendars = plans.works, plans.calendars
+    works, calendars, labels = plans.works, plans.calendars, plans.labels
     for document in documents:
         if isinstance(document, MaintenanceDocument):
             works = (*works, AnnouncedWork(document, 1, 0))
         elif isinstance(document, CalendarDocument):
             calendars = (*calendars, CalendarInForce(document, 1, 0))
-    return Plans(works, calendars)
+        elif isinstance(document, VolumeLabelsDocument):
+            labels = (*labels, VolumeLabelsInForce(document, 1, 0))
+    return Plans(works, calendars, labels=labels)
 
 
 def _check(directory: Path, agreements: Sequence[Agreement], plans: Plans) -> None:
     """See that volumes and calendars are there, and that something can be simulated."""
     for agreement in agreements:
-        if agreement.spec.scope.volume_labels is not None:
-            problem = f"agreement {agreement.name} chooses volumes by labels, which traces do not have"
-            fix = "Name its volumes in scope.volumes; with --stored and without --slas labels are known"
-            raise SimulationError(str(directory), problem, fix)
         hours = agreement.spec.service_hours
         if hours is not None and hours.is_named and hours.calendar not in plans.calendar_names():
             problem = f"agreement {agreement.name} names the calendar {hours.calendar}, which is not in it"
@@ -239,6 +270,22 @@ def check_placement(streams: Iterable[Stream]) -> None:
             raise SimulationError(where, problem, "Give its loads the same backend, or different gateways")
 
 
+def check_faults(faults: Iterable[Fault], backends: Iterable[str]) -> None:
+    """See that backends at fault are there, and have one fault at a time.
+
+    Raises:
+        SimulationError: one is not, or has two.
+    """
+    known, until_s = sorted(backends), dict[str, float]()
+    for fault in sorted(faults, key=lambda each: each.from_s):
+        where = f"fault of backend {fault.backend} from {fault.from_s:g} s"
+        if fault.backend not in known:
+            raise SimulationError(where, "no volume is on it", f"Backends are {', '.join(known)}")
+        if fault.from_s < until_s.get(fault.backend, 0.0):
+            raise SimulationError(where, "the one before has not ended", "Give them different times")
+        until_s[fault.backend] = fault.ends_s
+
+
 def check_clients(contract: Contract, unnamed: Iterable[Stream]) -> None:
     """See that a trace without clients has no volume that an agreement divides by clients.
 
@@ -268,7 +315,20 @@ def parse_load(text: str) -> Load:
     Raises:
         SimulationError: it is wrong.
     """
-    where, tree = f"--load {text}", dict[str, str]()
+    return _parsed(Load, "--load", text, "volume=greedy,depth=32")
+
+
+def parse_fault(text: str) -> Fault:
+    """A fault of the command line: ``kind=hangs,from_s=30,until_s=60``.
+
+    Raises:
+        SimulationError: it is wrong.
+    """
+    return _parsed(Fault, "--fault", text, "kind=hangs,from_s=30")
+
+
+def _parsed(model: type[Model], option: str, text: str, example: str) -> Model:
+    where, tree = f"{option} {text}", dict[str, str]()
     for part in text.split(","):
         key, equals, value = part.partition("=")
         if not equals:
@@ -276,11 +336,9 @@ def parse_load(text: str) -> Load:
             if last and part.isdecimal() and tree[last].isdecimal():
                 problem = f"{last}={tree[last]},{part}: a comma ends a value"
                 raise SimulationError(where, problem, f"Write {last}={tree[last]}{part}")
-            raise SimulationError(
-                where, f"{part!r} is not key=value", "Write for example volume=greedy,depth=32"
-            )
+            raise SimulationError(where, f"{part!r} is not key=value", f"Write for example {example}")
         tree[key.strip()] = value.strip()
-    return _validated(Load, tree, where)
+    return _validated(model, tree, where)
 
 
 def read_policy(path: Path) -> tuple[dict[int, dict[str, float | None]], dict[int, dict[str, float]]]:

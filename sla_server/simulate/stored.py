@@ -18,9 +18,10 @@ Pure. Source: Sakasegawa 1977, "An approximation formula L_q = a rho^b / (1 - rh
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -29,6 +30,7 @@ import numpy.typing as npt
 
 from pmdaemon.wire.cut import IO_KINDS
 from sla_server.agreements.promise import Promise
+from sla_server.agreements.selectors import is_pattern
 from sla_server.simulate.device import CostPoint, DeviceModel
 from sla_server.simulate.errors import NothingStored, TooManyIos
 from sla_server.simulate.loads import Application, Arrival
@@ -143,13 +145,13 @@ def stored_plan(
             "--stored", "no I/O is stored of that time", "See sla get volumes, and choose a longer time"
         )
     second = (slots["slot_us"] - from_us) // 1_000_000
-    numbers = np.unique(slots["stream_id"]).tolist()
-    streams = {number: Stream(**found.streams[number]) for number in numbers if number in found.streams}
-    fits = {
-        backend: _fitted(found, streams, backend, servers)
-        for backend in sorted({stream.backend for stream in streams.values()})
-    }
-    restless = _restless(found, contract, streams)
+    rows = _RowsOf(slots["stream_id"])
+    streams = {number: Stream(**found.streams[number]) for number in rows.numbers if number in found.streams}
+    by_backend: dict[str, list[int]] = {}
+    for number, stream in streams.items():
+        by_backend.setdefault(stream.backend, []).append(number)
+    fits = {name: _fitted(found, rows.of(by_backend[name]), servers) for name in sorted(by_backend)}
+    restless = _restless(found, contract, streams, rows)
     is_quiet = not restless
     chosen = np.unique(second).tolist() if every else [(us - from_us) // 1_000_000 for us in restless]
     if not chosen:
@@ -172,18 +174,48 @@ def stored_plan(
             most_ios,
             "Choose a shorter time with --stored and --until, or simulate a --sample of it",
         )
-    feeds = list(_feeds(slots, second, streams, found.slot_s))
+    feeds = list(_feeds(slots, second, streams, found.slot_s, spans, rows))
     devices = {name: device or fit.model for name, fit in fits.items()}
     title = f"stored load in slots of {found.slot_s} s"
     return Plan(contract, feeds, devices, spans, start_unix_us=from_us, title=title, notes=notes)
 
 
+class _RowsOf:
+    """Rows of each stream, found without looking at those of all others."""
+
+    def __init__(self, stream_ids: Ints) -> None:
+        self._order = np.argsort(stream_ids, kind="stable")
+        names, first = np.unique(stream_ids[self._order], return_index=True)
+        bounds = [*first.tolist(), len(stream_ids)]
+        self._spans = dict(zip(names.tolist(), itertools.pairwise(bounds), strict=True))
+
+    @property
+    def numbers(self) -> list[int]:
+        """All streams, in order."""
+        return list(self._spans)
+
+    def of(self, numbers: Iterable[int]) -> Ints:
+        """Of these streams, one after another."""
+        spans = (self._spans[number] for number in numbers if number in self._spans)
+        parts = [self._order[first:last] for first, last in spans]
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+
 def _feeds(
-    slots: Mapping[str, Ints], second: Ints, streams: Mapping[int, Stream], slot_s: int
+    slots: Mapping[str, Ints],
+    second: Ints,
+    streams: Mapping[int, Stream],
+    slot_s: int,
+    spans: Sequence[tuple[float, float]],
+    rows: _RowsOf,
 ) -> Iterator[Feed]:
+    """Of every stream; with the slots that lie within a span, of which the others are never asked."""
+    firsts, lasts = np.array(spans).T
+    within = lasts[np.maximum(np.searchsorted(firsts, second, side="right") - 1, 0)] > second
+    useful = within & (second >= firsts[0]) & (slots["arrived"] > 0)
     for number, stream in streams.items():
-        rates = {}
-        for row in np.flatnonzero((slots["stream_id"] == number) & (slots["arrived"] > 0)).tolist():
+        rates, mine = {}, rows.of((number,))
+        for row in mine[useful[mine]].tolist():
             reads, writes = int(slots["reads"][row]), int(slots["writes"][row])
             most = int(slots["held_max"][row] + slots["inflight_max"][row])
             rates[int(second[row])] = (
@@ -199,28 +231,35 @@ def _feeds(
 # Which slots.
 
 
-def _restless(found: Slots, contract: Contract, streams: Mapping[int, Stream]) -> list[int]:
+def _restless(found: Slots, contract: Contract, streams: Mapping[int, Stream], rows: _RowsOf) -> list[int]:
     """slot_us in which a promise was not at ease."""
     slots, missed, restless = found.slots, found.missed, set[int]()
     ios = slots["reads"] + slots["writes"]
+    missed_rows = _RowsOf(missed["stream_id"])
+    of_volume: dict[str, list[int]] = {}
+    for number, stream in streams.items():
+        of_volume.setdefault(stream.volume, []).append(number)
     for promise in contract.promises:
-        covered = np.array([n for n, s in streams.items() if promise.covers(s.volume, s.client)], np.int64)
-        mine = np.isin(slots["stream_id"], covered)
-        if not mine.any():
+        named = not any(map(is_pattern, promise.volumes))
+        volumes = promise.volumes if named else filter(promise.has_volume, of_volume)
+        numbers = (number for volume in dict.fromkeys(volumes) for number in of_volume.get(volume, ()))
+        covered = [n for n in numbers if promise.covers(streams[n].volume, streams[n].client)]
+        mine = rows.of(covered)
+        if not len(mine):
             continue
         names, index = np.unique(slots["slot_us"][mine], return_inverse=True)
         latency_us = np.bincount(index, weights=slots["lat_sum_us"][mine])
         done = np.bincount(index, weights=ios[mine])
         near = latency_us >= RESTLESS_R * promise.curve[0].threshold_us * np.maximum(done, 1)
         restless.update(names[near & (done > 0)].tolist())
-        restless.update(_missing(missed, promise, covered))
+        restless.update(_missing(missed, promise, missed_rows.of(covered)))
     return sorted(restless)
 
 
-def _missing(missed: Mapping[str, Ints], promise: Promise, covered: Ints) -> list[int]:
-    mine = np.isin(missed["stream_id"], covered) & (missed["io"] == IO_KINDS[promise.io])
-    mine &= missed["threshold_us"] == promise.curve[-1].threshold_us
-    if not mine.any():
+def _missing(missed: Mapping[str, Ints], promise: Promise, mine: Ints) -> list[int]:
+    mine = mine[missed["io"][mine] == IO_KINDS[promise.io]]
+    mine = mine[missed["threshold_us"][mine] == promise.curve[-1].threshold_us]
+    if not len(mine):
         return []
     names, index = np.unique(missed["slot_us"][mine], return_inverse=True)
     counted = np.bincount(index, weights=missed["counted"][mine])
@@ -316,9 +355,9 @@ def fit(rate: Floats, latency_s: Floats, most: Floats, mean_kib: float, servers:
     return best
 
 
-def _fitted(found: Slots, streams: Mapping[int, Stream], backend: str, servers: int | None) -> FittedDevice:
+def _fitted(found: Slots, mine: Ints, servers: int | None) -> FittedDevice:
+    """Of the backend of these rows."""
     slots = found.slots
-    mine = np.isin(slots["stream_id"], [n for n, s in streams.items() if s.backend == backend])
     names, index = np.unique(slots["slot_us"][mine], return_inverse=True)
 
     def summed(name: str) -> Floats:

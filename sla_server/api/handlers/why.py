@@ -16,6 +16,7 @@ from flask import Request, Response
 
 from sla_server.agreements.selectors import matches
 from sla_server.agreements.slices import REASONS
+from sla_server.agreements.unexcused import asks_for_notice, unexcused_work
 from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, NotFound
@@ -27,6 +28,7 @@ NEAR: Final = 5
 NEAR_RATIO: Final = 0.5  # "erp-gld" and "gold-erp" are found, "batch" is not
 DECISIONS: Final = 30  # some minutes of a busy loop; the newest five are shown
 OWN_MOST: Final = 5  # agreements with a mode of their own that are looked at
+NOTICE_MOST: Final = 20  # agreements of a volume whose maintenance is looked at
 COVERED_MOST: Final = 500  # volumes of one agreement that are looked at
 YEAR_9999_US: Final = 253_370_764_800_000_000  # no calendar goes on much longer
 STEPS: Final = ("start", "pre-position", "decrease", "increase", "release")
@@ -169,6 +171,7 @@ def _about_volume(context: AppContext, name: str, facts: Row, live: Row, modes: 
             for promise in _promises(context, agreement, facts, live)
         ],
         "measured": _measured(context, name, facts, live),
+        "unexcused": _unexcused(context, [row for row in agreements if scopes.has(row, name)], at_us),
         **_later(context, facts, volume=name),
     }
     helped = next((row for row in throttles if row["source"] == "control"), None)
@@ -289,6 +292,7 @@ def _about_agreement(
             if _covers_client(described, row.get("client"))
         ],
         "volumes": volumes,
+        "unexcused": _unexcused(context, [described], at_us),
         "decisions": source.decisions(victims=victims, until_us=at_us, limit=DECISIONS) if victims else [],
         **(_later(context, facts, victims=victims) if victims else {}),
     }
@@ -416,6 +420,16 @@ def _spec(agreement: Row) -> Row:
 def _scopes(context: AppContext) -> ScopeVolumes:
     """Volumes of agreements, by the labels that volumes have now."""
     return ScopeVolumes(lambda: read_book(context.source))
+
+
+def _unexcused(context: AppContext, agreements: Sequence[Row], at_us: int) -> list[Row]:
+    """Maintenance that some of these agreements do not excuse, for want of notice."""
+    asking = [row for row in agreements if asks_for_notice(row)][:NOTICE_MOST]
+    if not asking:
+        return []
+    documents = context.source.documents("Maintenance")
+    found = (unexcused_work(row, documents, _volumes_of(context, row), at_us) for row in asking)
+    return [row for rows in found for row in rows]
 
 
 def _covers_client(agreement: Row, client: str | None) -> bool:

@@ -20,7 +20,7 @@ CLIENT: Final = "client"
 
 @dataclass(slots=True)
 class Io:
-    """One request: ``done`` is called with the time it completed."""
+    """One request: ``done`` is called with the time it completed; ``failed``: with an error."""
 
     volume: str
     arrived: float
@@ -29,6 +29,7 @@ class Io:
     client: str = CLIENT
     size_bytes: int = IO_BYTES
     is_write: bool = False
+    failed: bool = False
 
 
 class SimStorage(Protocol):

@@ -5,12 +5,12 @@
                    `------------------- lag -------------------> Controller.add_cut, tick every 250 ms
                    <------------------- lag ------------------- SetCaps, and the renewal of leases
 
-Deterministic, on the clock and storage of ``simulated_world``; throttle wake-ups are rounded up to 1 ms as
-epoll rounds them. Caps of clients hold beside that of their volume, as in the data plane (ADR 21): a client
-that is held by its own keeps its place, and holds up no other; those that no agreement names may share one.
-A gateway may be given a ``SimHost`` on which
-it has to wait for the processor, and a wall clock that jumps; gateways can be lost, volumes moved, the server
-killed. Used by tests, by ``sla simulate`` (``sla_server.simulate``) and for tuning; it is never part of a
+Deterministic, on the clock and storage of ``simulated_world``, counting as ``simulated_account`` does;
+throttle wake-ups are rounded up to 1 ms as epoll rounds them. Caps of clients hold beside that of their
+volume, as in the data plane (ADR 21): a client that is held by its own keeps its place, and holds up no
+other; those that no agreement names may share one. A gateway may be given a ``SimHost`` on which it has to
+wait for the processor, and a wall clock that jumps; gateways can be lost, volumes moved, the server killed.
+Used by tests, by ``sla simulate`` (``sla_server.simulate``) and for tuning; it is never part of a
 running server.
 """
 
@@ -20,26 +20,18 @@ import math
 import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
-from pmdaemon.wire.cut import COL, COLUMNS, HIST_DTYPE, IO_ANY, IO_READ, IO_WRITE, MISSED_DTYPE, Cut
-from pmdaemon.wire.histogram import (
-    DELAY,
-    SERVICE,
-    TOTAL_READ,
-    TOTAL_WRITE,
-    bucket_of_ns,
-    coarse_bucket_of_ns,
-)
+from pmdaemon.wire.cut import COL, COLUMNS, HIST_DTYPE, IO_ANY, MISSED_DTYPE, Cut
 from pmdaemon.wire.messages.agent import CLIENT_CAPS, LARGE_CAPS, OTHER_CLIENT_CAPS
 from pmdaemon.wire.messages.client_caps import EXCEPT, is_glob, is_of_glob
 from pmdaemon.wire.names import stream_id
 from pmdaemon.wire.rates import COST_BYTES, Rates, RateSet, io_cost
 from sla_server.services.control.controller import Controller
 from sla_server.services.control.decisions import Decision, SetCaps
+from sla_server.services.control.simulated_account import SimAccount
 from sla_server.services.control.simulated_world import (
     CLIENT,
     IO_BYTES,
@@ -73,65 +65,6 @@ EPOLL_NS: Final = 1_000_000
 TICK_S: Final = 0.25
 LEASE_FRESH_S: Final = 3.0  # polls renew leases only while the server's own renewal is younger
 BACKEND: Final = "disk"
-
-
-@dataclass(slots=True)
-class _Account:
-    """Counters of one stream at one gateway since the last cut, and for ever (``cum_*``); gauges."""
-
-    arrived: int = 0
-    reads: int = 0
-    writes: int = 0
-    read_bytes: int = 0
-    write_bytes: int = 0
-    lat: float = 0.0
-    svc: float = 0.0
-    delay: float = 0.0
-    cum_reads: int = 0
-    cum_read_bytes: int = 0
-    inflight: int = 0
-    held: int = 0
-    hist: dict[int, int] = field(default_factory=dict)
-    missed: dict[tuple[int, int], int] = field(default_factory=dict)
-
-    def count(self, bucket: int) -> None:
-        """One I/O more in a bucket of the wire's numbering."""
-        self.hist[bucket] = self.hist.get(bucket, 0) + 1
-
-    def complete(self, io: Io, now: float, thresholds: list[tuple[int, int]]) -> None:
-        """An I/O is done; ``thresholds``: (io kind, us)."""
-        if io.is_write:
-            self.writes += 1
-            self.write_bytes += io.size_bytes
-        else:
-            self.reads += 1
-            self.read_bytes += io.size_bytes
-            self.cum_reads += 1
-            self.cum_read_bytes += io.size_bytes
-        total_ns, delay_ns = round((now - io.arrived) * 1e9), round((io.sent - io.arrived) * 1e9)
-        self.lat += now - io.arrived
-        self.svc += now - io.sent
-        self.delay += io.sent - io.arrived
-        self.count((TOTAL_WRITE if io.is_write else TOTAL_READ) + bucket_of_ns(total_ns))
-        self.count(SERVICE + coarse_bucket_of_ns(total_ns - delay_ns))
-        self.count(DELAY + coarse_bucket_of_ns(delay_ns))
-        other = IO_READ if io.is_write else IO_WRITE
-        for key in thresholds:
-            if key[0] != other and total_ns > key[1] * 1000:
-                self.missed[key] = self.missed.get(key, 0) + 1
-
-    def counted(self, io: int) -> int:
-        """Completed I/Os of a kind."""
-        return (self.reads if io != IO_WRITE else 0) + (self.writes if io != IO_READ else 0)
-
-    def rest(self) -> _Account:
-        """What the next cut begins with."""
-        return _Account(
-            cum_reads=self.cum_reads,
-            cum_read_bytes=self.cum_read_bytes,
-            inflight=self.inflight,
-            held=self.held,
-        )
 
 
 class SimGateway:
@@ -169,7 +102,7 @@ class SimGateway:
         self.host: SimHost | None = None
         self.step_us = self.offset_us = 0
         self.thresholds: dict[str, list[tuple[int, int]]] = {}
-        self.accounts = {stream: _Account() for stream in streams}
+        self.accounts = {stream: SimAccount() for stream in streams}
         self.held: dict[str, dict[str, deque[tuple[int, Io]]]] = {volume: {} for volume in self.volumes}
         for volume, client in streams:
             self.held[volume][client] = deque()
@@ -211,8 +144,7 @@ class SimGateway:
     def _take(self, io: Io) -> None:
         io.arrived = self.world.now  # a gateway knows of a request from when it reads it
         account = self.accounts[io.volume, io.client]
-        account.arrived += 1
-        account.held += 1
+        account.arrive(io)
         if not self.caps:
             self._send(io)
             return
@@ -289,7 +221,7 @@ class SimGateway:
     def _complete(self, io: Io) -> None:
         account = self.accounts[io.volume, io.client]
         account.inflight -= 1
-        account.complete(io, self.world.now, self.thresholds.get(io.volume, []))
+        account.complete(io, self.world.now, self.thresholds.get(io.volume, []), self._cut_at)
         io.done(self.world.now)
 
     def apply(self, decision: SetCaps) -> None:
@@ -348,31 +280,12 @@ class SimGateway:
         counters = np.zeros((len(COLUMNS), len(self.accounts)), dtype=np.int64)
         hist, missed = [], []
         for row, (stream, account) in enumerate(self.accounts.items()):
-            bytes_done = account.read_bytes + account.write_bytes
-            values = {
-                "stream_id": stream_id(self.gateway_id, *stream),
-                "arrived": account.arrived,
-                "reads": account.reads,
-                "writes": account.writes,
-                "read_bytes": account.read_bytes,
-                "write_bytes": account.write_bytes,
-                "lat_sum_us": round(account.lat * 1e6),
-                "svc_sum_us": round(account.svc * 1e6),
-                "delay_sum_us": round(account.delay * 1e6),
-                "cost_milli": round((account.counted(IO_ANY) + bytes_done / COST_BYTES) * 1000),
-                "inflight": account.inflight,
-                "held": account.held,
-                "cum_reads": account.cum_reads,
-                "cum_read_bytes": account.cum_read_bytes,
-            }
-            for name, value in values.items():
+            counters[COL["stream_id"], row] = stream_id(self.gateway_id, *stream)
+            for name, value in account.counters().items():
                 counters[COL[name], row] = value
             hist += [(row, bucket, count) for bucket, count in sorted(account.hist.items())]
-            missed += [
-                (row, io, threshold_us, account.counted(io), account.missed.get((io, threshold_us), 0))
-                for io, threshold_us in self.thresholds.get(stream[0], ())
-                if account.counted(io)
-            ]
+            entries = account.entries(self.thresholds.get(stream[0], ()), self._cut_at, self.world.now)
+            missed += [(row, *entry) for entry in entries]
             self.accounts[stream] = account.rest()
         self.seq += 1
         gen, start = (-1 if self._gen_changed else self.gen), self._cut_at

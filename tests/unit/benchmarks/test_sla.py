@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import harness, sla
+from benchmarks import harness, sla, sla_simulated
 from benchmarks.fio_load import FioLoad, ios_of
-from benchmarks.sla_scenarios import SCENARIOS
+from benchmarks.sla_scenarios import PROMISES_MS, SCENARIOS, matrix
 
 
 def results() -> dict:
@@ -44,3 +44,27 @@ def test_ios_of_a_log_of_fio_are_on_the_monotonic_clock():
 def test_fio_is_given_the_export_of_one_client(tmp_path):
     command = FioLoad(tmp_path / "a.nbd", "erp-db@batch", 1, 32).command(tmp_path)
     assert f"--uri=nbd+unix:///erp-db%40batch?socket={tmp_path}/a.nbd" in command
+
+
+@pytest.mark.parametrize("event", ["hangs", "fails"])
+def test_on_the_simulator_a_fault_is_shown_within_three_windows_and_nobody_is_throttled_for_it(event):
+    scenario = next(each for each in SCENARIOS if each.event == event)
+    found = sla_simulated.fault_of(scenario, 15.0, sla.agreements(scenario))
+    assert found["shown_after_windows"] <= 3
+    assert not found["throttled"]
+    assert found["slices"] in ([{"bad": 2}], [{"bad": 3}])
+
+
+def test_each_scenario_is_had_on_each_backend_but_where_that_cannot_be():
+    found = {scenario.name: (scenario, problem) for scenario, problem in matrix((), list(PROMISES_MS))}
+    assert len(found) == len(SCENARIOS) * len(PROMISES_MS)
+    left_out = {name for name, (_, problem) in found.items() if problem}
+    assert left_out == {
+        "nbdkit@modelled", "nbdkit@direct", "direct@modelled", "direct@nbdkit", "slower@nbdkit",
+        "slower@direct",
+    }  # fmt: skip
+    made, _ = found["hangs@nbdkit"]
+    assert (made.event, made.backend, made.promise_ms, made.has_goals) == ("hangs", "nbdkit", 20.0, False)
+    assert found["hangs"][0].has_goals
+    assert [scenario for scenario, _ in matrix((), ())] == list(SCENARIOS)
+    assert [scenario.name for scenario, _ in matrix(["many"], ["direct"])] == ["many@direct"]

@@ -8,9 +8,11 @@ import pytest
 from flask.testing import FlaskClient
 
 from pmdaemon.runtime.clock import FakeClock
+from sla_server.agreements.load import load_documents
 from sla_server.api.context import AppContext
 from sla_server.services.control.decisions import RecordDecision
 from tests.support import api
+from tests.support.agreements import simple
 from tests.support.api import NOW_US, snapshot
 from tests.support.worlds import A, Feeder, controller, promise, rows_of, volume_class
 
@@ -256,3 +258,19 @@ def test_a_throttle_that_is_not_in_sql_yet_is_known_from_the_live_view(
     observed = {**row, "state": "observed"}
     context.live.put(snapshot(throttles=[observed], slas=slas))
     assert web.get("/api/v1/why/erp-db").json["status"] == "free", "it only would be throttled"
+
+
+def test_maintenance_that_came_with_too_little_notice(
+    web: FlaskClient, source: api.FakeSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (gold,) = load_documents(simple("erp-gold", volumes="erp-db", extra="  maintenance: {notice: 90d}\n"), 60)
+    row = {**api.gold(), "spec": gold.document.spec_json()}
+    (work,) = source.documents("Maintenance")[:1]
+    work["spec"]["spec"]["scope"]["agreements"] = ["erp-*"]
+    monkeypatch.setattr(source, "agreements_at", lambda _at_us, _name=None: iter([row]))
+    monkeypatch.setattr(source, "documents", lambda _kind: [work])
+    for name in ("erp-gold", "erp-db"):
+        answer = web.get(f"/api/v1/why/{name}").json
+        (found,) = answer["facts"]["unexcused"]
+        assert (found["maintenance"], found["sla"], found["notice_s"]) == ("disks", "erp-gold", 90 * 86_400)
+        assert "Maintenance" in [section["title"] for section in answer["sections"]]

@@ -49,7 +49,8 @@ def test_the_agreement() -> None:
 def test_the_simulation_file(tmp_path: Path) -> None:
     (tmp_path / "simulation.yaml").write_text(example("docs/operations/simulate.md", "yaml"))
     (tmp_path / "gold.yaml").write_text(example("README.md", "yaml"))
-    contract, setup = read_directory(tmp_path)
+    folder = read_directory(tmp_path)
+    contract, setup = folder.contract(()), folder.setup
     assert [promise.key for promise in contract.promises] == [("erp-gold", "latency")]
     assert [load.volume for load in setup.loads] == ["gold", "big"]
 

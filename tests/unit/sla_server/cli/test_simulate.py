@@ -86,6 +86,12 @@ def test_a_trace_its_placement_device_and_policy(slas, tmp_path):
         (("--slas", "SLAS", "--load", "volume=v,iops=1", "--duration", "soon"), 2, "is not a duration"),
         (("--stored", "24h", "--load", "volume=v,iops=1"), 2, "--load does not go with --stored"),
         (("--slas", "SLAS", "--load", "volume=v,iops=1", "--duration", "8d"), 2, "8d is longer than 7 days"),
+        (("--stored", "24h", "--fault", "kind=hangs,from_s=1"), 2, "--fault does not go with --stored"),
+        (
+            ("--slas", "SLAS", "--load", "volume=v,iops=1", "--fault", "kind=hangs,from_s=1,backend=b"),
+            65,
+            "fault of backend b from 1 s: no volume is on it",
+        ),
     ],
 )
 def test_mistakes_are_named(slas, arguments, status, text):
@@ -137,3 +143,17 @@ def test_clients_of_a_divided_volume_are_rows_of_the_tables(slas):
     rows = [line.split(",")[:3] for line in run(*base, "--mode", "off", "-o", "csv").stdout.splitlines()]
     assert ["off", "client", "gold/job"] in rows
     assert "gold/job" in run(*base, "--mode", "off", "-o", "html").stdout
+
+
+def test_storage_that_hangs_is_said_and_its_slices_are_bad(slas):
+    done = run("--slas", slas, *QUICK, "--fault", "kind=hangs,from_s=3", "--mode", "enforce", "-o", "json")
+    tree = json.loads(done.stdout)
+    (mode,) = tree["modes"]
+    assert mode["events"] == {"storage-fault": 1, "violation-opened": 1}
+    assert mode["agreements"][0]["slices"] == {"bad": 2}
+    assert mode["agreements"][0]["bad_s"] >= 8
+    assert [volume["caps"] for volume in mode["volumes"]] == [[]]
+    assert tree["faults"] == [{"backend": "disk", "kind": "hangs", "from_s": 3.0, "until_s": None}]
+    done = run("--slas", slas, *QUICK, "--fault", "kind=fails,from_s=3", "--mode", "enforce")
+    assert "backend disk fails from 3 s until the end" in done.stdout
+    assert "event storage-fault, once" in done.stdout

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from sla_server.services.control.simulation import Io, World
-from sla_server.simulate.device import CostPoint, DeviceModel, QueueingDevice
+from sla_server.simulate.device import CostPoint, DeviceModel, Fault, QueueingDevice
 
 CURVE = [CostPoint(kib=4, ms=1), CostPoint(kib=64, ms=4)]
 
@@ -49,3 +49,30 @@ def test_spread_keeps_the_mean_and_the_seed_decides():
 def test_a_curve_must_rise_in_size():
     with pytest.raises(ValidationError, match="must rise"):
         DeviceModel(read=list(reversed(CURVE)))
+
+
+def faulty(*faults: Fault) -> dict[float, tuple[float, bool]]:
+    """Requests of 2 ms that come each second from 0.5 on: when each is done, and whether it failed."""
+    world, done = World(1), dict[float, tuple[float, bool]]()
+    device = QueueingDevice(world, DeviceModel(spread=0, read=[CostPoint(kib=4, ms=2)]), 1, faults)
+    for second in range(4):
+        io = Io("v", second + 0.5, lambda _now: None)
+        world.at(
+            io.arrived,
+            lambda io=io: device.submit(io, lambda: done.setdefault(io.arrived, (world.now, io.failed))),
+        )
+    world.run(1000)
+    return done
+
+
+def test_a_device_that_hangs_goes_on_where_it_stopped_or_never():
+    held = faulty(Fault(kind="hangs", from_s=1.501, until_s=3))
+    ends = {0.5: 0.502, 1.5: 3.001, 2.5: 3.003, 3.5: 3.502}
+    assert {at: end for at, (end, _) in held.items()} == pytest.approx(ends)
+    assert not any(failed for _, failed in held.values())
+    assert list(faulty(Fault(kind="hangs", from_s=1))) == [0.5]
+
+
+def test_a_device_that_fails_answers_with_errors_as_long_as_it_does():
+    found = faulty(Fault(kind="fails", from_s=1, until_s=3))
+    assert [failed for _, failed in found.values()] == [False, True, True, False]

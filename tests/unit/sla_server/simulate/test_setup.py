@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from sla_server.simulate.errors import SimulationError
-from sla_server.simulate.setup import parse_load, read_device, read_directory, read_policy
+from sla_server.simulate.setup import (
+    check_faults,
+    parse_fault,
+    parse_load,
+    read_device,
+    read_directory,
+    read_policy,
+)
 from tests.support.agreements import calendar_text
 from tests.support.simulate import AGREEMENT
 
@@ -25,7 +32,8 @@ devices: {disk: {servers: 4, read: [{kib: 4, ms: 1}]}}
 loads: [{volume: gold, iops: 80}, {volume: big, depth: 32, gateway: g2}]
 streams: {dev-1: {backend: other}}
 """
-    contract, found = read_directory(directory(tmp_path, gold__yaml=AGREEMENT, simulation__yaml=setup))
+    folder = read_directory(directory(tmp_path, gold__yaml=AGREEMENT, simulation__yaml=setup))
+    contract, found = folder.contract(("gold",)), folder.setup
     (promise,) = contract.promises
     assert (promise.key, promise.floor_iops, promise.slice_s) == (("gold", "latency"), 60, 30)
     assert contract.clauses["gold", "latency"].min_ios_per_slice == 10
@@ -92,13 +100,13 @@ def test_a_policy_is_what_the_server_answers_or_a_bare_list(tmp_path: Path):
 
 def test_documents_of_other_kinds_are_skipped(tmp_path: Path):
     text = AGREEMENT + "---\n" + calendar_text()
-    contract, _ = read_directory(directory(tmp_path, all__yaml=text))
+    contract = read_directory(directory(tmp_path, all__yaml=text)).contract(())
     assert [promise.sla for promise in contract.promises] == ["gold"]
 
 
 def test_modes_of_single_agreements_are_kept_and_said(tmp_path: Path):
     watched = AGREEMENT.replace("priority: gold", "priority: gold\n  control: observe")
-    contract, _ = read_directory(directory(tmp_path, a__yaml=watched))
+    contract = read_directory(directory(tmp_path, a__yaml=watched)).contract(())
     assert contract.modes == {"gold": "observe"}
     assert contract.notes == ["control: observe of gold: for it control only logs in both modes."]
 
@@ -125,3 +133,39 @@ def test_a_policy_that_is_no_json_is_refused(tmp_path: Path, text: str):
     path.write_text(text)
     with pytest.raises(SimulationError, match="is not JSON"):
         read_policy(path)
+
+
+LABELS = """\
+apiVersion: storage-sla/v1
+kind: VolumeLabels
+metadata: {name: tiers}
+spec:
+  volumes: ["db-*"]
+  labels: {tier: gold}
+"""
+
+
+def test_agreements_choose_by_labels_among_the_volumes_that_are_simulated(tmp_path: Path):
+    chosen = AGREEMENT.replace("{volumes: [gold]}", "{volume_labels: tier=gold}")
+    folder = read_directory(directory(tmp_path, a__yaml=chosen, labels__yaml=LABELS))
+    (promise,) = folder.contract(("db-1", "db-2", "batch")).promises
+    assert promise.volumes == ("db-1", "db-2")
+    with pytest.raises(SimulationError, match=r"by labels \(tier=gold\), which none has .*: batch"):
+        folder.contract(("batch",))
+
+
+def test_faults_of_the_file_and_of_the_command_line(tmp_path: Path):
+    setup = "faults: [{backend: disk, kind: hangs, from_s: 3, until_s: 5}]"
+    (found,) = read_directory(directory(tmp_path, a__yaml=AGREEMENT, simulation__yaml=setup)).setup.faults
+    assert found == parse_fault("kind=hangs,from_s=3,until_s=5")
+    assert found.text == "backend disk hangs from 3 s until 5 s"
+    assert parse_fault("kind=fails,from_s=1").text == "backend disk fails from 1 s until the end"
+    check_faults([found, parse_fault("kind=fails,from_s=5")], ["disk"])
+    for text, problem in (
+        ("kind=fails,from_s=4", "the one before has not ended"),
+        ("kind=fails,from_s=9,backend=other", "no volume is on it"),
+    ):
+        with pytest.raises(SimulationError, match=problem):
+            check_faults([found, parse_fault(text)], ["disk"])
+    with pytest.raises(SimulationError, match="until_s 3 must be after from_s 3"):
+        parse_fault("kind=hangs,from_s=3,until_s=3")

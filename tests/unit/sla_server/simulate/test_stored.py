@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pmdaemon.wire.cut import IO_ANY
+from sla_server.simulate import stored as stored_module
 from sla_server.simulate.device import DeviceModel
 from sla_server.simulate.errors import NothingStored, SimulationError
 from sla_server.simulate.run import Plan, run_mode
@@ -134,3 +135,40 @@ def test_the_notes_name_the_fit_and_throttles_in_force_then():
     given = planned(stored(10), device=DeviceModel(servers=9))
     assert given.devices["disk"].servers == 9
     assert not any("fitted" in note for note in given.notes)
+
+
+def test_a_feed_has_the_slots_that_are_replayed_and_no_others():
+    """Of a day of a fleet there is room for those alone: at most as many as I/Os may be simulated."""
+    found = stored(60, missed=((10, 600, 16), (40, 600, 16)))
+    feeds = planned(found).feeds
+    starts = [*range(8 * 60, 13 * 60, 60), *range(38 * 60, 43 * 60, 60)]
+    assert [sorted(feed.rates) for feed in feeds] == [starts, starts]
+
+
+def test_promises_of_thousands_of_volumes_each_look_at_their_own_rows_alone(monkeypatch):
+    """A fleet's hour has millions of rows and as many promises as streams: each of all would take days."""
+    volumes, slots = 3_000, 4
+    names = [{**NAMES[1], "volume": f"v-{number}"} for number in range(volumes)]
+    one = stored(slots, {"slot": 2, "stream": 1, "lat_sum_us": 600 * 9_000})
+    rows = one.slots["stream_id"] == 1
+    found = SimpleNamespace(
+        slot_s=60,
+        slots={name: np.tile(column[rows], volumes) for name, column in one.slots.items()},
+        missed=one.missed,
+        streams=dict(enumerate(names)),
+    )
+    found.slots["stream_id"] = np.repeat(np.arange(volumes), slots)
+    found.slots["lat_sum_us"][slots:] = 600 * 100  # only the first is near its limit
+    looked = list[int]()
+    of = stored_module._RowsOf.of
+
+    def counted(self, numbers):
+        mine = of(self, numbers)
+        looked.append(len(mine))
+        return mine
+
+    monkeypatch.setattr(stored_module._RowsOf, "of", counted)  # what is bounded is how much it looks at
+    contract = Contract([promise(f"v-{number}") for number in range(volumes)], [])
+    made = stored_plan(found, contract, FROM_US, 10**7)
+    assert made.spans == [(0.0, 240.0)]
+    assert sum(looked) == 3 * volumes * slots, "once for each promise, each feed, and the device"

@@ -14,8 +14,8 @@ from tests.support.bursts import BURST_S, PERIOD_S, Result, run, square
 
 @pytest.fixture(scope="module")
 def eight_bursts() -> Result:
-    """They recur eight times, and then no more."""
-    return run(square(8), 420)
+    """They recur eight times, and then no more. By the seed the ninth is not one that is left alone."""
+    return run(square(8), 420, seed=3)
 
 
 def test_a_recurring_burst_is_met_with_fewer_bad_seconds(eight_bursts: Result) -> None:

@@ -16,10 +16,10 @@ import pytest
 
 from benchmarks.sla_scenarios import TRACE_GAPS
 from sla_server.agreements.promise import CurveStep, Priority, Promise, VolumeClass
-from sla_server.services.control.decisions import SetCaps
+from sla_server.services.control.decisions import RaiseEvent, SetCaps
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.simulation import BACKEND, SimGateway, Simulation
-from sla_server.simulate.device import CostPoint, DeviceModel, QueueingDevice
+from sla_server.simulate.device import CostPoint, DeviceModel, Fault, QueueingDevice
 from sla_server.simulate.figures import ModeFigures, VolumeFigures, figures_of
 from sla_server.simulate.loads import Arrival, Load
 from sla_server.simulate.run import GeneratedFeed, Plan, TraceFeed, made_controller, run_mode
@@ -394,7 +394,7 @@ def test_recorded_bursts_of_a_neighbour_and_of_a_victim_are_met():
 
 @pytest.mark.parametrize("seed", [1, 3])
 def test_at_polls_of_250_ms_a_queue_that_drains_is_no_reason_for_a_second_cut(seed):
-    """The first cut was enough. With two, half of what the storage has stayed unused for long: 165 I/Os."""
+    """The first cut was enough. With two, half of what the storage has stays unused for long."""
     gold = GOLD.model_copy(update={"iops": 60.0, "read_fraction": 0.7})
     loads = [gold, greedy(depth=128, from_s=0, read_fraction=0.7)]
     disk = DeviceModel(servers=8, spread=0, read=[CostPoint(kib=4, ms=20)])
@@ -404,6 +404,48 @@ def test_at_polls_of_250_ms_a_queue_that_drains_is_no_reason_for_a_second_cut(se
         settings=ControlSettings(poll_interval_s=0.25),
     )
     figures, (capped,) = enforced(made)
-    assert capped.least_cost >= 180
+    levels = [cost for _, cost in capped.caps]
+    assert levels == sorted(levels), "after the first cut it only rises"
     assert kept(figures) >= 250
     assert figures.promises[0].bad_s <= 4
+
+
+@pytest.mark.parametrize("kind", ["hangs", "fails"])
+@pytest.mark.parametrize("neighbour", [greedy(iops=100, from_s=0), greedy()], ids=["modest", "capped"])
+def test_storage_that_hangs_or_fails_is_an_episode_at_once_and_nobody_is_slowed_for_it(kind, neighbour):
+    """From second 20 to 40. A cap that was in force before stays, for a lease at most, and is not lowered."""
+    made = replace(
+        plan([GOLD, neighbour], 60, promises=[promise(slice_s=10)]),
+        faults=[Fault(kind=kind, from_s=20, until_s=40)],
+    )
+    run = run_mode(made, "enforce")
+    figures = figures_of(made, run, None)
+    raised = [(at, event.kind) for at, event in run.decisions if isinstance(event, RaiseEvent)]
+    opened = min(at for at, event in raised if event == "violation-opened" and (at > 20 or neighbour.depth))
+    if neighbour.depth:
+        assert opened < 20, "the neighbour opened it, and the fault prolongs it"
+        assert not [at for at, event in raised if event == "violation-closed" and at < 40]
+    else:
+        assert opened <= 20 + 3 * made.settings.poll_interval_s + 0.75, "three windows, and how polls lie"
+    assert [at for at, event in raised if event == "storage-fault" and 20 < at < 26]
+    calm_s = 40 + made.settings.fault_calm_s
+    (caps,) = [volume.caps for volume in figures.volumes if volume.volume == "greedy"]
+    in_force = [cost for at, cost in caps if at <= 20][-1:]
+    assert not [cost for at, cost in caps if 20 < at < calm_s and cost not in (None, *in_force)]
+    assert not [d for at, d in run.decisions if isinstance(d, SetCaps) and 20 < at < 40 and not in_force]
+    assert figures.promises[0].slices["bad"] >= 2
+    assert bad_within(figures, 20, 40) == 20
+    if kind == "fails":
+        assert bad_within(figures, 42, 60) <= 4, "what failed has left no queue"
+
+
+def test_storage_that_never_answers_again_leaves_no_cap_in_force_and_no_slice_good():
+    made = replace(
+        plan([GOLD, greedy()], 80, promises=[promise(slice_s=10)]), faults=[Fault(kind="hangs", from_s=20)]
+    )
+    worlds = list[Simulation]()
+    run = run_mode(made, "enforce", worlds.append)
+    figures = figures_of(made, run, None)
+    assert in_force(worlds[0]) == [], "a lease after it began"
+    assert bad_within(figures, 20, 80) == 60
+    assert figures.promises[0].slices == {"good": 1, "bad": 7}
