@@ -94,6 +94,9 @@ class PmConfig(StrictModel):
     agent_users: list[str] = Field(default_factory=list)
     """Users of this machine whose agents may connect without TLS, beside the server's own and root; "*" is
     every user. The kernel says whose a connection is."""
+    agent_labels: bool = True
+    """Whether agents may label their volumes. Agreements choose volumes by labels: with false only people
+    do, by documents (`kind: VolumeLabels`), and what agents say is left out."""
     tls: TlsConfig = Field(default_factory=TlsConfig)
     gateway: list[ListedGateway] = Field(default_factory=list)
     """Gateways to dial. Those of the database's table gateway_list are dialled, too."""

@@ -65,6 +65,7 @@ class FrameHandlers:
         on_registered: called for each new session, so that outbound schedules it.
         counters: shared with the pair's summary line; only the inbound thread adds to it here.
         certificate_worker: makes certificates; None without TLS, when any peer may speak for any gateway.
+        takes_labels: the setting ``agent_labels``.
 
     Attributes:
         fast_path: takes nearly every answer before it comes here.
@@ -81,6 +82,7 @@ class FrameHandlers:
         on_registered: Callable[[str], None],
         counters: Counter[str],
         certificate_worker: CertificateWorker | None = None,
+        takes_labels: bool = True,
     ) -> None:
         self._registry = registry
         self._publisher = publisher
@@ -92,6 +94,7 @@ class FrameHandlers:
         self._fleet_log = LimitedLog("reception")
         self._fleet_warnings = LimitedLog("reception")  # not crowded out by what is merely said
         self._certificate_worker = certificate_worker
+        self._takes_labels = takes_labels
         self._allowances = Allowances(registry, publisher, clock, counters)
         self.enrolments = Enrolments(publisher, clock)
         self.fast_path = FastPath(publisher, clock, interval_us, counters)
@@ -164,6 +167,9 @@ class FrameHandlers:
         if hello is None or not conn.schema_seen:
             raise ProtocolViolation(conn.session.state.value, "REGISTER", "SCHEMA before it")
         registration = Registration.parse(received.header)
+        if not self._takes_labels:
+            for export in registration.exports:
+                export.pop("labels", None)
         is_known = conn.gateway is not None
         self._check_quotas(hello, registration, "changes" if is_known else "sessions")
         if conn.gateway is not None:

@@ -182,6 +182,7 @@ class Pair:
             on_registered=lambda gateway_id: migrator.registered(gateway_id),  # noqa: PLW0108  # made below
             counters=self.in_counters,
             certificate_worker=self._certificate_worker,
+            takes_labels=settings.agent_labels,
         )
         migrator = ShardMigrator(
             self._channel,

@@ -9,7 +9,7 @@ from sla_server.api.route import ANY, PREFIX, ApiRoute, Query
 from sla_server.api.routes import ROUTES
 from sla_server.db.queries.row_schemas import row_schema
 from sla_server.events.event import schema as event_schema
-from sla_server.reports.document import IssuedReport, inlined_schema
+from sla_server.reports.document import component_schemas
 from sla_server.requests import (
     AcknowledgeBody,
     ApprovalAnswer,
@@ -42,19 +42,7 @@ SCHEMAS: Final[dict[str, Any]] = {
     "NewToken": NewToken.model_json_schema(),
     "NewPassword": NewPassword.model_json_schema(),
     "Event": {**event_schema(), "required": ["kind"]},  # the preview fills in the rest
-    "Report": inlined_schema(),
-    "IssuedReport": {
-        "type": "object",
-        "required": ["digest", "report"],
-        "properties": {
-            "digest": {"type": "string", "description": "SHA-256 of the report, written out canonically"},
-            "is_copy": {
-                "type": "boolean",
-                "description": "Names of others are left out; `digest` is that of the whole report.",
-            },
-            "report": inlined_schema(IssuedReport),
-        },
-    },
+    **component_schemas(),
     "Verification": {
         "type": "object",
         "required": ["report_id", "is_good", "findings", "checked", "left_out"],

@@ -72,7 +72,7 @@ def _command(kind: str) -> click.Command:
 
 
 for _kind, _listed in KINDS.items():
-    if not _listed.of and _kind not in ("slas", "events", "pools", "trend"):
+    if not _listed.of and _kind not in ("slas", "events", "pools", "trend", "decisions"):
         describe.add_command(_command(_kind))
 
 

@@ -41,8 +41,11 @@ INBOX_OF: Final = {
     "events": ("severity", "kind", "subject"),
     "jobs": ("kind", "subject"),
     "policies": ("subject",),
+    "decisions": ("kind",),
 }
 """Filters that kinds take."""
+NARROWED: Final = ("episodes", "decisions")
+"""Kinds of which a name is an agreement or volume that they are about; the server looks for it."""
 _MOST_LISTED: Final = 1000
 _SLICES_MOST: Final = 5000
 _PERIODS_MOST: Final = 60
@@ -102,8 +105,10 @@ class GetRequest:
         if useless:
             raise BadUsage(
                 f"--severity, --kind and --about have no use with {kind}; they are for events, the last "
-                "two for jobs, --about for policies"
+                "two for jobs, --about for policies, --kind for decisions"
             )
+        if kind == "decisions" and len(self.names) > 1:
+            raise BadUsage("decisions are of all volumes, or of one: sla get decisions VOLUME")
         if (self.state or self.sort) and kind not in ("jobs", "policies"):
             raise BadUsage(f"--state and --sort have no use with {kind}; they are for jobs and policies")
         if self.sort and self.since_us is not None:
@@ -123,7 +128,7 @@ class GetRequest:
 @click.option(
     "--limit",
     type=click.IntRange(1, 1000),
-    help="At most so many [20 throttles, events, episodes, slices, policies and jobs; all of the others].",
+    help="At most so many [20 of kinds that are listed newest first; all of the others].",
 )
 @click.option(
     "-l",
@@ -146,7 +151,10 @@ class GetRequest:
 @click.option("--sort", help="jobs, policies: newest, oldest, state; jobs: kind, longest, rows, too.")
 @click.option("--severity", help="events: info, warning or critical; several with commas between.")
 @click.option(
-    "--kind", "event_kind", metavar="PATTERN", help="events, jobs: of this kind; * matches anything."
+    "--kind",
+    "event_kind",
+    metavar="PATTERN",
+    help="events, jobs: of this kind; * matches anything. decisions: of these kinds.",
 )
 @click.option("--about", metavar="TEXT", help="events, jobs, policies: those with this text in them.")
 @click.option("--open", "is_open", is_flag=True, help="episodes, events: only those that go on.")
@@ -177,11 +185,12 @@ def get(
 
     KIND is one of gateways, volumes, pools, backends, slas, throttles, events, policies, jobs, processes,
     nodes, maintenance, calendars, volumelabels, recipients, routes and silences; of the past episodes,
-    slices, periods, rates and trend. The singular does, too. With NAME only the ones of that name are
-    listed; KIND/NAME does as well.
+    decisions, slices, periods, rates and trend. The singular does, too. With NAME only the ones of that name
+    are listed; KIND/NAME does as well.
 
     Slices (judged pieces of time, the newest) and periods are those of one agreement: sla get slices
     AGREEMENT[/OBJECTIVE]. Episodes (a promise is broken, until it is kept again) are those of all, or of one.
+    Decisions (what control did, and why) are those of the last day, of all volumes or of one.
     Streams (the clients) and rates (what was stored, slot by slot) are those of one volume. The trend is the
     last 15 minutes of all promises, or of one.
 
@@ -241,7 +250,7 @@ def _answer(client: Client, request: GetRequest, *, wants_documents: bool) -> tu
     if request.labels and kind not in ("slas", "volumes"):
         chosen = {row["name"] for row in client.get("/slas", labels=request.labels)["items"]}
         rows = [row for row in rows if _agreement_of(kind, row) in chosen]
-    if names and not listed.needs_name and kind != "episodes":
+    if names and not listed.needs_name and kind not in NARROWED:
         rows = of_names(kind, rows, names)
     if kind == "rates":
         rows.reverse()
@@ -282,7 +291,10 @@ def _path_of(request: GetRequest, *, wants_documents: bool) -> tuple[str, dict[s
         asked = {"match": request.inbox.get("subject"), "kind": request.inbox.get("kind")}
         asked |= {"state": request.state, "sort": request.sort}
         query |= {key: value for key, value in asked.items() if value}
-    if kind == "rates" and request.since_us is not None:
+    if kind == "decisions":
+        asked = {"volume": "".join(names[:1]), "kind": request.inbox.get("kind")}
+        query |= {key: value for key, value in asked.items() if value}
+    if kind in ("rates", "decisions") and request.since_us is not None:
         query["from_us"] = request.since_us
     return listed.path.replace("{name}", quote("".join(names[:1]), safe="")), query
 
@@ -304,7 +316,7 @@ def _pages(client: Client, request: GetRequest, path: str, query: dict[str, Any]
     if not request.listed.is_paged:
         yield client.get(path, **query)
         return
-    is_picked = bool(request.names or request.labels) and request.kind != "episodes"
+    is_picked = bool(request.names or request.labels) and request.kind not in NARROWED
     has_all = is_picked or request.since_us is not None
     wanted = request.limit or (_MOST_LISTED if is_picked else LIMIT_DEFAULT)
     query["limit"] = _MOST_LISTED if has_all else wanted

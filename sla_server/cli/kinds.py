@@ -30,6 +30,7 @@ INSTEAD: Final = {
     ("describe", "slices"): "sla get slices AGREEMENT",
     ("describe", "periods"): "sla get periods AGREEMENT",
     ("describe", "streams"): "sla get streams VOLUME",
+    ("describe", "decisions"): "sla why VOLUME --at TIME",
     ("describe", "rates"): "sla get rates VOLUME",
     ("describe", "trend"): "sla get trend AGREEMENT",
 }

@@ -53,7 +53,7 @@ from sla_server.events.recipients.secret_files import secrets_of_address
 PART_BYTES: Final = 4 << 20
 LOG_LINES: Final = 20_000
 JOURNAL_S: Final = 15.0
-UNITS: Final = ("sla-server", "gateway-agent", "sla-policy", "sla-relay")
+UNITS: Final = ("sla-server", "gateway-agent", "sla-policy", "sla-rollup", "sla-job@*", "sla-relay")
 MOST_FILES: Final = 20_000
 SECRET_BYTES: Final = 64 << 10  # a file of notify.secrets_dir is a key or a password
 LEAST_SECRET: Final = 6  # characters; shorter ones would remove parts of words
@@ -74,6 +74,7 @@ API_PARTS: Final = {
     "events.json": "/events?limit=500",
     "undelivered.json": "/undelivered",
     "policies.json": "/policies?limit=20",
+    "jobs.json": "/jobs?limit=50",
 }
 """Part -> what it asks the API."""
 _NAMES: Final = (
@@ -430,7 +431,7 @@ def _add_journal(made: Bundle, unit: str, deadline: Deadline) -> None:
             command, capture_output=True, text=True, errors="replace", timeout=limit_s, check=False
         ).stdout
 
-    name = f"logs/{unit}.journal"
+    name = f"logs/{unit.removesuffix('@*')}.journal"
     made.add(name, read, keep_end=True)
     if not made.parts.get(name, b"-"):
         del made.parts[name]

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from sla_server.cli import formatting
 from sla_server.cli.formatting import Column, TableKind
+from sla_server.explanation.evidence import decided
 from sla_server.rows import Row
 
 ZONE: Final = "_zone"
@@ -169,6 +170,22 @@ KINDS: Final = {
         of="VOLUME",
         key="slot_us",
         time="slot_us",
+    ),
+    "decisions": TableKind(
+        "/decisions",
+        (
+            Column("TIME", at("at_us")),
+            Column("TO KEEP", plain("victim")),
+            Column("CONTROL", lambda row, _now_us: decided(row) if row.get("kind") else formatting.DASH),
+            Column("KIND", plain("kind"), wide=True),
+            Column("BACKEND", plain("backend"), wide=True),
+            Column("CONFIRMED", at("confirmed_us"), number=True, wide=True),
+            Column("SEEN", at("seen_us"), number=True, wide=True),
+        ),
+        "Nothing was decided in the last day: no promise was at risk. For longer: --since",
+        key="decision_id",
+        time="at_us",
+        is_paged=True,
     ),
     "trend": TableKind(
         "/live/trend",

@@ -84,8 +84,9 @@ def burn_of(row: Row) -> str:
 
 
 def labels_of(row: Row) -> str:
-    """The labels of an agreement, as a selector takes them."""
-    found = ",".join(f"{key}={value}" for key, value in (row.get("labels") or {}).items())
+    """Labels as a selector takes them; one that a document takes away as ``sla volumes label`` does: KEY-."""
+    labels = (row.get("labels") or {}).items()
+    found = ",".join(f"{key}-" if value is None else f"{key}={value}" for key, value in labels)
     return found or formatting.DASH
 
 

@@ -350,20 +350,26 @@ def report_schema() -> dict[str, Any]:
     return {"$schema": dialect, **IssuedReport.model_json_schema(by_alias=True)}
 
 
-def inlined_schema(model: type[BaseModel] = ReportContent) -> dict[str, Any]:
-    """The schema of one model without references, for use within another document."""
-    schema = model.model_json_schema(by_alias=True)
-    definitions = schema.pop("$defs", {})
+def component_schemas() -> dict[str, Any]:
+    """``Report`` and ``IssuedReport`` and what they are made of, by name, for ``components`` of OpenAPI.
 
-    def resolved(value: Any) -> Any:
-        if isinstance(value, list):
-            return [resolved(each) for each in value]
-        if not isinstance(value, dict):
-            return value
-        name = str(value.get("$ref", "")).removeprefix("#/$defs/")
-        if name in definitions:
-            return resolved(definitions[name])
-        return {key: resolved(each) for key, each in value.items()}
-
-    found: dict[str, Any] = resolved(schema)
+    Each part is a schema of its own: generators of clients make a class of each, and refuse two of one name.
+    """
+    found: dict[str, Any] = {}
+    for name, model in (("Report", ReportContent), ("IssuedReportContent", IssuedReport)):
+        schema = model.model_json_schema(by_alias=True, ref_template="#/components/schemas/{model}")
+        found |= schema.pop("$defs", {})
+        found[name] = {**schema, "title": name}
+    found["IssuedReport"] = {
+        "type": "object",
+        "required": ["digest", "report"],
+        "properties": {
+            "digest": {"type": "string", "description": "SHA-256 of the report, written out canonically"},
+            "is_copy": {
+                "type": "boolean",
+                "description": "Names of others are left out; `digest` is that of the whole report.",
+            },
+            "report": {"$ref": "#/components/schemas/IssuedReportContent"},
+        },
+    }
     return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,7 +70,11 @@ def schema() -> bytes:
     return frame.encode(Kind.SCHEMA, cut.schema_header())
 
 
-def register(spool: Sequence[Sequence[int]] = (), volumes: Sequence[str] = ("vol-0",)) -> bytes:
+def register(
+    spool: Sequence[Sequence[int]] = (),
+    volumes: Sequence[str] = ("vol-0",),
+    labels: Mapping[str, str] | None = None,
+) -> bytes:
     exports = [
         {
             "volume": name,
@@ -78,6 +82,7 @@ def register(spool: Sequence[Sequence[int]] = (), volumes: Sequence[str] = ("vol
             "size_bytes": 1 << 30,
             "read_only": False,
             "source": "simulated",
+            **({"labels": dict(labels)} if labels else {}),
         }
         for name in volumes
     ]

@@ -48,6 +48,7 @@ class PairRig:
         index: int = 0,
         channel: Channel | None = None,
         certificate_worker: CertificateWorker | None = None,
+        takes_labels: bool = True,
     ) -> None:
         self.clock = clock or FakeClock()
         self.mailbox = FakeMailbox()
@@ -70,6 +71,7 @@ class PairRig:
             on_registered=lambda gateway_id: self._registered(gateway_id),  # noqa: PLW0108  # set below
             counters=self.counters,
             certificate_worker=self.certificate_worker,
+            takes_labels=takes_labels,
         )
         self.migrator: ShardMigrator | None = None
         if channel is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -233,6 +234,19 @@ def test_exports_may_change_within_a_session(rig: PairRig) -> None:
     assert [
         item["volume"] for item in rig.mailbox.to("services", Kind.STREAMS_SEEN)[-1].header["streams"]
     ] == ["vol-new"]
+
+
+@pytest.mark.parametrize("takes_labels", [True, False])
+def test_labels_of_agents_are_passed_on_or_left_out_as_the_server_is_set(takes_labels: bool) -> None:
+    with closing(PairRig(takes_labels=takes_labels)) as rig:
+        agent = rig.up()
+        agent.send(register(labels={"tier": "gold"}))
+        rig.step()
+        assert [item.kind for item in rig.received(agent)] == [Kind.REGISTERED]
+        expected = {"tier": "gold"} if takes_labels else None
+        for who in ("services", "dbmanager"):
+            (export,) = rig.mailbox.to(who, Kind.GATEWAY)[-1].header["exports"]
+            assert export.get("labels") == expected
 
 
 def test_dropped_cuts_of_the_agent_are_announced(rig: PairRig) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from sla_server.cli import formatting
 from sla_server.cli.formatting import build
+from sla_server.cli.get import GetRequest, _path_of
 from sla_server.cli.tables import (
     KINDS,
     by_objective,
@@ -487,3 +488,18 @@ def test_colours_are_for_terminals_and_not_if_they_are_not_wanted(monkeypatch: p
         monkeypatch.setattr("sys.stdout", stream)
         formatting.console().print(build(KINDS["slas"].columns, [row], NOW_US))
         assert ("\x1b[31m" in stream.getvalue() or "\x1b[1;31m" in stream.getvalue()) is coloured
+
+
+def test_decisions_are_of_a_volume_of_kinds_and_since_a_time(sla: Terminal) -> None:
+    shown = sla("get", "decisions").output
+    assert "throttled batch from 581 cost/s to 290 cost/s, because" in " ".join(shown.split())
+    (cap,) = json.loads(sla("get", "decisions", "batch", "-o", "json").output)
+    assert (cap["kind"], cap["confirmed_us"]) == ("cap-set", NOW_US - 41_000_000)
+    sla("get", "decisions", "batch", "--kind", "cap-set,cap-changed", "--limit", "7")
+    asked = [each[1] for each in sla.source.asked if each[0] == "decisions"][-1]
+    assert (asked["volume"], asked["kinds"]) == ("batch", ["cap-set", "cap-changed"])
+    assert asked["limit"] == 7
+    since = _path_of(GetRequest("decisions", ("batch",), since_us=5), wants_documents=False)
+    assert since == ("/decisions", {"volume": "batch", "from_us": 5})
+    two = sla("get", "decisions", "batch", "erp-db")
+    assert (two.exit_code, "of all volumes, or of one" in two.stderr) == (2, True)

@@ -7,6 +7,7 @@ import os
 import stat
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ from sla_server.cli.client import Client
 from sla_server.cli.support import API_PARTS, REMOVED, Bundle, Scrubber
 from tests.support import api
 from tests.support.cli import Terminal
+from tests.support.paths import ROOT
 
 PASSWORD = "p4ss:w/rd"  # in the address of the database it is written with escapes
 SECRETS = {
@@ -109,6 +111,24 @@ def test_no_secret_is_in_it(site: Terminal) -> None:
     assert everything.count(REMOVED) >= 10, "they were there"
     assert "last-line" in found["logs/server.log"], "what follows a key is left"
     assert "sla:***@db.example" in found["config.toml"]
+
+
+def test_the_journals_of_all_units_are_in_it(site: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def run(command: list[str], **_: Any) -> SimpleNamespace:
+        asked.append(command[-1])
+        return SimpleNamespace(stdout="a line\n")
+
+    monkeypatch.setattr("sla_server.cli.support.shutil.which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr("sla_server.cli.support.subprocess.run", run)
+    found = made(site)
+    units = [path.name for path in (ROOT / "deploy" / "systemd").glob("*.service")]
+    assert sorted(asked) == sorted(unit.replace("@.", "@*.") for unit in units)
+    journals = {unit.removesuffix(".service").removesuffix("@") for unit in units}
+    assert {name for name in found if name.endswith(".journal")} == {
+        f"logs/{each}.journal" for each in journals
+    }
 
 
 def test_all_that_helps_is_in_it(site: Terminal, tmp_path: Path) -> None:
