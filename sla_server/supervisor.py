@@ -289,6 +289,7 @@ class Supervisor:
         log.warning("server-stands-by", fence=self._fence)
         self._fence = None
         self._stop_jobs()
+        self._stop_all(ACTING)  # first, and polling first of all: another server may begin within a second
         self._stop_all(PARTS)
         self._detach()
         for name in (MAIN, APP):
