@@ -161,8 +161,8 @@ class Fence:
 
     def guard_job(self, engine: Engine) -> None:
         """The same for a job, whose transactions are short in the database and may be long elsewhere."""
-        event.listen(engine, "begin", self._look)
-        event.listen(engine, "commit", self._look_last)
+        event.listen(engine, "begin", self._check_unlocked)
+        event.listen(engine, "commit", self._check_before_commit)
 
     def _limit_silence(self, connection: Any, _record: object) -> None:
         limits = {"ms": str(round(self.silence_s * 1000)), "s": str(max(1, round(self.silence_s / 3)))}
@@ -173,14 +173,14 @@ class Fence:
     def _check(self, connection: Connection) -> None:
         self._refuse(_taken(connection))
 
-    def _look(self, connection: Connection) -> None:
+    def _check_unlocked(self, connection: Connection) -> None:
         self._refuse(_taken(connection, is_locked=False))
 
-    def _look_last(self, connection: Connection) -> None:
+    def _check_before_commit(self, connection: Connection) -> None:
         if connection.dialect.name == "postgresql":
             limits = {"ms": str(round(self.silence_s * 1000)), "key": FENCE_LOCK}
             connection.execute(_LOCK_BRIEFLY, limits)
-        self._look(connection)
+        self._check_unlocked(connection)
 
     def _refuse(self, taken: tuple[int, str, str] | None) -> None:
         if taken is not None and taken[0] > self.number:
