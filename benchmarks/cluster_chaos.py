@@ -237,11 +237,9 @@ def run(folder: Path, seed: int, duration_s: float, most_faults: int) -> tuple[P
         )
         made = _made(gateways)
         site.wait(lambda: _is_stored(site, made), "the gateways' cuts in SQL", SETTLE_S)
-        acting = site.wait(site.servers.acting, "a server that acts", SETTLE_S)
-        events = site.servers.stages[acting].get("events?kind=cuts-lost")["items"]
         _stop_in_order(site)
         proof = prove(site.database, folder, gateways)
-        proof.problems += [row["text"] for row in events] + messages.problems()
+        proof.problems += site.losses() + messages.problems()
         for agent in site.agents:
             volume = next(iter(agent.volumes))
             stored, counted = proof.volumes.get(volume, 0), site.clients.done(volume)

@@ -97,6 +97,13 @@ class Site:
             return min(found) if len(found) == len(GATEWAYS) else 0
         return 0  # the database is away, or has no schema yet
 
+    def losses(self) -> list[str]:
+        """Events that say that cuts were lost."""
+        table = schema.events
+        with self._engine.connect() as connection:
+            found = connection.execute(select(table.c.text).where(table.c.kind == "cuts-lost"))
+            return [str(row[0]) for row in found]
+
     def held_fence(self, name: str) -> int:
         """The fence that a server has now; 0: it has none."""
         return LeaseFile(self.servers.stages[name].sockets / "run").read().held_fence or 0
