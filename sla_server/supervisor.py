@@ -88,6 +88,7 @@ ACTING: Final = ("dbmanager", "services", "pmdaemon")
 PROCESSES: Final = ChildKind("part", max_wait_s=10.0, healthy_s=60.0, stop_s=10.0)
 """To stop, the flush of dbmanager takes longest; systemd's own limit is 90 s."""
 STEP_S: Final = 0.1
+TAKEOVER_LAG_S: Final = 120.0  # cuts are durable in SQL then, in transactions 15 s apart, or not for minutes
 EX_CONFIG: Final = 78  # of sysexits: a schema from the future, files of an earlier version
 FAILED_SO: Final = {
     "policy": "the policy in force stays as it was",
@@ -223,6 +224,8 @@ class Supervisor:
         }
         if self._fence is not None:
             environment[FENCE] = str(self._fence)
+            lag_s = max(TAKEOVER_LAG_S, self.config.pmdaemon.durable_lag_s)
+            environment["SLA__PMDAEMON__DURABLE_LAG_S"] = str(lag_s)
         part = Child(
             PROCESSES,
             name,

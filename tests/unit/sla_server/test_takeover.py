@@ -71,6 +71,7 @@ def test_parts_that_act_run_while_the_lease_is_held_and_with_its_fence(tmp_path:
         supervisor._follow_lease()
     assert supervisor.done == [f"start {name}" for name in ACTING]
     assert supervisor.parts["dbmanager"]._env[FENCE] == "8"  # what the process will have
+    assert supervisor.parts["pmdaemon"]._env["SLA__PMDAEMON__DURABLE_LAG_S"] == "120.0"
     supervisor.done.clear()
     _publish(tmp_path, "n2", 9, 0)
     supervisor._follow_lease()
