@@ -1,10 +1,11 @@
 """Two servers over one PostgreSQL with gateways under load: row ``takeover`` of ``make bench-cluster``.
 
-The acting server and its node lose their power (all processes at once), and the other one takes over. What is
-measured, from that moment on:
+The acting server and its node lose their power (all processes at once, and gateways hear nothing of it), and
+the other one takes over. What is measured, from that moment on:
 
     lease_s    until the other one has the lease: what is left of it, the engine's election, its margin
-    ours_s     from there until cuts of every gateway are in SQL under the new fence: what this product adds
+    ours_s     from there until cuts of every gateway are in SQL under the new fence: what this product adds,
+               what is left of the ten seconds included after which an agent gives a silent server up
     all_s      both
 
 ``Site`` is also the stage of ``cluster_chaos``.
@@ -137,6 +138,7 @@ def takeover(folder: Path, times: int) -> tuple[dict[str, float], dict[str, Any]
             assert dying is not None  # it is settled
             next_one = next(name for name in SERVERS if name != dying)
             killed_s = time.monotonic()
+            site.proxies[dying].stall(True)  # a machine without power sends no end of its connections
             site.servers.power_off(dying)
             held_s = _first(lambda name=next_one: site.held_fence(name) > 0)
             fence = site.held_fence(next_one)
@@ -144,6 +146,7 @@ def takeover(folder: Path, times: int) -> tuple[dict[str, float], dict[str, Any]
             lease_s.append(held_s - killed_s)
             ours_s.append(stored_s - held_s)
             site.servers.start(dying)
+            site.proxies[dying].stall(False)
     all_s = [one + other for one, other in zip(lease_s, ours_s, strict=True)]
     values = {
         "takeover_p50_s": statistics.median(all_s),
