@@ -10,7 +10,7 @@ REAL := tests/crash tests/e2e tests/integration
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 unexport PYTHONDONTWRITEBYTECODE # some hundred interpreters start: each would compile everything again
-.PHONY: help demo demo-cluster test test-loaded setup setup-bench crash crash-events chaos fuzz bench-mailbox bench-queue bench-poll bench-fleet bench-cluster bench-spark bench-spark_large bench-spark_fleet fmt lint types check unit bench docs wheel deb deb-try screenshots bench-cluster clean
+.PHONY: help demo demo-cluster test test-loaded setup setup-bench crash crash-events chaos chaos-cluster fuzz bench-mailbox bench-queue bench-poll bench-fleet bench-cluster bench-spark bench-spark_large bench-spark_fleet fmt lint types check unit bench docs wheel deb deb-try screenshots bench-cluster clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -94,6 +94,9 @@ bench-poll: setup-bench ## polling 50 to 4000 gateways against other ways, a C l
 
 bench-fleet: setup-bench ## the whole server under 4,000 simulated gateways for ten minutes; ARGS="--for 60"
 	@$(PY) -m benchmarks.fleet $(ARGS)
+
+chaos-cluster: setup ## kill, stop and cut off two servers and their nodes, then prove every count; ARGS="--seed 2 --for 60"
+	@$(PY) -m benchmarks.cluster_chaos $(ARGS)
 
 bench-cluster: setup ## messages on three nodes: rates, failover, kills, transactions, an hour; ARGS="--only small"
 	@$(PY) -m benchmarks.cluster $(ARGS)

@@ -3,11 +3,12 @@
 Every node syncs each message. Small messages, replicas 3, 64 in flight, beside bare nats-py; a large one
 beside the engine's object store; a stopped subscriber among ten; the gap at a producer when the primary is
 killed or hands over; messages lost or doubled while single nodes and pairs are killed; transactions over
-three destinations that die at each step; clients whose node is killed.
+three destinations that die at each step; clients whose node is killed; and, with two servers of the product,
+their gateways' cuts when the acting one loses its power.
 
 ``make bench-cluster ARGS="--only kills --kills 20"`` is one row, smaller. Rows: small, stopped, large,
-failover, kills, transactions, connections. The node that is killed, its clients and the benchmark share the
-machine: rates are worth as ratios, gaps as they are.
+failover, kills, transactions, connections, takeover. The node that is killed, its clients and the benchmark
+share the machine: rates are worth as ratios, gaps as they are.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import cluster_faults, cluster_rates, harness
+from benchmarks import cluster_faults, cluster_rates, cluster_servers, harness
 from tests.support.cluster import LocalCluster
 
 Row = Callable[[LocalCluster, Path, argparse.Namespace], tuple[dict[str, float], dict[str, Any]]]
@@ -34,11 +35,15 @@ ROWS: Final[dict[str, Row]] = {
     "kills": lambda cluster, path, asked: cluster_faults.kills(cluster, path, asked.kills, asked.seed),
 }
 
+TAKEOVER: Final = "takeover"
+"""The row that has servers around its nodes."""
+
 
 def parser() -> argparse.ArgumentParser:
     """Its options."""
     made = argparse.ArgumentParser(prog="make bench-cluster ARGS=...")
-    made.add_argument("--only", action="append", choices=sorted(ROWS), help="this row; may be repeated")
+    rows = [*sorted(ROWS), TAKEOVER]
+    made.add_argument("--only", action="append", choices=rows, help="this row; may be repeated")
     made.add_argument("--messages", type=int, default=20_000, help="small ones, of each sample")
     made.add_argument("--topic-messages", type=int, default=3000, help="to ten subscribers, of each sample")
     made.add_argument("--large-bytes", type=int, default=10**9, help="of the large message")
@@ -46,6 +51,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--kills", type=int, default=200, help="of nodes")
     made.add_argument("--transactions", type=int, default=500, help="messages that are moved by them")
     made.add_argument("--clients", type=int, default=1000, help="connections")
+    made.add_argument("--takeovers", type=int, default=10, help="of the acting server's gateways")
     made.add_argument("--seed", type=int, default=1, help="of the kills")
     return made
 
@@ -65,10 +71,18 @@ def measure(asked: argparse.Namespace) -> harness.Sample:
             cluster.wait_ready()
             sample.peers["nats-server"] = cluster.engine.text
             values, raw = row(cluster, Path(directory), asked)
-        print("  " + ", ".join(f"{key} {value:.4g}" for key, value in values.items()), flush=True)
-        sample.values |= values
-        sample.raw |= raw
+        _add(sample, values, raw)
+    if not asked.only or TAKEOVER in asked.only:
+        print(f"{TAKEOVER} ...", flush=True)
+        with tempfile.TemporaryDirectory(prefix="sla-bench-") as directory:
+            _add(sample, *cluster_servers.takeover(Path(directory), asked.takeovers))
     return sample
+
+
+def _add(sample: harness.Sample, values: dict[str, float], raw: dict[str, Any]) -> None:
+    print("  " + ", ".join(f"{key} {value:.4g}" for key, value in values.items()), flush=True)
+    sample.values |= values
+    sample.raw |= raw
 
 
 if __name__ == "__main__":

@@ -139,8 +139,11 @@ def kills(
         sessions[0].create(Destination("bench-kills", max_bytes=128 << 20))
         # Each restart hands out again what was fetched; it is not dead for that.
         consumer = sessions[-1].consumer("bench-kills", "reader", max_deliveries=10_000)
-        threads = [threading.Thread(target=_send, args=(one, stop, sent)) for one in sessions[:-1]]
-        threads.append(threading.Thread(target=_receive, args=(consumer, stop, received)))
+        threads = [
+            threading.Thread(target=send_counted, args=(one, "bench-kills", stop, sent))
+            for one in sessions[:-1]
+        ]
+        threads.append(threading.Thread(target=receive_counted, args=(consumer, stop, received)))
         for thread in threads:
             thread.start()
         try:
@@ -162,14 +165,15 @@ def kills(
     return values, {"kills": {"sent": len(sent), "received": len(received)}}
 
 
-def _send(session: MessageSession, stop: threading.Event, sent: Counter[str]) -> None:
-    producer = session.producer("bench-kills")
+def send_counted(session: MessageSession, name: str, stop: threading.Event, sent: Counter[str]) -> None:
+    """Send one message after the other until the stop; ``sent`` are those that were confirmed."""
+    producer = session.producer(name)
     while not stop.is_set():
         with contextlib.suppress(ClusterError):  # what is not confirmed counts nowhere
             sent[producer.send(b"x" * 200, limit_s=LIMIT_S)] += 1
 
 
-def _receive(consumer: Consumer, stop: threading.Event, found: Counter[str]) -> None:
+def receive_counted(consumer: Consumer, stop: threading.Event, found: Counter[str]) -> None:
     """Until it was told to stop and nothing comes any more."""
     while True:
         received = consumer.receive(QUIET_S if stop.is_set() else 1.0)

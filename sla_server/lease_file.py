@@ -62,17 +62,18 @@ class LeaseFile:
 
     def __init__(self, runtime_dir: Path) -> None:
         self._path = runtime_dir / NAME
-        self._written_ns = 0
+        self._written = (0, 0)
         self._state = LeaseState()
 
     def read(self) -> LeaseState:
         """The newest state; that nothing is held if there is none that can be read."""
         try:
-            written_ns = self._path.stat().st_mtime_ns
-            if written_ns != self._written_ns:
-                self._state, self._written_ns = _parsed(self._path.read_bytes()), written_ns
+            found = self._path.stat()
+            written = found.st_mtime_ns, found.st_ino  # the clock of files goes in steps of some milliseconds
+            if written != self._written:
+                self._state, self._written = _parsed(self._path.read_bytes()), written
         except (OSError, ValueError, KeyError, TypeError):
-            self._state, self._written_ns = LeaseState(), 0
+            self._state, self._written = LeaseState(), (0, 0)
         return self._state
 
     def remove(self) -> None:

@@ -89,6 +89,7 @@ PROCESSES: Final = ChildKind("part", max_wait_s=10.0, healthy_s=60.0, stop_s=10.
 """To stop, the flush of dbmanager takes longest; systemd's own limit is 90 s."""
 STEP_S: Final = 0.1
 REPORTED_BACKOFF_S: Final = 2.0  # a part that is back within seconds is worth an event, no problem
+TAKEOVER_LAG_S: Final = 120.0  # cuts are durable in SQL then, in transactions 15 s apart, or not for minutes
 EX_CONFIG: Final = 78  # of sysexits: a schema from the future, files of an earlier version
 FAILED_SO: Final = {
     "policy": "the policy in force stays as it was",
@@ -250,6 +251,8 @@ class Supervisor:
         }
         if self._fence is not None:
             environment[FENCE] = str(self._fence)
+            lag_s = max(TAKEOVER_LAG_S, self.config.pmdaemon.durable_lag_s)
+            environment["SLA__PMDAEMON__DURABLE_LAG_S"] = str(lag_s)
         part = Child(
             PROCESSES,
             name,
@@ -316,6 +319,7 @@ class Supervisor:
         log.warning("server-stands-by", fence=self._fence)
         self._fence = None
         self._stop_jobs()
+        self._stop_all(ACTING)  # first, and polling first of all: another server may begin within a second
         self._stop_all(PARTS)
         self._detach()
         for name in (MAIN, APP):

@@ -17,7 +17,7 @@ const $ = (id) => document.getElementById(id);
 const STALE_MS = 5000;
 const REFRESH_MS = 5000;
 const page = {snapshot: null, takenMs: Date.now(), connection: "connecting", signedIn: false, role: "", account: "", labels: "", notice: "",
-  database: "", old: null, isOld: false};
+  database: "", standsBy: "", old: null, isOld: false};
 const shell = {name: document.body.dataset.name, title: document.body.dataset.title, signedIn: () => page.signedIn, labels: () => page.labels,
   role: () => page.role, account: () => page.account, notice, said, isStale};
 const view = await import(`./views/${document.body.dataset.view}.js`);
@@ -72,6 +72,7 @@ async function ask() {
     page.takenMs = ageS === null ? 0 : Date.now() - ageS * 1000;
     page.isOld = ageS === null || ageS * 1000 > STALE_MS;
     onConnection("asking");
+    page.standsBy = health.stands_by || "";
     take({mode: mode?.mode, problems: health.problems, database: health.database === "ok" ? "" : health.database});
   } catch {
     onConnection("lost");
@@ -88,6 +89,7 @@ function showFeed() {
   setText($("feed"), words);
   const silence = page.takenMs ? ` for ${duration(ageMs / 1000)}` : "";
   const banner = lost ? "Connection to the server lost, retrying. What you see is what was last known."
+    : stale && page.standsBy ? `${sentence(page.standsBy)} What you see is what is stored.`
     : stale && page.database ? `${sentence(page.database)} The services part waits for it. What you see is what was last known.`
     : stale ? `No live data${silence}: the services part does not answer (it is restarted by itself; `
       + "‘sla-server status’ says more)."
@@ -132,6 +134,7 @@ async function loadAge() {
 async function loadDatabase() {
   const live = isStale() ? await read("/live") : null;
   if (live) page.database = live.server.database;
+  if (live) page.standsBy = live.server.stands_by || "";
 }
 
 function notice(text) {

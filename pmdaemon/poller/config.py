@@ -88,6 +88,9 @@ class PmConfig(StrictModel):
     """Backlog that a pair asks its gateways for after an outage, over all of them, at most. Below that the
     rate follows what the machine can take: late answers and refusals halve it. The newest cut of each gateway
     comes in any case."""
+    durable_lag_s: float = Field(default=10.0, ge=10.0, le=3600.0)
+    """Cuts that are not durable for so long, without any progress, are asked for again. At least 120 with
+    `[cluster.takeover]`: there they are durable in the database alone, which may be slow or away."""
     open_files: int = Field(default=16384, ge=256, le=1 << 20)
     """Descriptors wanted (RLIMIT_NOFILE is raised to it): one a gateway and some 50 more."""
 

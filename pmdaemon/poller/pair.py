@@ -200,7 +200,7 @@ class Pair:
             handlers,
             self.publisher,
             clock,
-            TimeoutPolicy.for_interval(settings.interval_ns),
+            TimeoutPolicy.for_interval(settings.interval_ns, round(settings.durable_lag_s * 1e9)),
             to_inbound=self._to_inbound,
             migrator=migrator,
             counters=self.in_counters,

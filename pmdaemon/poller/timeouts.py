@@ -38,16 +38,17 @@ log = structlog.get_logger("inbound")
 
 @dataclass(frozen=True, slots=True)
 class TimeoutPolicy:
-    """How long a gateway may be silent."""
+    """How long a gateway may be silent, and its cuts not durable."""
 
     stalled_after_ns: int
     lost_after_ns: int
+    durable_lag_ns: int = LAG_NS
 
     @classmethod
-    def for_interval(cls, interval_ns: int) -> TimeoutPolicy:
+    def for_interval(cls, interval_ns: int, durable_lag_ns: int = LAG_NS) -> TimeoutPolicy:
         """max(3 intervals, 2 s) to stalled; 10 s to lost, but never before it could be called stalled."""
         stalled_after_ns = max(3 * interval_ns, 2 * 10**9)
-        return cls(stalled_after_ns, max(10 * 10**9, stalled_after_ns + 2 * 10**9))
+        return cls(stalled_after_ns, max(10 * 10**9, stalled_after_ns + 2 * 10**9), durable_lag_ns)
 
 
 class Overdue(NamedTuple):
@@ -144,7 +145,8 @@ class SessionTimeouts:
         """
         refused_ns = self._publisher.refused_ns
         is_full = refused_ns is not None and now_ns - refused_ns < LAG_NS
-        limit_ns = FULL_LAG_NS if is_full else LAG_NS
+        limit_ns = self._policy.durable_lag_ns
+        limit_ns = max(FULL_LAG_NS, limit_ns) if is_full else limit_ns
         for gateway in self._registry.all():
             if gateway.record.lags(now_ns, limit_ns):
                 self._rewind_lagging(gateway, now_ns, limit_ns)

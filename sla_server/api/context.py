@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from pmdaemon.runtime.clock import Clock
 from sla_server.api.access import Access
+from sla_server.api.acting import ALONE, ActingServer
 from sla_server.api.config import ApiConfig
 from sla_server.api.live_view import LiveView
 from sla_server.api.metrics import Metrics
@@ -41,6 +42,8 @@ class AppContext:
     """None: nobody signs in through a provider."""
     nodes: tuple[str, ...] = ()
     """Of the cluster, this server's own first; empty without ``[cluster]``."""
+    acting: ActingServer = ALONE
+    """Which of several servers acts."""
 
     @property
     def cookie_suffix(self) -> str:

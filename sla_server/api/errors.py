@@ -13,6 +13,7 @@ SlaError (pmdaemon.errors)
     ├── HostRefused     421  a Host header of another host
     ├── ServiceRefused  4xx  ``services`` said no; its code and words
     ├── Unavailable     503  a part does not answer; retryable
+    │   └── StandsBy    503  of several servers another one acts; names it
     └── TooManyStreams  503  no thread left for another live stream; poll instead
 """
 
@@ -204,6 +205,21 @@ class Unavailable(ApiError):
     title = "A part of the server does not answer"
     retryable = True
     retry_after_s = 2
+
+
+class StandsBy(Unavailable):
+    """Of several servers this one does not act: it changes nothing."""
+
+    slug = "stands-by"
+    title = "This server stands by"
+
+    def __init__(self, reason: str, acting: str) -> None:
+        super().__init__(
+            reason,
+            f"Make the change at the server of {acting}; 'sla get nodes' lists the nodes"
+            if acting
+            else "Try again in some seconds; 'sla cluster status' says which nodes run",
+        )
 
 
 class TooManyStreams(ApiError):

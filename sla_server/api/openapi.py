@@ -95,6 +95,11 @@ SCHEMAS: Final[dict[str, Any]] = {
                 "additionalProperties": {"type": "number"},
             },
             "version": {"type": "string"},
+            "acting": {
+                "type": ["string", "null"],
+                "description": "Of several servers the node whose server acts, if that is known",
+            },
+            "stands_by": {"type": "string", "description": "Why this server does not act; empty if it does"},
         },
     },
     "Alive": {

@@ -5,6 +5,8 @@ that wait now). An Operation is completed once, by the mailbox thread; the reque
 At most 8 threads wait, so that a dead ``services`` cannot hold all 16 worker threads: further changes are
 answered 202 at once.
 
+Of several servers one that stands by asks nothing (``acting``): no ``services`` would answer before it acts.
+
 Failure: a mailbox without room is ``Unavailable`` and nothing was posted. No answer within the wait: 202, the
 request is still in the mailbox and will be carried out when ``services`` is back; the operation's address
 says when. After a restart of this process old operations are unknown; the audit log has them.
@@ -95,8 +97,17 @@ class Operation:
 class Operations:
     """Asks ``services``. Thread: ``ask`` and ``find`` from any thread, ``answer`` from the mailbox thread."""
 
-    def __init__(self, post: Callable[[bytes], None], clock: Clock, *, wait_s: float) -> None:
+    def __init__(
+        self,
+        post: Callable[[bytes], None],
+        clock: Clock,
+        *,
+        wait_s: float,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``check`` raises what a change is refused with before it is posted."""
         self._post = post
+        self._check = check
         self._clock = clock
         self._wait_s = wait_s
         self._lock = threading.Lock()  # guards the two below
@@ -108,8 +119,9 @@ class Operations:
 
         Raises:
             TooLarge: the body does not fit into a message's header (64 KB).
-            Unavailable: the mailbox to ``services`` has no room; nothing was asked.
+            Unavailable: the mailbox to ``services`` has no room, or this server stands by; nothing was asked.
         """
+        self._check()
         operation = Operation(uuid.uuid4().hex, op, who, self._clock.unix_us())
         try:
             message = ServiceRequest(operation.req, op, who, body).encode()

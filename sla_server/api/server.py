@@ -59,6 +59,7 @@ from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
 from sla_server.api.access import Access
 from sla_server.api.accounts import Directory
+from sla_server.api.acting import ALONE, ActingServer
 from sla_server.api.config import OIDC_CALLBACK, WORKER_THREADS, ApiConfig
 from sla_server.api.context import AppContext
 from sla_server.api.live_view import LiveView
@@ -349,6 +350,8 @@ class WebServer:
     """The Unix socket, listening; None: TCP only."""
     nodes: tuple[str, ...] = ()
     """Of the cluster, this server's own first."""
+    acting: ActingServer = ALONE
+    """Which of several servers acts."""
 
     def __post_init__(self) -> None:
         host, self.port = self.listener.getsockname()[:2]
@@ -356,7 +359,14 @@ class WebServer:
         scheme = "https" if self.config.tls.certificate else "http"
         self.address = f"{self.config.external_url or f'{scheme}://{shown}:{self.port}'}/"
         self.context = make_context(
-            self.config, self.data_dir, self.source, self.mailbox, self.clock, self.address, self.nodes
+            self.config,
+            self.data_dir,
+            self.source,
+            self.mailbox,
+            self.clock,
+            self.address,
+            self.nodes,
+            self.acting,
         )
         tls = self.config.tls
         self.certificate = (
@@ -421,6 +431,7 @@ def make_context(
     clock: Clock,
     address: str,
     nodes: tuple[str, ...] = (),
+    acting: ActingServer = ALONE,
 ) -> AppContext:
     """Make everything the handlers work with.
 
@@ -430,7 +441,7 @@ def make_context(
     token = load_or_make_token(config.token_path(data_dir))
     live = LiveView(clock, streams_max=config.live_streams_max, stale_after_s=config.stale_after_s)
     directory = Directory(source.access, clock, config.oidc.token_days)
-    operations = Operations(RequestPoster(mailbox), clock, wait_s=config.request_wait_s)
+    operations = Operations(RequestPoster(mailbox), clock, wait_s=config.request_wait_s, check=acting.check)
     return AppContext(
         config=config,
         token=token,
@@ -452,6 +463,7 @@ def make_context(
         address=address,
         oidc=make_provider(config, token, clock, address),
         nodes=nodes,
+        acting=acting,
     )
 
 
@@ -481,8 +493,18 @@ def run(config: ResolvedConfig, stop: Stop) -> int:
         source = open_reader(config.database, config.data_dir)
         cluster = config.cluster
         nodes = (cluster.node, *(peer.name for peer in cluster.peers)) if cluster else ()
+        takes_over = cluster is not None and cluster.takeover.enabled
+        acting = ActingServer(config.runtime_dir if takes_over else None)
         server = WebServer(
-            config.api, config.data_dir, source, mailbox, listener, stop, local=local, nodes=nodes
+            config.api,
+            config.data_dir,
+            source,
+            mailbox,
+            listener,
+            stop,
+            local=local,
+            nodes=nodes,
+            acting=acting,
         )
         server.announce(config.runtime_dir)
         return server.serve()

@@ -1,9 +1,10 @@
 """Finds the server and the token, and makes one call.
 
-Server: ``--server`` or ``SLA_SERVER`` (``HOST:PORT`` is http); else the Unix socket in the data directory of
-the configuration named by ``--config`` or ``SLA_CONFIG``, where a server listens on it; else the ``[api]
-listen`` of that configuration, else http://127.0.0.1:8411. Token, needed for changes only: ``SLA_TOKEN``,
-``--token-file``, else ``api.token`` in that data directory.
+Server: ``--server`` or ``SLA_SERVER`` (``HOST:PORT`` is http; of several, separated by commas, the one that
+acts, else the first that answers); else the Unix socket in the data directory of the configuration named by
+``--config`` or ``SLA_CONFIG``, where a server listens on it; else the ``[api] listen`` of that configuration,
+else http://127.0.0.1:8411. Token, needed for changes only: ``SLA_TOKEN``, ``--token-file``, else
+``api.token`` in that data directory.
 
 The token goes to the server alone, for reading only if the server wants one. An https server must show a
 certificate from ``--ca-file`` (``SLA_CA_FILE``), or from an authority of the system. It is never sent in
@@ -68,6 +69,8 @@ class Client:
     local: Path | None = None
     """The server's Unix socket, if calls go there."""
     timeout_s: float = TIMEOUT_S
+    others: tuple[str, ...] = ()
+    """More servers that may be meant: of several over one database one acts."""
     awaits_pending: bool = True
     """Whether a change that was taken is waited for; otherwise it is asked about once."""
     _http: httpx.Client | None = None
@@ -90,9 +93,9 @@ class Client:
         """
         tree = read_toml(config)
         if server:
-            address = server.rstrip("/")
-            full = address if "://" in address else f"http://{address}"
-            return cls(full, token_file, config, ca_file=ca_file)
+            addresses = [each.strip().rstrip("/") for each in server.split(",") if each.strip()]
+            full, *others = [each if "://" in each else f"http://{each}" for each in addresses] or [server]
+            return cls(full, token_file, config, ca_file=ca_file, others=tuple(others))
         api = _api_table(tree)
         listen, tls = str(api.get("listen", "")), api.get("tls")
         server = DEFAULT_SERVER
@@ -107,6 +110,30 @@ class Client:
         local = data_dir_of(tree) / SOCKET_NAME
         is_there = local_uid(local) is not None
         return cls(server, token_file, config, local=local if is_there else None, ca_file=ca_file)
+
+    def choose(self) -> None:
+        """Of several servers talk to the one that acts; if none says so, to the first that answers.
+
+        Raises:
+            ServerDown: none answers; names all.
+        """
+        servers, reasons, standing_by = (self.server, *self.others), [], ""
+        self.others = ()
+        for server in servers:
+            self.close()
+            self.server, self._address = server, None
+            try:
+                response = self._send("GET", "/api/v1/ready")
+            except (ServerDown, UntrustedServer) as exc:
+                reasons.append(str(exc).splitlines()[0])
+                continue
+            if response.status_code == 200:
+                return
+            standing_by = standing_by or server
+        self.close()
+        self.server, self._address = standing_by or servers[0], None
+        if not standing_by:
+            raise ServerDown(", ".join(servers), "; ".join(reasons))
 
     def get(self, path: str, **query: Any) -> Any:
         """JSON of ``GET /api/v1/path``; None for 204. With the token if reading needs a login."""
@@ -144,6 +171,8 @@ class Client:
 
     def _identity(self) -> dict[str, str]:
         """What says who asks; sent to the right process alone."""
+        if self.others:
+            self.choose()  # whose process gets the token
         token = self.token()
         self._check_peer()
         return {"Authorization": f"Bearer {token}", "Sla-User": _user()}
@@ -240,6 +269,8 @@ class Client:
             time.sleep(PENDING_INTERVAL_S)
 
     def _send(self, method: str, path: str, **how: Any) -> httpx.Response:
+        if self.others:
+            self.choose()
         if self._http is None:
             self._http = self._connection()
         try:

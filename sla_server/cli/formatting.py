@@ -278,6 +278,8 @@ def silence_of(server: dict[str, Any]) -> str:
     """Why there are no live values, from the ``server`` of an answer; "" while there are."""
     if not server.get("stale"):
         return ""
+    if stands_by := sentence(server.get("stands_by")):
+        return f"{stands_by} Live values are there: sla --server URL, or 'sla get nodes'."
     if database := sentence(server.get("database")):
         return f"{database} The services part waits for it; agreements come back with it."
     if server.get("age_s") is None:

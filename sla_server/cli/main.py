@@ -146,7 +146,9 @@ class SlaCommands(CommandGroup):
 
 
 @click.group(cls=SlaCommands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--server", envvar="SLA_SERVER", metavar="URL", help="The SLA server [the local one].")
+@click.option(
+    "--server", envvar="SLA_SERVER", metavar="URL", help="The SLA server [the local one]; several: URL,URL."
+)
 @click.option("--token-file", type=click.Path(path_type=Path), help="Token for changes [DATA_DIR/api.token].")
 @click.option(
     "--config",

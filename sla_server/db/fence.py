@@ -9,12 +9,13 @@ either its transaction is committed before the other server has taken the row, a
 it has written, or it is refused (``FenceLost``).
 
 A machine that is gone says no word more, and its transaction would hold the row until the database gives the
-connection up, after hours. So sessions of a guarded engine end when they are silent for a lease in the middle
-of a transaction (``_END_WHEN_SILENT``).
+connection up, after hours. So sessions of a guarded engine end when they are silent for some seconds in the
+middle of a transaction (``silence_s``).
 
-Jobs (policy, rollup, back-test, report) have their own connections, with fewer rights: ``guard`` with
-``is_job`` takes a lock of the database instead of the row's (PostgreSQL lets nobody lock a row that may not
-change it), and ``take`` waits for both.
+Jobs (policy, rollup, back-test, report) have their own connections, with fewer rights, and transactions in
+which they compute for minutes. So ``guard_job`` looks at the row as a transaction begins, and again directly
+before its commit, then under a lock of the database that ``take`` waits for (PostgreSQL lets nobody lock a
+row that may not change it).
 
 A server over a database of its own has no fence, asks for no row, and sends no statement more.
 
@@ -51,13 +52,19 @@ NAME: Final = "gateways"
 Refused = tuple[tuple[int, int], ...]
 """Records of a queue that count for nothing: behind the one, up to the other."""
 LEASE_S: Final = 6.0
+LEAST_SILENCE_S: Final = 10.0
+"""``dbmanager`` computes between two statements, of a large window for a second or two."""
 FENCE_LOCK: Final = 0x51A5_0004
 """Any constant but those of ``migrate``, ``policies`` and ``reports``; all releases must use the same."""
-_END_WHEN_SILENT: Final = (
+_LIMITS: Final = (
     "SELECT set_config(name, value, false) FROM (VALUES "
     "('idle_in_transaction_session_timeout', %(ms)s), ('tcp_user_timeout', %(ms)s), "
     "('tcp_keepalives_idle', %(s)s), ('tcp_keepalives_interval', '1'), ('tcp_keepalives_count', '3')"
     ") AS wanted (name, value)"
+)
+
+_LOCK_BRIEFLY: Final = text(
+    "SELECT set_config('idle_in_transaction_session_timeout', :ms, true), pg_advisory_xact_lock_shared(:key)"
 )
 
 
@@ -81,12 +88,17 @@ class Fence:
     Attributes:
         number: higher than that of all terms before.
         server: this server's name.
-        lease_s: a transaction that is silent for so long ends.
+        lease_s: of the lease.
     """
 
     number: int
     server: str
     lease_s: float = LEASE_S
+
+    @property
+    def silence_s(self) -> float:
+        """So long a transaction may be silent; most of it passes before another server has the lease."""
+        return max(LEAST_SILENCE_S, 1.5 * self.lease_s)
 
     def check(self, engine: Engine) -> None:
         """See that no higher one was taken; before the schema is looked at, which need not be there.
@@ -137,31 +149,40 @@ class Fence:
             former_seq = _cursor(connection, f"{queue_id}/former")
             return FormerTerms(_refused(connection, queue_id), former_seq)
 
-    def guard(self, engine: Engine, *, is_job: bool = False) -> None:
+    def guard(self, engine: Engine) -> None:
         """Have each transaction of ``engine`` begin with a look at the fence; raises ``FenceLost`` there.
 
-        Args:
-            engine: its connections of before are closed.
-            is_job: of a job, which may read the row and not change it.
+        Its connections of before are closed.
         """
         if engine.dialect.name == "postgresql":
-            event.listen(engine, "connect", self._end_when_silent)
+            event.listen(engine, "connect", self._limit_silence)
             engine.dispose()
+        event.listen(engine, "begin", self._check)
 
-        @event.listens_for(engine, "begin")
-        def _begin(connection: Connection) -> None:
-            self._check(connection, is_job=is_job)
+    def guard_job(self, engine: Engine) -> None:
+        """The same for a job, whose transactions are short in the database and may be long elsewhere."""
+        event.listen(engine, "begin", self._check_unlocked)
+        event.listen(engine, "commit", self._check_before_commit)
 
-    def _end_when_silent(self, connection: Any, _record: object) -> None:
-        settings = {"ms": str(round(self.lease_s * 1000)), "s": str(max(1, round(self.lease_s / 3)))}
+    def _limit_silence(self, connection: Any, _record: object) -> None:
+        limits = {"ms": str(round(self.silence_s * 1000)), "s": str(max(1, round(self.silence_s / 3)))}
         with connection.cursor() as cursor:
-            cursor.execute(_END_WHEN_SILENT, settings)
+            cursor.execute(_LIMITS, limits)
         connection.commit()
 
-    def _check(self, connection: Connection, *, is_job: bool = False) -> None:
-        if is_job and connection.dialect.name == "postgresql":
-            connection.execute(text("SELECT pg_advisory_xact_lock_shared(:key)"), {"key": FENCE_LOCK})
-        taken = _taken(connection, is_locked=not is_job)
+    def _check(self, connection: Connection) -> None:
+        self._refuse(_taken(connection))
+
+    def _check_unlocked(self, connection: Connection) -> None:
+        self._refuse(_taken(connection, is_locked=False))
+
+    def _check_before_commit(self, connection: Connection) -> None:
+        if connection.dialect.name == "postgresql":
+            limits = {"ms": str(round(self.silence_s * 1000)), "key": FENCE_LOCK}
+            connection.execute(_LOCK_BRIEFLY, limits)
+        self._check_unlocked(connection)
+
+    def _refuse(self, taken: tuple[int, str, str] | None) -> None:
         if taken is not None and taken[0] > self.number:
             raise FenceLost(self.number, taken[0], taken[1])
 
@@ -169,7 +190,7 @@ class Fence:
 def fenced(engine: Engine, fence: Fence | None) -> Engine:
     """The engine of a job or a command, each of whose transactions looks at the fence, if there is one."""
     if fence is not None:
-        fence.guard(engine, is_job=True)
+        fence.guard_job(engine)
     return engine
 
 

@@ -4,6 +4,8 @@ Facts (all of them rows as stored or as in the live snapshot; anything may be mi
 
     kind                "volume" or "sla"
     name, at_us, now_us what is asked about, for when, and when that was; ``is_now`` if no time was given
+    server              of one of several servers: "acting", the node whose server acts, or None; "stands_by":
+                        why the one that answers does not, "" if it does
     live_is_stale       of now: the live snapshot is old, so that states and rates of now are not known
     mode                of the server: "observe", "enforce", or None: not known for that time
     decisions_from_us   decisions are stored from here on; None: none was ever stored
@@ -86,6 +88,8 @@ def explain(facts: Row, zone: tzinfo | None = UTC) -> Explanation:
     sections = [section for section in made.sections if section.lines]
     if any("cost/s" in line for section in sections for line in section.lines) or "cost/s" in made.headline:
         sections.append(Section("Units", (words.COST_NOTE,)))
+    if line := words.acting_line(facts.get("server")):
+        sections.append(Section("Server", (line,)))
     return Explanation(made.status, made.headline, tuple(sections))
 
 
@@ -580,7 +584,7 @@ def _reach_lines(facts: Row, times: Times) -> list[str]:
     """What is no longer, or not yet, stored of that time."""
     reach = facts.get("decisions_from_us")
     if facts.get("live_is_stale"):
-        return ["The services part is silent: what is so at this moment is not known, only what is stored."]
+        return [words.silence(facts.get("server"))]
     if facts["is_now"] or not _is_too_old(facts):
         return []
     if reach is None:

@@ -207,3 +207,16 @@ def sentence(text: str) -> str:
 def joined(parts: Iterable[str], between: str = "; ") -> str:
     """Those that say something."""
     return between.join(part for part in parts if part)
+
+
+def acting_line(server: Row | None) -> str:
+    """Which of several servers acts; "" of one that is alone, or while it is not known."""
+    acting = (server or {}).get("acting")
+    return f"The server of node {acting} acts: it polls, judges and controls." if acting else ""
+
+
+def silence(server: Row | None) -> str:
+    """Why there is no live snapshot, and what follows from it."""
+    stands_by = str((server or {}).get("stands_by") or "")
+    said = f"{stands_by[0].upper()}{stands_by[1:]}" if stands_by else "The services part is silent"
+    return f"{said}: what is so at this moment is not known, only what is stored."

@@ -118,6 +118,14 @@ class Servers:
         """Whether it was started, and not powered off since."""
         return name in self._processes
 
+    def pid(self, name: str) -> int:
+        """Of the supervisor, or of the node's process."""
+        return self._processes[name].pid
+
+    def stop(self, name: str) -> None:
+        """In order."""
+        self.stages[name].stop(name, self._processes.pop(name))
+
     def acts(self, name: str) -> bool:
         """Whether the server of this name has the lease, and answers."""
         stage = self.stages[name]

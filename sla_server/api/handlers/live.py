@@ -46,7 +46,8 @@ def feed_state(context: AppContext, unreadable: str = "") -> dict[str, Any]:
     """What every answer with live values says of them.
 
     ``age_s`` of the newest snapshot, null before the first; ``stale``: it is old, so what is so now is not
-    known; ``database``: why it cannot be used, "" if it can.
+    known; ``database``: why it cannot be used, "" if it can. Of one of several servers also ``acting`` and
+    ``stands_by``, see ``ActingServer.described``.
 
     Args:
         context: of the application.
@@ -55,7 +56,8 @@ def feed_state(context: AppContext, unreadable: str = "") -> dict[str, Any]:
     """
     stale = context.live.is_stale()
     reported = _write_problem(context) if stale else context.live.newest().snapshot["database"]
-    return {"age_s": context.live.age_s(), "stale": stale, "database": unreadable or reported}
+    state = {"age_s": context.live.age_s(), "stale": stale, "database": unreadable or reported}
+    return state if g.scope is not None else {**state, **(context.acting.described() or {})}
 
 
 def trend(context: AppContext, _request: Request) -> Response:
@@ -188,11 +190,12 @@ def health(context: AppContext, _request: Request) -> Response:
     answer: dict[str, Any] = {
         "status": "down" if database or stale or is_damaged else "degraded" if problems else "ok",
         "database": database or "ok",
-        "services": SILENT if stale else "ok",
+        "services": _silence(context) if stale else "ok",
         "problems": problems,
         "snapshot_age_s": context.live.age_s(),
         "fullness": _fullness(context),
         "version": version("storage-sla-server"),
+        **(context.acting.described() or {}),
     }
     return responses.as_json(answer, 503 if answer["status"] == "down" else 200)
 
@@ -213,7 +216,7 @@ def ready(context: AppContext, _request: Request) -> Response:
             problem = AWAY
         waits_for.append({"process": "database", "reason": problem})
     if context.live.is_stale():
-        waits_for.append({"process": "services", "reason": SILENT})
+        waits_for.append({"process": "services", "reason": _silence(context)})
     body = {"ready": not waits_for, "waits_for": waits_for}
     return responses.as_json(body, 503, {"Retry-After": "2"}) if waits_for else responses.as_json(body)
 
@@ -227,8 +230,13 @@ def problems_now(context: AppContext, database: str) -> list[dict[str, Any]]:
         return [*seen_here, *context.live.newest().snapshot["problems"]]
     age_s = context.live.age_s()
     since_us = None if age_s is None else context.clock.unix_us() - round(age_s * 1e6)
-    silent = {"process": "services", "what": "services", "since_us": since_us, "reason": SILENT}
+    silent = {"process": "services", "what": "services", "since_us": since_us, "reason": _silence(context)}
     return [*seen_here, silent, *context.live.reported_problems()]
+
+
+def _silence(context: AppContext) -> str:
+    """Why there are no live values."""
+    return context.acting.why_not_here() or SILENT
 
 
 def _read_problem(context: AppContext) -> str:

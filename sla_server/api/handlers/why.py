@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
-from flask import Request, Response
+from flask import Request, Response, g
 
 from sla_server.agreements.selectors import matches
 from sla_server.agreements.slices import REASONS
@@ -61,6 +61,8 @@ def why(context: AppContext, request: Request, name: str) -> Response:
         "is_now": not request.args.get("at_us"),
         "decisions_from_us": context.source.decisions_from_us(),
     }
+    if g.scope is None and (server := context.acting.described()) is not None:
+        facts["server"] = server
     facts["live_is_stale"] = facts["is_now"] and context.live.is_stale()
     is_live = facts["is_now"] and not facts["live_is_stale"]
     live: Row = context.live.newest().snapshot if is_live else {}

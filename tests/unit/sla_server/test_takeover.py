@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ class Watched(Supervisor):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.done: list[str] = []
+        self.stops: list[tuple[str, ...]] = []
         self._segments = self  # type: ignore[assignment]  # a segment takes 100 MB of tmpfs
 
     def renew(self, name: str) -> None:
@@ -46,6 +48,7 @@ class Watched(Supervisor):
         self.done.append(f"start {part.name}")
 
     def _stop_all(self, names: Any) -> dict[str, int]:
+        self.stops.append(tuple(names))
         self.done += [f"stop {name}" for name in reversed(names) if self.parts.pop(name, None)]
         return {}
 
@@ -68,6 +71,7 @@ def test_parts_that_act_run_while_the_lease_is_held_and_with_its_fence(tmp_path:
         supervisor._follow_lease()
     assert supervisor.done == [f"start {name}" for name in ACTING]
     assert supervisor.parts["dbmanager"]._env[FENCE] == "8"  # what the process will have
+    assert supervisor.parts["pmdaemon"]._env["SLA__PMDAEMON__DURABLE_LAG_S"] == "120.0"
     supervisor.done.clear()
     _publish(tmp_path, "n2", 9, 0)
     supervisor._follow_lease()
@@ -75,6 +79,7 @@ def test_parts_that_act_run_while_the_lease_is_held_and_with_its_fence(tmp_path:
     renewed = ["renew main.mbx", "renew app.mbx"]
     started = [f"start {name}" for name in PARTS if name not in ACTING]
     assert supervisor.done == [*stopped, *renewed, *started]
+    assert supervisor.stops == [ACTING, PARTS]  # what writes and polls does not wait for the page's end
     supervisor._pipe.close()
 
 
@@ -160,6 +165,11 @@ def test_a_lease_file_that_is_damaged_or_gone_holds_nothing(tmp_path: Path) -> N
     for text in ("", "{}", "[]", '{"node": "n1", "holder": "n1", "fence": "x", "until_ns": 1}'):
         (tmp_path / "lease.json").write_text(text)
         assert LeaseFile(tmp_path).read().held_fence is None
+    file = LeaseFile(tmp_path)
+    for fence in (9, 10):  # within a step of the clock of files
+        _publish(tmp_path, "n1", fence, boot_ns() + LONG_NS)
+        os.utime(tmp_path / "lease.json", ns=(1, 1))
+        assert file.read().fence == fence
     file.remove()
     assert file.read().held_fence is None
 

@@ -18,8 +18,9 @@ from sqlalchemy import inspect, text
 from sla_server.db import migrate, partitions, schema
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import begin, make_engine
-from sla_server.db.errors import DatabaseUnavailable, SchemaTooNew
-from sla_server.db.queries.reader import open_reader
+from sla_server.db.errors import DatabaseUnavailable, FenceLost, SchemaTooNew
+from sla_server.db.fence import Fence, FormerTerms
+from sla_server.db.queries.reader import SqlReader, open_reader
 from tests.support.database import Rig
 from tests.support.paths import ROOT
 from tests.support.samples import T0, assert_database_holds, cuts_message, make_cut
@@ -106,6 +107,24 @@ def insert(connection, table, **values):
     names = ", ".join(values)
     marks = ", ".join(f":{name}" for name in values)
     connection.execute(text(f"INSERT INTO {table} ({names}) VALUES ({marks})"), values)
+
+
+def test_a_database_of_one_server_can_be_taken_by_several(empty_database):
+    engine = make_engine(empty_database.config, empty_database.data_dir)
+    upgrade_to(engine, "0023")
+    with begin(engine) as connection:
+        insert(connection, "ingest_watermark", gateway_id="g", epoch="7", seq=5, updated_us=1)
+    Fence(1, "n1").check(engine)  # there is no table of them yet
+    migrate.upgrade(engine)
+    reader = SqlReader(engine)
+    assert reader.watermarks() == [("g", 7, 5)]
+    assert reader.fences() == []
+    assert Fence(6, "n2").take(engine, "q2", 9, 3) == FormerTerms()
+    row = {"name": "gateways", "fence": 6, "server": "n2", "queue": "q2", "since_us": 3}
+    assert reader.fences() == [row]
+    with pytest.raises(FenceLost):
+        Fence(5, "n1").check(engine)
+    engine.dispose()
 
 
 def test_rows_of_the_first_schema_are_kept_and_added_to(empty_database):

@@ -27,6 +27,23 @@ def test_durability_that_lags_is_asked_for_again(rig: PairRig) -> None:
     assert starts.count(1) == 2
 
 
+def test_where_durability_takes_longer_nothing_is_asked_for_again_so_soon(rig: PairRig) -> None:
+    lag_s = 12 * LAG_NS // SECOND
+    # The rig's own is that of a server by itself.
+    rig.inbound._timeouts._policy = TimeoutPolicy.for_interval(SECOND, lag_s * SECOND)
+    rig.watermarks()
+    agent = rig.up()
+    starts = []
+    for _ in range(lag_s + 3):
+        rig.pass_time(1)
+        for poll in rig.polls(agent):
+            starts.append(poll.header["from"][1])
+            agent.answer(poll)
+        rig.step()
+    assert starts[:lag_s] == list(range(1, lag_s + 1))
+    assert rig.counters["lag_rewinds"] == 1
+
+
 def test_what_waits_in_a_full_mailbox_is_not_asked_for_again(rig: PairRig) -> None:
     rig.watermarks()
     agent = rig.up()

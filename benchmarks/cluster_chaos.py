@@ -1,0 +1,281 @@
+"""``make chaos-cluster``: two servers and a third node, killed, stopped and cut off; every count is proved.
+
+Two gateways are under load, and messages go through the cluster all the time. From a seed, one after the
+other and each third time two at once, for up to 20 s:
+
+    power       all processes of a server, of its node and its parts, killed at once
+    restart     a server stopped in order and started again, as for an upgrade (to the same release)
+    pause       all of them stopped (SIGSTOP), also for longer than the lease, then they go on
+    cut-off     the engine of a server's node alone stopped: the server runs, reaches the database and its
+                gateways, and cannot renew its lease
+    node        the third node killed
+    links       what gateways and a server say to each other is held up, or their connections are cut
+    database    PostgreSQL is stopped, or dies, and is started again
+
+Then all is healed, and left alone until it is in order. Proved are: each cut that a gateway made is stored
+once, in SQL and in files, and sums agree (``chaos_proof``); SQL has each I/O that a client counted; no event
+says that cuts were lost; each message that was confirmed came once (``cluster_faults``). Exit status 1 if
+not. Links between nodes are not cut here: a node that is cut off is one whose engine stands still.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import click
+
+from benchmarks.chaos_proof import Gateway, Proof, ledger, prove
+from benchmarks.cluster_faults import receive_counted, send_counted
+from benchmarks.cluster_servers import GATEWAYS, SPOOL_BYTES, Site
+from sla_server.cluster import account_file
+from sla_server.cluster.messages import Destination, MessageSession
+from sla_server.db.queries.reader import open_reader
+from tests.support.servers import SERVERS, send, tree_of
+from tests.support.stage import StageError
+
+Heal = Callable[[], None]
+FAULTS: Final = {"power": 4, "restart": 2, "pause": 4, "cut-off": 3, "node": 1, "links": 2, "database": 1}
+LONGEST_S: Final = 20.0
+TWO_EVERY: Final = 3
+SETTLE_S: Final = 300.0
+DESTINATION: Final = "chaos"
+
+
+class Messages:
+    """A producer and a consumer of the cluster, and what was confirmed and what came."""
+
+    def __init__(self, site: Site, ends: contextlib.ExitStack) -> None:
+        path = site.folder / "chaos.json"
+        site.stage.sla("cluster", "account", "add", "chaos", str(path), "--role", "admin")
+        connection = account_file.connection(path)
+        self.sent, self.received = Counter[str](), Counter[str]()
+        self._stop = threading.Event()
+        sessions = [
+            ends.enter_context(
+                MessageSession(
+                    connection.urls, "chaos", node=90 + place, directory=site.folder / f"chaos-{place}"
+                )
+            )
+            for place in range(2)
+        ]
+        sessions[0].create(Destination(DESTINATION, max_bytes=64 << 20))
+        consumer = sessions[1].consumer(DESTINATION, "reader", max_deliveries=10_000)
+        self._threads = [
+            threading.Thread(target=send_counted, args=(sessions[0], DESTINATION, self._stop, self.sent)),
+            threading.Thread(target=receive_counted, args=(consumer, self._stop, self.received)),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def finish(self) -> None:
+        """Send no more, and take what is left."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def problems(self) -> list[str]:
+        """What was lost or came twice."""
+        lost = [identity for identity in self.sent if identity not in self.received]
+        doubled = [identity for identity, count in self.received.items() if count > 1]
+        return [f"message {each} was confirmed, and is lost" for each in lost] + [
+            f"message {each} came {self.received[each]} times" for each in doubled
+        ]
+
+
+class ClusterChaos:
+    """One run. Attributes: ``faults``, what was done how often."""
+
+    def __init__(self, site: Site, seed: int) -> None:
+        self._site = site
+        self._rng = random.Random(seed)
+        self.faults: Counter[str] = Counter()
+
+    def run(self, duration_s: float, most_faults: int) -> None:
+        """Faults until then; all of them are healed."""
+        end_s = time.monotonic() + duration_s
+        while time.monotonic() < end_s and self.faults.total() < most_faults:
+            heals = []
+            for _ in range(2 if self._rng.randrange(TWO_EVERY) == 0 else 1):
+                [name] = self._rng.choices([*FAULTS], [*FAULTS.values()])
+                if (heal := getattr(self, f"_{name.replace('-', '_')}")()) is not None:
+                    self.faults[name] += 1
+                    heals.append(heal)
+            time.sleep(self._rng.uniform(0.5, LONGEST_S))
+            for heal in heals:
+                heal()
+            click.echo(f"  {self.faults.total()} faults, {end_s - time.monotonic():.0f} s left")
+            time.sleep(self._rng.uniform(0.0, LONGEST_S))
+
+    def _victim(self) -> str | None:
+        """A server that runs, more often the one that acts."""
+        servers = self._site.servers
+        acting = servers.acting()
+        name = acting if acting is not None and self._rng.random() < 0.7 else self._rng.choice(SERVERS)
+        return name if servers.runs(name) else None
+
+    def _power(self) -> Heal | None:
+        if (name := self._victim()) is None:
+            return None
+        self._site.servers.power_off(name)
+        return lambda: self._site.servers.start(name)
+
+    def _restart(self) -> Heal | None:
+        if (name := self._victim()) is None:
+            return None
+        self._site.servers.stop(name)
+        return lambda: self._site.servers.start(name)
+
+    def _pause(self) -> Heal | None:
+        if (name := self._victim()) is None:
+            return None
+        pids = self._site.servers.freeze(name)
+        return lambda: self._site.servers.thaw(pids)
+
+    def _cut_off(self) -> Heal | None:
+        if (name := self._victim()) is None:
+            return None
+        engines = [
+            pid
+            for pid in tree_of(self._site.servers.pid(name))
+            if b"nats-server" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
+        send(engines, signal.SIGSTOP)
+        return lambda: send(engines, signal.SIGCONT)
+
+    def _node(self) -> Heal | None:
+        servers = self._site.servers
+        if not servers.runs("n3"):
+            return None
+        servers.power_off("n3")
+        return lambda: servers.start("n3")
+
+    def _links(self) -> Heal:
+        proxy = self._site.proxies[self._rng.choice(SERVERS)]
+        if self._rng.random() < 0.5:
+            proxy.cut()
+            return lambda: None
+        proxy.stall(True)
+        return lambda: proxy.stall(False)
+
+    def _database(self) -> Heal | None:
+        postgres = self._site.postgres
+        if postgres.process is None:
+            return None
+        postgres.stop(self._rng.choice((signal.SIGINT, signal.SIGQUIT)))
+        return postgres.start
+
+
+def _gateways(site: Site) -> list[Gateway]:
+    folder = site.stage.folder
+    return [
+        Gateway(
+            (folder / name / "gateway_id").read_text().strip(),
+            folder / f"{name}.log",
+            folder / name / "spool",
+            SPOOL_BYTES,
+        )
+        for name in GATEWAYS
+    ]
+
+
+def _is_stored(site: Site, newest: dict[tuple[str, int], int]) -> bool:
+    reader = open_reader(site.database, site.folder)
+    try:
+        found = {(gateway_id, epoch): seq for gateway_id, epoch, seq in reader.watermarks()}
+    finally:
+        reader.close()
+    return all(found.get(key, 0) >= seq for key, seq in newest.items())
+
+
+def _made(gateways: list[Gateway]) -> dict[tuple[str, int], int]:
+    newest: dict[tuple[str, int], int] = {}
+    for gateway in gateways:
+        made, dropped = ledger(gateway.log, gateway.gateway_id)
+        for gateway_id, epoch, seq in made - dropped:
+            newest[gateway_id, epoch] = max(seq, newest.get((gateway_id, epoch), 0))
+    return newest
+
+
+def _stop_in_order(site: Site) -> None:
+    """Gateways, then each server after it has acted: what its queue has kept for files goes into one."""
+    for agent in site.agents:
+        for process in site.stage.running(agent.name):
+            site.stage.stop(agent.name, process)
+    for _ in SERVERS:
+        name = site.wait(site.servers.acting, "a server that acts", SETTLE_S)
+        site.servers.stop(name)
+
+
+def run(folder: Path, seed: int, duration_s: float, most_faults: int) -> tuple[Proof, Counter[str], Messages]:
+    """One run in ``folder``."""
+    with contextlib.ExitStack() as ends:
+        site = Site(folder, ends)
+        site.start()
+        messages = Messages(site, ends)
+        chaos = ClusterChaos(site, seed)
+        try:
+            chaos.run(duration_s, most_faults)
+            site.wait(site.is_settled, "two servers and three nodes in order", SETTLE_S)
+        finally:
+            site.clients.finish()
+            messages.finish()
+        gateways = _gateways(site)
+        made = _made(gateways)  # the last I/Os are in the cut that is open now
+        site.wait(
+            lambda: all(_made(gateways).get(key, 0) >= seq + 2 for key, seq in made.items()), "newer cuts"
+        )
+        made = _made(gateways)
+        site.wait(lambda: _is_stored(site, made), "the gateways' cuts in SQL", SETTLE_S)
+        _stop_in_order(site)
+        proof = prove(site.database, folder, gateways)
+        proof.problems += site.losses() + messages.problems()
+        for agent in site.agents:
+            volume = next(iter(agent.volumes))
+            stored, counted = proof.volumes.get(volume, 0), site.clients.done(volume)
+            if stored != counted:
+                proof.problems.append(f"clients of {volume} counted {counted} I/Os, SQL has {stored}")
+        return proof, chaos.faults, messages
+
+
+@click.command()
+@click.option("--seed", type=int, default=1, show_default=True, help="Fixes the sequence of faults.")
+@click.option("--for", "duration_s", type=float, default=900.0, show_default=True, help="Seconds of faults.")
+@click.option("--faults", type=int, default=100, show_default=True, help="End after so many.")
+@click.option("--keep", is_flag=True, help="Keep the folder with data and logs.")
+def main(seed: int, duration_s: float, faults: int, keep: bool) -> None:
+    """Break two servers and their nodes for a while, and prove that nothing was lost or doubled."""
+    base = Path(tempfile.mkdtemp(prefix="sla-chaos-cluster-"))
+    began_s = time.monotonic()
+    try:
+        proof, done, messages = run(base / "run", seed, duration_s, faults)
+    except StageError as exc:
+        raise SystemExit(str(exc)) from exc
+    finally:
+        if keep:
+            click.echo(f"kept: {base}")
+        else:
+            shutil.rmtree(base, ignore_errors=True)
+    click.echo(f"seed {seed}, {time.monotonic() - began_s:.0f} s, faults: {dict(done.most_common())}")
+    click.echo(
+        f"cuts: {proof.made} made, {proof.delivered} stored, {proof.held} still in spools, "
+        f"{proof.dropped} counted as dropped; lost {len(proof.lost)}, doubled {len(proof.doubled)}"
+    )
+    click.echo(f"messages: {len(messages.sent)} confirmed, {len(messages.received)} received")
+    for problem in proof.problems[:20]:
+        click.echo(f"  {problem}")
+    sys.exit(1 if proof.problems else 0)
+
+
+if __name__ == "__main__":
+    main()
