@@ -380,23 +380,27 @@ def _explained(found: Row) -> Iterator[str]:
     tested = found.get("back_test")
     if isinstance(tested, dict):
         yield f"  back-test: {tested['reason']}"
-    for first, last, cap, demand in _ranges(capped):
+    for first, last, cap, demand, burst in _ranges(capped):
         words = hour_words(first) if first == last else f"{hour_words(first)} to {hour_words(last)}"
         asked = "" if demand is None else f"; its demand (p95) was up to {demand:,.0f}"
-        yield f"  {words}: at most {cap:,.0f} cost/s{asked}"
+        at_once = f", {burst:,.0f} at once after a quiet time" if burst else ""
+        yield f"  {words}: at most {cap:,.0f} cost/s{at_once}{asked}"
 
 
-def _ranges(capped: list[Row]) -> Iterator[tuple[int, int, float, float | None]]:
-    """Neighbouring hours with the same cap, the highest demand in them."""
-    known: tuple[int, int, float, float | None] | None = None
+def _ranges(capped: list[Row]) -> Iterator[tuple[int, int, float, float | None, float]]:
+    """Neighbouring hours with the same cap and burst (cost units): the highest demand in them, the burst."""
+    known: tuple[int, int, float, float | None, float] | None = None
     for row in capped:
         hour, cap, demand = row["hour_of_week"], row["cost_per_s"], row["demand_p95"]
-        if known is not None and known[1] == hour - 1 and round(known[2]) == round(cap):
-            known = known[0], hour, known[2], max(filter(None, (known[3], demand)), default=None)
+        burst = (row.get("burst_s") or 0.0) * cap
+        is_next = known is not None and known[1] == hour - 1
+        if known is not None and is_next and (round(known[2]), round(known[4])) == (round(cap), round(burst)):
+            highest = max(filter(None, (known[3], demand)), default=None)
+            known = known[0], hour, known[2], highest, known[4]
             continue
         if known is not None:
             yield known
-        known = hour, hour, cap, demand
+        known = hour, hour, cap, demand, burst
     if known is not None:
         yield known
 
