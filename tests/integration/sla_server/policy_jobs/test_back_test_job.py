@@ -164,9 +164,7 @@ def test_several_jobs_run_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -
 
     def run(command: list[str], **_how: object) -> subprocess.CompletedProcess[str]:
         ran.append(command[2:])
-        return subprocess.CompletedProcess(
-            command, {MODULES["policy"]: 81, MODULES["report"]: 70}.get(command[2], 0)
-        )
+        return subprocess.CompletedProcess(command, statuses.get(command[2], 0))
 
     monkeypatch.setattr(subprocess, "run", run)
     done = CliRunner().invoke(server.cli, ["jobs", "run", "--config", "c.toml", "all"])
