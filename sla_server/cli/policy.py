@@ -31,6 +31,7 @@ from sla_server.cli.formatting import (
 )
 from sla_server.cli.get import get
 from sla_server.rows import Row
+from sla_server.schedule import arguments_of
 
 NOT_PUBLISHED: Final = 81  # the job's exit status: what it computed does not help
 MOST_VOLUMES: Final = 20
@@ -44,9 +45,9 @@ def policy() -> None:
     """Compute policies from what was stored, and list them."""
 
 
-def job_command(config: Path | None, module: str = "job") -> list[str]:
+def command_of(job: str, config: Path | None) -> list[str]:
     """The job's command line."""
-    command = [sys.executable, "-m", f"sla_server.policy_jobs.{module}"]
+    command = [sys.executable, *arguments_of(job)]
     return [*command, "--config", str(config)] if config else command
 
 
@@ -67,7 +68,7 @@ def _status_of_job(command: list[str], unchanged: str) -> int:
 def run(client: Client, config: Path | None) -> None:
     """Run the policy job and have its result put in force."""
     click.echo("policy job: starting Spark; this takes a minute at most on small data", err=True)
-    status = _status_of_job(job_command(config or client.config), "the policy in force stays")
+    status = _status_of_job(command_of("policy", config or client.config), "the policy in force stays")
     if status == NOT_PUBLISHED:
         raise PolicyNotPublished
     if status:
@@ -84,7 +85,7 @@ def run(client: Client, config: Path | None) -> None:
 @pass_client
 def rollup(client: Client, config: Path | None) -> None:
     """Make hourly and daily rollups of what has left SQL; the policy job reads them."""
-    command = job_command(config or client.config, "rollup_job")
+    command = command_of("rollup", config or client.config)
     if status := _status_of_job(command, "the days before are rolled up"):
         raise JobFailed(status, "rollup", "what was rolled up before stays")
 
