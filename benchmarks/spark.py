@@ -62,7 +62,7 @@ def compared(place: Path, rounds: int) -> dict[str, list[dict[str, Any]]]:
             runs[engine].append(once(engine, place))
             last = runs[engine][-1]
             print(f"  {engine}: {last['wall_s']:.1f} s, {last['memory_mib']}", flush=True)
-    results = ("capacity", "costs", "caps", "capped", "sums", "harms", "bursts")
+    results = ("capacity", "curves", "costs", "caps", "capped", "sums", "harms", "bursts")
     first = {key: runs["spark"][0][key] for key in results}
     for engine, made in runs.items():
         for run in made:
