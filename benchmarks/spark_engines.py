@@ -431,7 +431,6 @@ def main() -> None:
         "start_s": start_s,
         "memory_mib": memory or {"the process": own_mib},
         "capacity": found.capacity,
-        "curves": found.curves,
         "costs": found.costs,
         "caps": found.caps.num_rows,
         "sums": {
