@@ -1,4 +1,4 @@
-"""Jobs that start no Spark: space, and report inputs where there is no slice. What they store and note."""
+"""What jobs of single steps store and note, as far as no Spark is needed for that."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from sqlalchemy import insert
@@ -16,8 +17,10 @@ from sla_server.db import migrate, schema
 from sla_server.db.engine import begin, make_engine
 from sla_server.db.policies import open_policies
 from sla_server.db.schema import DAY_US
-from sla_server.policy_jobs import report_inputs_job, space_job, stored_results
+from sla_server.jobs import only_one
+from sla_server.policy_jobs import report_inputs_job, space_job, step_job, stored_results
 from tests.support.agreements import in_force, simple
+from tests.support.histories import known_history
 
 NOW_US = 20_800 * DAY_US
 GIB = 1 << 30
@@ -111,3 +114,41 @@ def test_without_a_slice_spark_is_not_started(
         (row,) = store.reader.jobs()
     assert stored.schema.equals(report_inputs_job.SUMS)
     assert (row["kind"], row["state"], row["rows"]) == ("report-inputs", "done", 0)
+
+
+def test_steps_are_locked_noted_and_stored_each_by_itself(
+    config: configuration.ResolvedConfig, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In the order in which they use each other; Spark's part is in ``test_job``."""
+    table = pa.table({"backend": ["disk"], "volume": ["v"], "hour_of_week": [3], "p50": [1.0], "p95": [2.0]})
+    steps = dict.fromkeys(step_job.STEPS, lambda _frames: table)
+    monkeypatch.setattr(step_job, "STEPS", steps | {"attribution": lambda _frames: 1 / 0})
+    read = known_history().inputs
+    dirs: list[Path] = []
+
+    def on_statistics(
+        _config: Any, _store: Any, job_dir: Path, _now_us: int, begun: Any, action: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        dirs.append(job_dir)
+        begun(7)
+        return action(None, None, read), {}
+
+    monkeypatch.setattr(step_job, "on_statistics", on_statistics)
+    with only_one(config.data_dir / "demand-job" / "lock", "demand"):
+        told = CliRunner().invoke(step_job.main, ["demand", "cost-model"])
+    assert told.exit_code == 79
+    assert "another demand job is running" in capfd.readouterr().err
+    found = step_job.run(config, "me", ["demand", "cost-model"], NOW_US)
+    assert list(found) == ["cost-model", "demand"]
+    with pytest.raises(ZeroDivisionError):
+        step_job.run(config, "me", ["attribution", "demand"], NOW_US + 1)
+    assert dirs == [config.data_dir / "cost-model-job", config.data_dir / "demand-job"]
+    with closing(open_policies(config.database, config.data_dir)) as store:
+        rows = [(row["kind"], row["state"], row["rows"]) for row in store.reader.jobs()]
+        heads = [store.results.head(kind) for kind in ("cost-model", "demand", "attribution")]
+        fresh = stored_results.fresh(store.results, steps, read, config.policy, NOW_US + 2)
+    assert sorted(rows) == [
+        ("attribution", "failed", 7), ("cost-model", "done", 7), ("demand", "done", 7), ("demand", "done", 7),
+    ], "of the run that was refused there is none"  # fmt: skip
+    assert [head and head.end_us for head in heads] == [NOW_US, NOW_US + 1, None]
+    assert fresh == {"cost-model": table, "demand": table}
