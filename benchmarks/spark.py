@@ -3,8 +3,9 @@
 Rows are generated once for each size (``spark_world``) and read from Parquet files. Every run is a cold
 process, from the start of Python to its end, Spark's own start included; engines take turns, and the median
 of three counts. The results of the three must be equal, attribution and burst pairs among them, or the
-benchmark ends with an error. ``spark_large`` does the same with more rows, ``spark_fleet`` is Spark alone on
-86 million hours. Each stores a result of its own, with its options.
+benchmark ends with an error; but for the points of curves, which are rounded for people. ``spark_large`` does
+the same with more rows, ``spark_fleet`` is Spark alone on 86 million hours. Each stores a result of its own,
+with its options.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from benchmarks import spark_world
 from sla_server.policy_jobs import grouped, model
 from sla_server.policy_jobs.bursts import HORIZON_S
-from sla_server.policy_jobs.compute import BURST_DAYS, Found, compute
+from sla_server.policy_jobs.compute import BURST_DAYS, Found, compute, split_curves
 from sla_server.policy_jobs.cost_model import MIN_IOS, MOST_UNDER_WAY
 from sla_server.policy_jobs.inputs import JobInputs, Statistics
 from sla_server.policy_jobs.transforms import (
@@ -148,7 +148,7 @@ def groups(table: pa.Table, keys: list[str], function: Callable[[pa.Table], pa.T
 
 
 def harms_of(intervals: pa.Table, uses: pa.Table) -> list[dict[str, Any]]:
-    """Who hurt whom, in the order of ``job.compute``."""
+    """Who hurt whom, in the order of ``compute.compute``."""
 
     def of_backend(rows: pa.Table) -> pa.Table:
         name = rows["backend"][0] if rows.num_rows else None
@@ -159,7 +159,7 @@ def harms_of(intervals: pa.Table, uses: pa.Table) -> list[dict[str, Any]]:
 
 
 def bursts_of(recent: pa.Table, read: JobInputs) -> list[dict[str, Any]]:
-    """Burst pairs of the volumes with a cap, in the order of ``job.compute``."""
+    """Burst pairs of the volumes with a cap, in the order of ``compute.compute``."""
     if not recent.num_rows:
         return []
 
@@ -187,7 +187,8 @@ def recent_from_us(read: JobInputs) -> int:
 def models(points: pa.Table, slots: pa.Table, demand: pa.Table, read: JobInputs) -> Found:
     """The part that all engines but Spark have in this process, but for harms and bursts."""
     keys = ["backend", "sla", "objective", "step"]
-    capacity = [model.with_former(row, {}) for row in groups(points, keys, grouped.capacity_of).to_pylist()]
+    seen, curves = split_curves(groups(points, keys, grouped.capacity_of).to_pylist())
+    capacity = [model.with_former(row, {}) for row in seen]
     costs = groups(slots, ["backend"], grouped.cost_of).to_pylist()
     needs = {name: model.encode(each) for name, each in model.needs_of(capacity, read.promises).items()}
     names, backends = demand["volume"].to_pylist(), demand["backend"].to_pylist()
@@ -197,7 +198,8 @@ def models(points: pa.Table, slots: pa.Table, demand: pa.Table, read: JobInputs)
     for field, column in zip(classes.schema, classes.columns, strict=True):
         known = known.append_column(field, column)
     caps = groups(known, ["backend"], grouped.caps_of)
-    return Found(caps.sort_by([("volume", "ascending"), ("hour_of_week", "ascending")]), capacity, costs)
+    caps = caps.sort_by([("volume", "ascending"), ("hour_of_week", "ascending")])
+    return Found(caps, capacity, costs, curves=curves)
 
 
 def in_duckdb(place: Path, read: JobInputs) -> Found:

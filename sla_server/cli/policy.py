@@ -31,6 +31,7 @@ from sla_server.cli.formatting import (
 )
 from sla_server.cli.get import get
 from sla_server.rows import Row
+from sla_server.schedule import arguments_of
 
 NOT_PUBLISHED: Final = 81  # the job's exit status: what it computed does not help
 MOST_VOLUMES: Final = 20
@@ -44,9 +45,9 @@ def policy() -> None:
     """Compute policies from what was stored, and list them."""
 
 
-def job_command(config: Path | None, module: str = "job") -> list[str]:
+def command_of(job: str, config: Path | None) -> list[str]:
     """The job's command line."""
-    command = [sys.executable, "-m", f"sla_server.policy_jobs.{module}"]
+    command = [sys.executable, *arguments_of(job)]
     return [*command, "--config", str(config)] if config else command
 
 
@@ -67,7 +68,7 @@ def _status_of_job(command: list[str], unchanged: str) -> int:
 def run(client: Client, config: Path | None) -> None:
     """Run the policy job and have its result put in force."""
     click.echo("policy job: starting Spark; this takes a minute at most on small data", err=True)
-    status = _status_of_job(job_command(config or client.config), "the policy in force stays")
+    status = _status_of_job(command_of("policy", config or client.config), "the policy in force stays")
     if status == NOT_PUBLISHED:
         raise PolicyNotPublished
     if status:
@@ -84,7 +85,7 @@ def run(client: Client, config: Path | None) -> None:
 @pass_client
 def rollup(client: Client, config: Path | None) -> None:
     """Make hourly and daily rollups of what has left SQL; the policy job reads them."""
-    command = job_command(config or client.config, "rollup_job")
+    command = command_of("rollup", config or client.config)
     if status := _status_of_job(command, "the days before are rolled up"):
         raise JobFailed(status, "rollup", "what was rolled up before stays")
 
@@ -380,23 +381,27 @@ def _explained(found: Row) -> Iterator[str]:
     tested = found.get("back_test")
     if isinstance(tested, dict):
         yield f"  back-test: {tested['reason']}"
-    for first, last, cap, demand in _ranges(capped):
+    for first, last, cap, demand, burst in _ranges(capped):
         words = hour_words(first) if first == last else f"{hour_words(first)} to {hour_words(last)}"
         asked = "" if demand is None else f"; its demand (p95) was up to {demand:,.0f}"
-        yield f"  {words}: at most {cap:,.0f} cost/s{asked}"
+        at_once = f", {burst:,.0f} at once after a quiet time" if burst else ""
+        yield f"  {words}: at most {cap:,.0f} cost/s{at_once}{asked}"
 
 
-def _ranges(capped: list[Row]) -> Iterator[tuple[int, int, float, float | None]]:
-    """Neighbouring hours with the same cap, the highest demand in them."""
-    known: tuple[int, int, float, float | None] | None = None
+def _ranges(capped: list[Row]) -> Iterator[tuple[int, int, float, float | None, float]]:
+    """Neighbouring hours with the same cap and burst (cost units): the highest demand in them, the burst."""
+    known: tuple[int, int, float, float | None, float] | None = None
     for row in capped:
         hour, cap, demand = row["hour_of_week"], row["cost_per_s"], row["demand_p95"]
-        if known is not None and known[1] == hour - 1 and round(known[2]) == round(cap):
-            known = known[0], hour, known[2], max(filter(None, (known[3], demand)), default=None)
+        burst = (row.get("burst_s") or 0.0) * cap
+        is_next = known is not None and known[1] == hour - 1
+        if known is not None and is_next and (round(known[2]), round(known[4])) == (round(cap), round(burst)):
+            highest = max(filter(None, (known[3], demand)), default=None)
+            known = known[0], hour, known[2], highest, known[4]
             continue
         if known is not None:
             yield known
-        known = hour, hour, cap, demand
+        known = hour, hour, cap, demand, burst
     if known is not None:
         yield known
 

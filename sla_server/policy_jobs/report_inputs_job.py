@@ -143,8 +143,7 @@ def _computed(
 def sums_of(spark: SparkSession, slices: DataFrame, spans: pa.Table) -> pa.Table:
     """The sums as a table, in order."""
     found = transforms.period_sums(slices, spark.createDataFrame(spans)).toArrow()
-    order = [(name, "ascending") for name in transforms.PERIOD_SUMS]
-    return found.sort_by(order)
+    return found.sort_by([(name, "ascending") for name in transforms.PERIOD_SUMS]).cast(SUMS)
 
 
 def described(agreements: Sequence[Row], sums: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -333,7 +333,7 @@ def test_the_views_of_one_thing_lead_to_each_other(site: Site, page: Page) -> No
         driver.get(f"{site.url}policies/3?volume=batch")
         wait_for(driver, "#heat .b3")
         assert driver.find_element(By.CSS_SELECTOR, "#heat .b3").get_attribute("title") == (
-            "Mon 00:00 UTC: at most 300 weighted IOPS, usual demand up to 450"
+            "Mon 00:00 UTC: at most 300 weighted IOPS, 750 at once after a quiet time, usual demand up to 450"
         )
         width = "return document.getElementById('harms-graph').naturalWidth"
         until(driver, lambda: driver.execute_script(width) > 0, "the graph of who hurt whom is drawn")

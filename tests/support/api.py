@@ -787,7 +787,7 @@ class FakeSource:
     ) -> list[dict[str, Any]]:
         self._row("policy_caps", version, hour_of_week, limit, after)
         row = {"version": 3, "volume": "batch", "hour_of_week": 0, "cost_per_s": 300.0}
-        row |= {"demand_p50": 200.0, "demand_p95": 450.0}
+        row |= {"demand_p50": 200.0, "demand_p95": 450.0, "burst_s": 2.5}
         is_meant = version == 3 and after is None and volume in (None, "batch")
         return [row] if is_meant else []
 

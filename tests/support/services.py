@@ -193,9 +193,11 @@ class FakeStore:
         in_force = ("in-force", "pinned", "rejected-pinned")
         return next((row for row in rows if row["state"] in in_force), None)
 
-    def policy_caps(self, version: int, hour_of_week: int) -> dict[str, float | None]:
+    def policy_caps(
+        self, version: int, hour_of_week: int
+    ) -> tuple[dict[str, float | None], dict[str, float]]:
         self._read("policy_caps")
-        return self.caps.get((version, hour_of_week), {})
+        return self.caps.get((version, hour_of_week), {}), {}
 
     def stored_pools(self, days_from_us: int) -> StoredPools:
         days = [row for row in self._table("pool_days", "stored_pools") if row["day_us"] >= days_from_us]

@@ -37,8 +37,9 @@ function cellOf(hour, row) {
   const capped = row.cost_per_s !== null && row.cost_per_s !== undefined;
   const below = capped && row.demand_p95 !== null && row.cost_per_s < row.demand_p95;
   const demand = row.demand_p95 == null ? "" : `, usual demand up to ${f.count(row.demand_p95)}`;
+  const burst = capped && row.burst_s ? `, ${f.count(row.burst_s * row.cost_per_s)} at once after a quiet time` : "";
   return {cls: !capped ? "g" : below ? "b3" : "b1", text: capped ? f.short(row.cost_per_s) : "",
-    words: `${f.weekHour(hour)}: ${capped ? `at most ${f.weighted(row.cost_per_s)}` : "no cap"}${demand}`};
+    words: `${f.weekHour(hour)}: ${capped ? `at most ${f.weighted(row.cost_per_s)}` : "no cap"}${burst}${demand}`};
 }
 
 // The week of the volume that was chosen, else of the first one in the list.

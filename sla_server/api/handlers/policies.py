@@ -53,7 +53,7 @@ def policy_volume(context: AppContext, _request: Request, version: str, volume: 
         raise NotFound(problem, "It was computed before the volume did I/O, or there is no such volume")
     backend = context.source.backend_of(volume)
     report = found["report"] or {}
-    keys = ("hour_of_week", "cost_per_s", "demand_p50", "demand_p95")
+    keys = ("hour_of_week", "cost_per_s", "demand_p50", "demand_p95", "burst_s")
     answer = {
         "version": found["version"],
         "state": found["state"],

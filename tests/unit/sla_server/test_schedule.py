@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from pmdaemon.runtime.clock import FakeClock
-from sla_server.config import PolicyJobConfig
+from sla_server.config import PolicyJobConfig, ServerConfig, resolve
 from sla_server.schedule import FIRST_AFTER_S, JobSchedule, ScheduledJob
+from sla_server.supervisor import Supervisor
 
 HOUR_US = 3_600_000_000
 MIDNIGHT_US = 1_795_996_800 * 1_000_000
@@ -169,3 +171,20 @@ def test_a_stamp_that_cannot_be_read_is_none(tmp_path: Path, content: str) -> No
     assert scene.child.starts == 0
     scene.after(1)
     assert scene.child.starts == 1
+
+
+def test_jobs_of_single_steps_have_schedules_by_name(tmp_path: Path) -> None:
+    of_steps: Any = {"capacity": "every 6h", "space": "", "demand": "daily"}
+    policy = PolicyJobConfig(schedule="02:30", job_schedules=of_steps)
+    config = resolve(ServerConfig(data_dir=tmp_path, policy=policy))
+    clock = FakeClock(unix_us=MIDNIGHT_US)
+    supervisor: Any = SimpleNamespace(config=config, config_path=Path("c.toml"), _pipe=None, clock=clock)
+    jobs = {job.name: job for job in Supervisor._scheduled(supervisor)}
+    assert list(jobs) == ["policy", "capacity", "demand"]
+    assert list(jobs["capacity"].child.command)[1:] == [
+        "-m", "sla_server.policy_jobs.step_job", "capacity", "--scheduled", "--config", "c.toml",
+    ]  # fmt: skip
+    with pytest.raises(ValidationError, match="is no schedule"):
+        PolicyJobConfig(job_schedules={"capacity": "weekly"})
+    with pytest.raises(ValidationError, match="'cost-model', 'capacity'"):
+        PolicyJobConfig.model_validate({"job_schedules": {"policy": "daily"}})

@@ -38,8 +38,8 @@ def test_the_configuration_of_the_environment(sla: Terminal, monkeypatch: pytest
     monkeypatch.setenv("SLA_CONFIG", "from-environment.toml")
     sla("policy", "run")
     assert job.commands[0][-1] == "from-environment.toml"
-    assert policy.job_command(None)[-1] == "sla_server.policy_jobs.job"
-    assert policy.job_command(Path("x"))[-2:] == ["--config", "x"]
+    assert policy.command_of("policy", None)[-1] == "sla_server.policy_jobs.job"
+    assert policy.command_of("policy", Path("x"))[-2:] == ["--config", "x"]
 
 
 def test_a_failed_job_announces_nothing(sla: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,6 +113,13 @@ def test_the_policy_job_reads_and_publishes_and_changes_nothing(config, tmp_path
     assert store.reader.policy_caps(2)[0]["volume"] == "v"
     store.end_job(store.begin_job("policy", "test"), "done", 0, version=2)
     assert store.reader.jobs()[0]["state"] == "done"
+    store.check_may_store()
+    for end_us in (1, 2):
+        store.results.replace("capacity", end_us, "basis", [(b"one", 3), (b"two", 4)])
+    found = store.results.head("capacity")
+    assert (found.end_us, found.basis, found.rows) == (2, "basis", 7)
+    assert store.results.bodies("capacity") == [b"one", b"two"]
+    assert store.results.head("demand") is None
     for statement in (*WRITES, "UPDATE policy_caps SET cost_per_s = 1", "DELETE FROM policies"):
         assert "permission denied" in refused(store._engine, statement) or statement.startswith("DROP")
     store.close()

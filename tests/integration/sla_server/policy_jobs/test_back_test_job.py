@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from sqlalchemy import insert
 
+from pmdaemon.wire.cut import IO_KINDS
 from sla_server import config as configuration
 from sla_server.cli import server
-from sla_server.db import migrate
-from sla_server.db.engine import make_engine
+from sla_server.db import migrate, schema
+from sla_server.db.engine import begin, make_engine
 from sla_server.db.policies import open_policies
 from sla_server.jobs import only_one
 from sla_server.policy_jobs import back_test_job
 from sla_server.schedule import MODULES, arguments_of
 from tests.integration.sla_server.db.conftest import Database
+from tests.support.agreements import in_force
 from tests.support.fleet_history import fill
 
+MINUTE_US = 60_000_000
 NOW_US = 1_795_996_800_000_000
 
 
@@ -55,6 +61,88 @@ def test_the_policy_in_force_is_tested_and_stays(tmp_path: Path, monkeypatch: py
     assert tested["ended_us"] >= tested["started_us"]
 
 
+GOLD = """
+apiVersion: storage-sla/v1
+kind: SLA
+metadata: {name: gold}
+spec:
+  parties: {provider: team, customer: acme}
+  scope: {volumes: [erp]}
+  priority: gold
+  objectives:
+  - name: latency
+    indicator: {metric: latency, percentile: 95}
+    demand_curve: [{up_to_iops: 1000, value_ms: 20}]
+    budgeting: {slice: 1m, target: 0.99}
+"""
+
+
+def store_a_burst(config: configuration.ResolvedConfig, from_us: int) -> None:
+    """Three minutes: a batch load is greedy in the second one, and the ERP beside it misses its promise."""
+    slots, missed = [], []
+    for minute, batch_iops in enumerate((10, 180, 10)):
+        at_us, is_busy = from_us + minute * MINUTE_US, batch_iops > 100
+        for stream_id, iops in ((1, 20), (2, batch_iops)):
+            ios, sum_us = iops * 60, iops * 60 * (40_000 if is_busy else 6_000)
+            slots.append(
+                {"slot_us": at_us, "stream_id": stream_id, "arrived": ios, "reads": ios, "writes": 0,
+                 "read_bytes": ios * 4096, "lat_sum_us": sum_us, "svc_sum_us": sum_us, "hist": b"",
+                 "inflight_max": 32 if is_busy else 2, "covered_us": MINUTE_US}
+            )  # fmt: skip
+        missed.append(
+            {"slot_us": at_us, "stream_id": 1, "io": IO_KINDS["any"], "threshold_us": 20_000,
+             "counted": 1200, "missed": 900 if is_busy else 0}
+        )  # fmt: skip
+    spec = json.dumps(in_force(GOLD).agreement.spec_json())
+    agreement = {
+        "name": "gold",
+        "version": 1,
+        "document": GOLD,
+        "spec": spec,
+        "priority": "gold",
+        "applied_us": 1,
+    }
+    streams = [
+        {"stream_id": number, "gateway_id": "g", "volume": volume, "client": "c", "backend": "disk"}
+        for number, volume in enumerate(("erp", "batch"), 1)
+    ]
+    engine = make_engine(config.database, config.data_dir)
+    migrate.upgrade(engine)
+    with begin(engine) as connection:
+        for table, rows in (
+            (schema.streams, streams), (schema.rollups, slots), (schema.rollup_missed, missed),
+            (schema.agreements, [agreement]),
+        ):  # fmt: skip
+            connection.execute(insert(table), rows)
+    engine.dispose()
+
+
+def test_what_is_stored_is_replayed_with_the_policy_in_force_and_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The policy caps the greedy volume, and the replay shows fewer bad seconds for it."""
+    monkeypatch.setenv("SLA__DATA_DIR", str(tmp_path))
+    config = configuration.load(None)
+    store_a_burst(config, NOW_US - 10 * MINUTE_US)
+    with closing(open_policies(config.database, tmp_path)) as store:
+        store.publish(
+            ({"volume": "batch", "hour_of_week": hour, "cost_per_s": 40.0} for hour in range(168)),
+            job={},
+            report={},
+            published_by="test",
+            state="in-force",
+        )
+        found = back_test_job.run(config, "me", NOW_US)
+        (tested,) = store.reader.jobs()
+    assert found["reason"].startswith("it helps"), found
+    assert [row["backend"] for row in found["backends"]] == ["disk"]
+    assert found["none"]["ios"] > found["new"]["ios"] > 0
+    assert found["none"]["bad_s"] > found["new"]["bad_s"]
+    assert found["new"]["held_back"] > 0
+    assert "I/Os held back" in back_test_job.describe(found)
+    assert (tested["state"], tested["rows"], tested["text"]) == ("done", found["new"]["ios"], found["reason"])
+
+
 def test_a_job_is_run_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the place of the command, so that signals and exit status are the job's."""
     became: list[list[str]] = []
@@ -62,8 +150,31 @@ def test_a_job_is_run_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in MODULES:
         CliRunner().invoke(server.cli, ["jobs", "run", "--config", "c.toml", name, "-o", "json"])
         assert became.pop()[1:] == [*arguments_of(name), "--config", "c.toml", "-o", "json"]
-    assert CliRunner().invoke(server.cli, ["jobs", "run", "no-such"]).exit_code == 2
+    CliRunner().invoke(server.cli, ["jobs", "run", "demand", "capacity"])
+    assert became.pop()[1:] == arguments_of("demand", "capacity"), "one start of Spark"
+    for words in (["no-such"], ["policy", "no-such"], ["--", "-o", "json"]):
+        assert CliRunner().invoke(server.cli, ["jobs", "run", *words]).exit_code == 2
     assert not became
+
+
+def test_several_jobs_run_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them, though one fails: the next may do without it. The status is that of the first failure."""
+    ran: list[list[str]] = []
+    statuses = {MODULES["policy"]: 81, MODULES["report"]: 70}
+
+    def run(command: list[str], **_how: object) -> subprocess.CompletedProcess[str]:
+        ran.append(command[2:])
+        return subprocess.CompletedProcess(command, statuses.get(command[2], 0))
+
+    monkeypatch.setattr(subprocess, "run", run)
+    done = CliRunner().invoke(server.cli, ["jobs", "run", "--config", "c.toml", "all"])
+    assert done.exit_code == 81
+    assert [words[0] for words in ran] == list(dict.fromkeys(MODULES.values()))
+    assert ran[1] == [
+        *arguments_of("cost-model", "capacity", "demand", "attribution")[1:],
+        "--config",
+        "c.toml",
+    ]
 
 
 def test_a_second_run_ends_with_79(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

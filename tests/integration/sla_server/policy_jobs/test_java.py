@@ -100,7 +100,7 @@ SLA = """
 import sys
 from sla_server.cli import policy
 job = sys.argv.pop()
-policy.job_command = lambda _config: [sys.executable, "-c", job]
+policy.command_of = lambda *_: [sys.executable, "-c", job]
 from sla_server.cli.__main__ import main
 main()
 """

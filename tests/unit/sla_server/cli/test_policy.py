@@ -83,7 +83,10 @@ def test_diff_names_volumes_and_capacities(sla: Terminal, monkeypatch: pytest.Mo
 def test_explain_says_when_a_volume_is_capped_and_why(sla: Terminal) -> None:
     lines = sla("policy", "explain", "batch").output.splitlines()
     assert lines[0] == "policy version 3 (in-force) and volume batch on backend disk-0:"
-    assert lines[-1] == "  Mon 00 UTC: at most 300 cost/s; its demand (p95) was up to 450"
+    assert (
+        lines[-1]
+        == "  Mon 00 UTC: at most 300 cost/s, 750 at once after a quiet time; its demand (p95) was up to 450"
+    )
     assert (
         json.loads(sla("policy", "explain", "batch", "-o", "json").output)["hours"][0]["cost_per_s"] == 300.0
     )
@@ -93,10 +96,12 @@ def test_explain_says_when_a_volume_is_capped_and_why(sla: Terminal) -> None:
 def test_neighbouring_hours_with_the_same_cap_are_one_line() -> None:
     hours = [(8, 100.0, 300.0), (9, 100.2, 400.0), (10, 50.0, None), (12, 50.0, 90.0)]
     rows = [{"hour_of_week": h, "cost_per_s": cap, "demand_p95": demand} for h, cap, demand in hours]
+    rows.append({**rows[-1], "hour_of_week": 13, "burst_s": 2.0})
     assert list(policy._ranges(rows)) == [
-        (8, 9, 100.0, 400.0),
-        (10, 10, 50.0, None),
-        (12, 12, 50.0, 90.0),
+        (8, 9, 100.0, 400.0, 0.0),
+        (10, 10, 50.0, None, 0.0),
+        (12, 12, 50.0, 90.0, 0.0),
+        (13, 13, 50.0, 90.0, 100.0),
     ]
 
 

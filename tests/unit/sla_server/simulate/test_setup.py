@@ -86,7 +86,7 @@ def test_a_policy_is_what_the_server_answers_or_a_bare_list(tmp_path: Path):
     path = tmp_path / "p.json"
     for tree in (rows, {"caps": rows}, {"items": rows}):
         path.write_text(json.dumps(tree))
-        assert read_policy(path) == {5: {"v": 100.0}}
+        assert read_policy(path) == ({5: {"v": 100.0}}, {})
     for text, problem in (
         ("{", "is not JSON"),
         ("[]", "no list"),
