@@ -20,7 +20,7 @@ MOST_KNOWN: Final = 4096
 """Clients of which is remembered which rates hold for them; names may change for ever."""
 
 
-class _Held(NamedTuple):
+class HeldRates(NamedTuple):
     """The rates that hold for a client: its own, and those it shares."""
 
     own: RateSet | None
@@ -42,13 +42,13 @@ class ClientRates:
         self._tau_ns = tau_ns
         self._by_client: dict[str, RateSet] = {}
         self._others: dict[str, tuple[str, ...]] = {}
-        self._found: dict[str, _Held] = {}
+        self._found: dict[str, HeldRates] = {}
 
     def __bool__(self) -> bool:
         return bool(self._by_client)
 
     def __contains__(self, client: str) -> bool:
-        return self._of(client) != (None, None)
+        return self.held_of(client) != (None, None)
 
     def set_caps(
         self, caps: Mapping[str, Rates], now_ns: int, others: Mapping[str, Sequence[str]] = NO_OTHERS
@@ -77,24 +77,24 @@ class ClientRates:
 
     def ready_ns(self, client: str) -> int:
         """From this moment the client's next I/O may pass, as far as these rates go."""
-        return max((rates.ready_ns() for rates in self._of(client) if rates is not None), default=0)
+        return max((rates.ready_ns() for rates in self.held_of(client) if rates is not None), default=0)
 
     def charge_own(self, client: str, now_ns: int, transfer_bytes: int, cost: float) -> None:
         """Admit one I/O of the client now, as far as the rates go that are its own alone."""
-        own = self._of(client).own
+        own = self.held_of(client).own
         if own is not None:
             own.charge(now_ns, transfer_bytes, cost)
 
     def shared_of(self, client: str) -> RateSet | None:
         """The rates that the client shares with others; None where it shares none."""
-        return self._of(client).shared
+        return self.held_of(client).shared
 
-    def _of(self, client: str) -> _Held:
+    def held_of(self, client: str) -> HeldRates:
         """The rates that hold for a client."""
         found = self._found.get(client)
         if found is None:
             globs = (glob for glob, others in self._others.items() if is_of_glob(client, glob, others))
-            found = _Held(self._by_client.get(client), self._by_client.get(next(globs, "")))
+            found = HeldRates(self._by_client.get(client), self._by_client.get(next(globs, "")))
             if len(self._found) >= MOST_KNOWN:
                 self._found.clear()
             self._found[client] = found

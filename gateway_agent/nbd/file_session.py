@@ -20,6 +20,7 @@ of the export does these (``SyncedRunner``).
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Final
 
@@ -31,6 +32,7 @@ from gateway_agent.nbd.sockets import Connection
 from gateway_agent.nbd.storage import HOLE_BYTES, VolumeStorage
 from gateway_agent.nbd.storage_jobs import PIECE_BYTES, JobRunner, StorageJob, may_wait, problem_of
 from gateway_agent.nbd.volume import PlaneContext, Volume
+from pmdaemon.wire.rates import Allowance, io_cost
 
 SMALL_BYTES: Final = (
     1 << 20
@@ -115,16 +117,23 @@ class FileSession(NbdSession):
 
     def admit_all(self, now_ns: int) -> None:
         """See ``volume.ThrottledSession``; what can be done at once is never under way."""
-        is_quiet = not (self.inflight or self._later or self._replies or self._jobs or self._blocked)
-        if is_quiet and self._runner.is_loop and self._out.is_empty and self._drain_ns is None:
-            self._do_plain(now_ns)
+        self._do_plain(now_ns, None)
         super().admit_all(now_ns)
 
-    def _do_plain(self, now_ns: int) -> None:
+    def admit_within(self, now_ns: int, allowance: Allowance) -> None:
+        """See ``volume.ThrottledSession``."""
+        self._do_plain(now_ns, allowance)
+        super().admit_within(now_ns, allowance)
+
+    def _do_plain(self, now_ns: int, allowance: Allowance | None) -> None:
         """Small reads and writes from the head of the queue, while nothing is special about them.
 
         The same as to admit them and ``_do_small``, at less cost: this is the hot path of file mode.
         """
+        if self.inflight or self._later or self._replies or self._jobs or self._blocked or self.is_closed:
+            return
+        if not (self._runner.is_loop and self._out.is_empty and self._drain_ns is None):
+            return
         if self._pause.total_ns(now_ns):
             return
         facts, requests, queue, clock = self._facts, self.requests, self.requests.queue, self._context.clock
@@ -136,6 +145,11 @@ class FileSession(NbdSession):
         if is_structured:
             head_bytes = p.DATA_HEAD_BYTES
             limit = min(limit, HOLE_BYTES - 1) if storage.may_have_holes else limit
+        if allowance is not None:
+            limit = min(limit, allowance.largest_bytes)
+            oldest_ns, (most_ops, most_bytes, most_cost) = allowance.oldest_ns, allowance.most
+            ops, size, cost = allowance.passed
+            export = self._volume.export if most_cost < math.inf else None
         finished: list[Finished] = []
         while queue:
             arrived_ns, cookie, command, length, offset, flags, end_pos = queue[0]
@@ -148,15 +162,22 @@ class FileSession(NbdSession):
                 or offset + length > size_bytes
                 or (offset | length) & fraction
                 or begin + length > room
+                or (command and end_pos > requests.end_pos)
             ):
                 break
+            if allowance is not None:
+                if ops > most_ops or size > most_bytes or cost > most_cost or arrived_ns <= oldest_ns:
+                    break
+                ops += 1
+                size += length
+                if export is not None:
+                    base = export.cost_write if command else export.cost_read
+                    cost += io_cost(base, length, export.cost_bytes)
             if not command:
                 error = storage.read(scratch[begin : begin + length], offset)
-            elif end_pos <= requests.end_pos:
+            else:
                 error = storage.write(requests.span(end_pos - length, end_pos), offset, fua=False)
                 room -= length
-            else:
-                break
             queue.popleft()
             if error:
                 chunk = self._error_reply(cookie, error, problem_of(command, error), offset)
@@ -171,6 +192,8 @@ class FileSession(NbdSession):
             done_pos = end_pos
             word = length << LENGTH_SHIFT | command | (FAILED_BIT if error else 0)
             finished.append((0, word, arrived_ns, now_ns, clock.monotonic_ns()))
+        if allowance is not None:
+            allowance.passed = ops, size, cost
         if finished:
             requests.admit_pos = requests.sent_pos = done_pos
             self._record(finished)

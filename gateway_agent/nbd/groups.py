@@ -63,11 +63,18 @@ class VolumeGroup:
 
     def charge(self, volume: Volume, now_ns: int, transfer_bytes: int, cost: float, part: float) -> None:
         """An I/O of the volume, or a part of it, passes now."""
+        self.rates.charge(now_ns, transfer_bytes, cost, part)
+        self.charged(volume, now_ns, self.rates.duration_ns(transfer_bytes, cost) * part)
+
+    def charged(self, volume: Volume, now_ns: int, used_ns: float) -> None:
+        """So much of the rates, in ns of them, was charged for the volume."""
         self.charges += 1
         self._used_ns[volume] = now_ns
-        self.rates.charge(now_ns, transfer_bytes, cost, part)
-        used_ns = self.rates.duration_ns(transfer_bytes, cost) * part
         self._order.served(volume, used_ns / self._weights.get(volume.name, 1.0))
+
+    def is_free_for(self, volume: Volume) -> bool:
+        """Whether no other volume waits for the group."""
+        return all(each is volume for each in self._order)
 
     def withdraw(self, volume: Volume) -> None:
         """The volume has nothing that waits for the group."""

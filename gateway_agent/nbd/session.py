@@ -18,6 +18,7 @@ Everything runs in the loop's thread.
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 from abc import ABC, abstractmethod
 from collections import deque
@@ -35,7 +36,7 @@ from gateway_agent.nbd.loop import GONE, IN, OUT
 from gateway_agent.nbd.refusals import Refusal, refusal
 from gateway_agent.nbd.sockets import Connection
 from gateway_agent.nbd.volume import PlaneContext, Volume
-from pmdaemon.wire.rates import io_cost
+from pmdaemon.wire.rates import Allowance, io_cost
 
 log = structlog.get_logger("session")
 
@@ -327,7 +328,23 @@ class NbdSession(ABC):
             self.admitted.append(request)
 
     def admit_all(self, now_ns: int) -> None:
-        """See ``volume.ThrottledSession``. The common case is inlined: this is the hot path without caps."""
+        """See ``volume.ThrottledSession``."""
+        queue = self.requests.queue
+        while queue and not self._blocked and not self.is_closed:
+            self._admit_plain(now_ns, None)
+            if queue and not self._blocked:
+                self.admit_head(now_ns)
+
+    def admit_within(self, now_ns: int, allowance: Allowance) -> None:
+        """See ``volume.ThrottledSession``."""
+        if not self._blocked and not self.is_closed:
+            self._admit_plain(now_ns, allowance)
+
+    def _admit_plain(self, now_ns: int, allowance: Allowance | None) -> None:
+        """Admit ordinary reads and writes from the head on: the same as ``admit_head``, at less cost.
+
+        This is the hot path of proxy mode. It ends at the first request that is refused, or blocked.
+        """
         requests, inflight, admitted = self.requests, self.inflight, self.admitted
         facts, queue = self._facts, requests.queue
         size_bytes, limit, fraction = facts.size_bytes, facts.blocks.maximum, facts.blocks.minimum - 1
@@ -336,7 +353,12 @@ class NbdSession(ABC):
             last_plain = -1  # all of them are looked at
         last_flag = 1 if facts.flags & p.TX_SEND_FUA else 0
         reads_ns, others_ns = self._paused_ns(now_ns)
-        while queue and not self._blocked and not self.is_closed:
+        if allowance is not None:
+            limit = min(limit, allowance.largest_bytes)
+            oldest_ns, (most_ops, most_bytes, most_cost) = allowance.oldest_ns, allowance.most
+            ops, size, cost = allowance.passed
+            export = self._volume.export if most_cost < math.inf else None
+        while queue:
             request = queue[0]
             arrived_ns, cookie, command, length, offset, flags, end_pos = request
             if (
@@ -346,11 +368,18 @@ class NbdSession(ABC):
                 or length > limit
                 or (offset | length) & fraction
             ):
-                self.admit_head(now_ns)
-                continue
+                break
             if cookie in inflight:
                 self._blocked = True
-                return
+                break
+            if allowance is not None:
+                if ops > most_ops or size > most_bytes or cost > most_cost or arrived_ns <= oldest_ns:
+                    break
+                ops += 1
+                size += length
+                if export is not None:
+                    base = export.cost_write if command else export.cost_read
+                    cost += io_cost(base, length, export.cost_bytes)
             queue.popleft()
             paused_ns = others_ns if command else reads_ns
             if paused_ns and arrived_ns - paused_ns < self._cut_ns:
@@ -360,6 +389,8 @@ class NbdSession(ABC):
             requests.admit_pos = end_pos
             if admitted is not None:
                 admitted.append(request)
+        if allowance is not None:
+            allowance.passed = ops, size, cost
 
     def _refuse(self, request: Request, why: Refusal, now_ns: int) -> None:
         if not self.requests.is_drained:

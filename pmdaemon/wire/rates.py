@@ -29,6 +29,7 @@ Sources: ITU-T I.371 Annex A; measured with a prototype (error <= 0.5 % at 500 t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -39,6 +40,7 @@ COST_BYTES: Final = 65_536
 DEFAULT_BURST_S: Final = 0.02
 """Of a rate that says no other: late wake-ups cost no throughput, and no second is far above the rate."""
 LEAST_BURST_S: Final = 0.001
+_ANY_BYTES: Final = 1 << 62
 MOST_BURST_S: Final = 300.0
 
 
@@ -181,6 +183,10 @@ class Gcra:
         """From this moment an I/O of any size may pass."""
         return self.tat_ns - self.tau_ns
 
+    def left(self, now_ns: int) -> float:
+        """An I/O may pass while at most so many units have passed before it, now; below 0: none may."""
+        return (min(now_ns - self.tat_ns, 0) + self.tau_ns) * self.rate_per_s / 1e9
+
     def charge(self, now_ns: int, amount: float) -> None:
         """Admit ``amount`` units now, whether ready or not."""
         start_ns = self.tat_ns if self.tat_ns > now_ns else now_ns
@@ -198,6 +204,32 @@ class Gcra:
         left_ns = int(min(now_ns - self.ready_ns(), self.tau_ns) * self.rate_per_s / rate_per_s)
         self.rate_per_s, self.tau_ns = rate_per_s, tau_ns
         self.tat_ns, self.ns_per_unit = now_ns + tau_ns - min(left_ns, tau_ns), 1e9 / rate_per_s
+
+
+class Allowance:
+    """What several rates let pass now, and what of it has passed: for a batch of I/Os, charged together.
+
+    The next I/O may pass while each figure of ``passed`` is at most that of ``most``: as with ``Gcra`` this
+    depends on what passed before it, not on its own size. Whoever lets one pass adds it to ``passed``.
+
+    Attributes:
+        largest_bytes: only I/Os up to this size are for a batch.
+        oldest_ns: only those that arrived later are.
+        most: operations, bytes, cost; infinite without a rate, below 0 where none may pass.
+        passed: the same. The cost is only counted while ``most`` limits it.
+    """
+
+    __slots__ = ("largest_bytes", "most", "oldest_ns", "passed")
+
+    def __init__(self, largest_bytes: int, oldest_ns: int) -> None:
+        self.largest_bytes, self.oldest_ns = largest_bytes, oldest_ns
+        self.most = math.inf, math.inf, math.inf
+        self.passed = 0, 0, 0.0
+
+    @property
+    def ops(self) -> int:
+        """How many I/Os have passed."""
+        return self.passed[0]
 
 
 class RateSet:
@@ -244,6 +276,38 @@ class RateSet:
             if found is None or ready_ns > found:
                 found = ready_ns
         return found or 0
+
+    def narrow(self, allowance: Allowance, now_ns: int) -> None:
+        """Allow no more than these rates do."""
+        ops, size, cost = allowance.most
+        if self._ops is not None:
+            ops = min(ops, self._ops.left(now_ns))
+        if self._peak is not None:
+            ops = min(ops, self._peak.left(now_ns))
+        if self._bytes is not None:
+            size = min(size, self._bytes.left(now_ns))
+        if self._cost is not None:
+            cost = min(cost, self._cost.left(now_ns))
+        allowance.most = ops, size, cost
+
+    def charge_batch(self, now_ns: int, allowance: Allowance) -> float:
+        """Admit now what has passed of an allowance; returns how long it uses the rates in full, in ns."""
+        ops, size, cost = allowance.passed
+        if self._ops is not None:
+            self._ops.charge(now_ns, ops)
+        if self._bytes is not None:
+            self._bytes.charge(now_ns, size)
+        if self._cost is not None:
+            self._cost.charge(now_ns, cost)
+        if self._peak is not None:
+            self._peak.charge(now_ns, ops)
+        return max(ops * self._ops.ns_per_unit if self._ops is not None else 0.0, self.size_ns(size, cost))
+
+    def bytes_within(self, most_ns: float) -> int:
+        """The largest I/O that its size does not make longer than ``most_ns``; 0 where a cost is limited."""
+        if self._cost is not None:
+            return 0
+        return int(most_ns / self._bytes.ns_per_unit) if self._bytes is not None else _ANY_BYTES
 
     def charge(self, now_ns: int, transfer_bytes: int, cost: float, part: float = 1.0) -> None:
         """Admit one I/O now: one operation, its bytes, its cost; or only this part of it."""

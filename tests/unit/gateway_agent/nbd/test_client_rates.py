@@ -11,7 +11,7 @@ from gateway_agent.nbd.client_rates import MOST_KNOWN, NO_OTHERS, ClientRates
 from pmdaemon.errors import BadCaps
 from pmdaemon.wire.messages.plane_sets import PlaneCaps
 from pmdaemon.wire.rates import NO_CAPS, Rates, io_cost
-from tests.support.nbd import MIB, Rig
+from tests.support.nbd import MIB, Rig, admit_within
 
 SECOND = 10**9
 BURST = 3  # I/Os of the burst depth, and one that is admitted at the last moment
@@ -38,6 +38,9 @@ class Connection:
     def admit_all(self, _now_ns):
         self.admitted += len(self.queue)
         self.queue.clear()
+
+    def admit_within(self, now_ns, allowance):
+        admit_within(self, now_ns, allowance)
 
     def push(self, now_ns):
         pass

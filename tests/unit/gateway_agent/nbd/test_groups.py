@@ -13,7 +13,7 @@ from gateway_agent.nbd.volume import Volume
 from pmdaemon.errors import BadCaps
 from pmdaemon.wire.messages.plane_sets import PlaneCaps, VolumeGroupCap
 from pmdaemon.wire.rates import NO_CAPS, Rates, RateSet
-from tests.support.nbd import HOLD_NS, MIB, Rig
+from tests.support.nbd import HOLD_NS, MIB, Rig, admit_within
 
 SECOND = 10**9
 TAU_NS = 20_000_000
@@ -53,6 +53,9 @@ class Connection:
             self.admit_head(now_ns)
             if not self.pause_ns:
                 self.queue.pop()
+
+    def admit_within(self, now_ns, allowance):
+        admit_within(self, now_ns, allowance)
 
     def push(self, _now_ns):
         pass

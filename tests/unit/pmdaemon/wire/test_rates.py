@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pmdaemon.wire.rates import DEFAULT_BURST_S, Gcra, Rates, RateSet, at_once_s
+from pmdaemon.wire.rates import DEFAULT_BURST_S, Allowance, Gcra, Rates, RateSet, at_once_s
 
 TAU = 20_000_000
 SECOND = 10**9
@@ -190,3 +190,43 @@ def test_who_changes_between_two_gateways_has_no_burst_at_each():
         admitted += sum(by_second(used, start_s * SECOND, 10))
         used, other = other, used
     assert admitted == pytest.approx(100 * 100 + 10 * 100, rel=0.06), "one burst of a thousand, and the rate"
+
+
+EXACT = st.builds(
+    Rates,
+    ops_per_s=st.sampled_from((None, 100.0, 1000.0)),
+    bytes_per_s=st.sampled_from((None, 1e6, 1e9)),
+    cost_per_s=st.sampled_from((None, 500.0)),
+    burst_s=st.sampled_from((None, 1.0)),
+)
+
+
+@given(
+    caps=EXACT,
+    turns=st.lists(
+        st.tuples(st.integers(0, SECOND // 10), st.lists(st.integers(0, 1 << 17), max_size=20)), max_size=20
+    ),
+)
+def test_a_batch_passes_and_is_charged_as_one_after_another(caps, turns):
+    single, together, now_ns = RateSet(TAU), RateSet(TAU), SECOND
+    for each in (single, together):
+        each.set_caps(caps, now_ns)
+    for gap_ns, sizes in turns:
+        now_ns += gap_ns
+        passed = 0
+        for size in sizes:
+            if single.ready_ns() > now_ns:
+                break
+            single.charge(now_ns, size, 1.0)
+            passed += 1
+        allowance = Allowance(1 << 30, 0)
+        together.narrow(allowance, now_ns)
+        for size in sizes:
+            if any(one > most for one, most in zip(allowance.passed, allowance.most, strict=True)):
+                break
+            ops, size_bytes, cost = allowance.passed
+            allowance.passed = ops + 1, size_bytes + size, cost + 1.0
+        if allowance.ops:
+            together.charge_batch(now_ns, allowance)
+        assert allowance.ops == passed
+        assert together.ready_ns() == single.ready_ns()
