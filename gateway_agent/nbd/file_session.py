@@ -136,8 +136,9 @@ class FileSession(NbdSession):
             return
         if self._pause.total_ns(now_ns):
             return
-        facts, requests, queue, clock = self._facts, self.requests, self.requests.queue, self._context.clock
-        scratch, storage, filled, done_pos = self._context.scratch, self._storage, 0, -1
+        facts, requests, queue, storage = self._facts, self.requests, self.requests.queue, self._storage
+        scratch, filled, done_pos, time_ns = self._context.scratch, 0, -1, self._context.clock.monotonic_ns
+        pack, magic, preadv = p.SIMPLE_REPLY.pack_into, p.SIMPLE_REPLY_MAGIC, storage.preadv
         last_plain = 0 if facts.flags & p.TX_READ_ONLY else 1
         size_bytes, fraction = facts.size_bytes, facts.blocks.minimum - 1
         room, limit = min(len(scratch) - _ERROR_BYTES, TURN_BYTES), min(facts.blocks.maximum, SMALL_BYTES)
@@ -150,7 +151,7 @@ class FileSession(NbdSession):
             oldest_ns, (most_ops, most_bytes, most_cost) = allowance.oldest_ns, allowance.most
             ops, size, cost = allowance.passed
             export = self._volume.export if most_cost < math.inf else None
-        finished: list[Finished] = []
+        finished: Finished = []
         while queue:
             arrived_ns, cookie, command, length, offset, flags, end_pos = queue[0]
             begin = filled + head_bytes
@@ -174,7 +175,11 @@ class FileSession(NbdSession):
                     base = export.cost_write if command else export.cost_read
                     cost += io_cost(base, length, export.cost_bytes)
             if not command:
-                error = storage.read(scratch[begin : begin + length], offset)
+                into = scratch[begin : begin + length]
+                try:
+                    error = 0 if preadv((into,), offset) == length else storage.read(into, offset)
+                except OSError:
+                    error = storage.read(into, offset)  # which says why, as it does not pass
             else:
                 error = storage.write(requests.span(end_pos - length, end_pos), offset, fua=False)
                 room -= length
@@ -187,11 +192,11 @@ class FileSession(NbdSession):
                 p.DATA_CHUNK.pack_into(scratch, filled, *_DATA_CHUNK, cookie, length + 8, offset)
                 filled = begin + length
             else:
-                p.SIMPLE_REPLY.pack_into(scratch, filled, p.SIMPLE_REPLY_MAGIC, 0, cookie)
-                filled += p.SIMPLE_REPLY_BYTES + (0 if command else length)
+                pack(scratch, filled, magic, 0, cookie)
+                filled += p.SIMPLE_REPLY_BYTES if command else head_bytes + length
             done_pos = end_pos
-            word = length << LENGTH_SHIFT | command | (FAILED_BIT if error else 0)
-            finished.append((0, word, arrived_ns, now_ns, clock.monotonic_ns()))
+            word = length << LENGTH_SHIFT | command
+            finished += (0, word | FAILED_BIT if error else word, arrived_ns, now_ns, time_ns())
         if allowance is not None:
             allowance.passed = ops, size, cost
         if finished:
@@ -205,7 +210,7 @@ class FileSession(NbdSession):
             return 0
         queue, scratch, filled, work = self._next(), self._context.scratch, 0, 0
         may_read, clock, requests = self._may_read, self._context.clock, self.requests
-        finished: list[Finished] = []
+        finished: Finished = []
         is_structured = self._mode.structured
         head_bytes = p.DATA_HEAD_BYTES + _ERROR_BYTES if is_structured else p.SIMPLE_REPLY_BYTES
         reads_ns, others_ns = self._paused_ns(clock.monotonic_ns())
@@ -228,7 +233,7 @@ class FileSession(NbdSession):
             arrived_ns, sent_ns, word, _ = self.inflight.pop(cookie)
             word |= FAILED_BIT if error else 0
             paused_ns = reads_ns if is_read else others_ns
-            finished.append((paused_ns, word, arrived_ns, sent_ns, clock.monotonic_ns()))
+            finished += (paused_ns, word, arrived_ns, sent_ns, clock.monotonic_ns())
             work += length + _REQUEST_WORK
         self._record(finished)
         if finished and self._replies:
@@ -383,7 +388,7 @@ class FileSession(NbdSession):
             data = self._reply_of(job)
             now_ns = context.clock.monotonic_ns()
             reads_ns, others_ns = self._paused_ns(now_ns)
-            self._record([(reads_ns if is_read else others_ns, word, arrived_ns, sent_ns, now_ns)])
+            self._record([reads_ns if is_read else others_ns, word, arrived_ns, sent_ns, now_ns])
             self._replies.append((data, size if is_reply else 0))
             if is_reply and size > SMALL_BYTES:
                 context.reply_memory.expect(self, size)

@@ -404,7 +404,7 @@ class NbdSession(ABC):
         arrived_ns, cookie, command, length, begin, _, _ = request
         kind = _KINDS.get(command, KIND_FLUSH)
         word = word_of(kind, length, failed=True) | REFUSED_BIT
-        self._record([(0, word, arrived_ns, now_ns, now_ns)])
+        self._record([0, word, arrived_ns, now_ns, now_ns])
         self._reply_error(self._error_reply(cookie, *why, begin=begin))
 
     def _error_reply(
@@ -462,7 +462,7 @@ class NbdSession(ABC):
         if not is_out and not self._pause.is_on:
             self._pause.begin(self._context.clock.monotonic_ns())
 
-    def _record(self, finished: list[Finished]) -> None:
+    def _record(self, finished: Finished) -> None:
         """Count requests whose answers are complete now."""
         if finished:
             self._stream.record(finished, self._context.clock.monotonic_ns())
@@ -506,15 +506,16 @@ class NbdSession(ABC):
         """The storage is gone: answer (or at least count) everything under way with an error, then end."""
         now_ns = self._context.clock.monotonic_ns()
         reads_ns, others_ns = self._paused_ns(now_ns)
-        unanswered, finished = [(cookie, self._begin_of(cookie)) for cookie in self.inflight], []
+        unanswered = [(cookie, self._begin_of(cookie)) for cookie in self.inflight]
+        finished: Finished = []
         for arrived_ns, sent_ns, word, _ in self.inflight.values():
             paused_ns = others_ns if word & 3 else reads_ns
-            finished.append((paused_ns, word | FAILED_BIT, arrived_ns, sent_ns, now_ns))
+            finished += (paused_ns, word | FAILED_BIT, arrived_ns, sent_ns, now_ns)
         for request in self.requests.queue:
             if request[2] in _KINDS:
                 unanswered.append((request[1], request[4]))
                 word = word_of(_KINDS[request[2]], request[3], failed=True)
-                finished.append((0, word, request[0], now_ns, now_ns))
+                finished += (0, word, request[0], now_ns, now_ns)
         self.inflight.clear()
         self.requests.queue.clear()
         self._begin_end()
