@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from pmdaemon.wire.messages.client_caps import is_glob, is_of_glob
-from pmdaemon.wire.rates import Rates, RateSet
+from pmdaemon.wire.rates import FormerRates, Rates, RateSet
 
 NO_CLIENTS: Final[Mapping[str, Rates]] = {}
 NO_OTHERS: Final[Mapping[str, Sequence[str]]] = {}
@@ -36,10 +36,10 @@ class ClientRates:
     Invariant: a client is known in ``_by_client`` exactly while one of its rates is limited.
     """
 
-    __slots__ = ("_by_client", "_found", "_others", "_tau_ns")
+    __slots__ = ("_by_client", "_former", "_found", "_others")
 
     def __init__(self, tau_ns: int) -> None:
-        self._tau_ns = tau_ns
+        self._former = FormerRates(tau_ns)
         self._by_client: dict[str, RateSet] = {}
         self._others: dict[str, tuple[str, ...]] = {}
         self._found: dict[str, HeldRates] = {}
@@ -53,7 +53,7 @@ class ClientRates:
     def set_caps(
         self, caps: Mapping[str, Rates], now_ns: int, others: Mapping[str, Sequence[str]] = NO_OTHERS
     ) -> bool:
-        """Put the complete ``caps`` in force; a rate that stays keeps its debt.
+        """Put the complete ``caps`` in force; one that stays keeps its debt, one that returns its burst.
 
         Args:
             caps: by client, or by a glob: of all that match it, together.
@@ -66,13 +66,15 @@ class ClientRates:
         wanted = {client: rates for client, rates in caps.items() if not rates.is_open}
         gone = self._by_client.keys() - wanted.keys()
         for client in gone:
-            del self._by_client[client]
+            self._former.keep(client, self._by_client.pop(client), now_ns)
         of_globs = {glob: tuple(others.get(glob, ())) for glob in sorted(filter(is_glob, wanted))}
         changed = bool(gone) or of_globs != self._others
         self._others = of_globs
         self._found.clear()
         for client, rates in wanted.items():
-            changed |= self._by_client.setdefault(client, RateSet(self._tau_ns)).set_caps(rates, now_ns)
+            if client not in self._by_client:
+                self._by_client[client] = self._former.take(client)
+            changed |= self._by_client[client].set_caps(rates, now_ns)
         return changed
 
     def ready_ns(self, client: str) -> int:

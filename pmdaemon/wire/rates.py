@@ -166,7 +166,7 @@ class Gcra:
         rate_per_s: units a second, above 0.
         tau_ns: burst depth.
 
-    Invariant: ``tat_ns`` never moves back, except through ``change``.
+    Invariant: ``tat_ns`` never moves back, except through ``change`` and ``released``.
     """
 
     __slots__ = ("ns_per_unit", "rate_per_s", "tat_ns", "tau_ns")
@@ -205,6 +205,10 @@ class Gcra:
         self.rate_per_s, self.tau_ns = rate_per_s, tau_ns
         self.tat_ns, self.ns_per_unit = now_ns + tau_ns - min(left_ns, tau_ns), 1e9 / rate_per_s
 
+    def released(self, now_ns: int) -> None:
+        """It holds no more: what is owed beyond the burst is forgiven, a burst that was used is not."""
+        self.tat_ns = min(self.tat_ns, now_ns + self.tau_ns)
+
 
 class Allowance:
     """What several rates let pass now, and what of it has passed: for a batch of I/Os, charged together.
@@ -238,7 +242,8 @@ class RateSet:
     Args:
         tau_ns: burst depth of each, unless the caps say another.
 
-    The peak of a burst is a rate of its own, whose burst is ``tau_ns``.
+    The peak of a burst is a rate of its own, whose burst is ``tau_ns``. A rate that goes and returns has of
+    its burst what was left, and what time has brought since: caps that come and go give no bursts.
 
     Invariant: a rate is present exactly when ``caps`` names it; ``is_open`` is then False.
     """
@@ -252,21 +257,41 @@ class RateSet:
         self._cost: Gcra | None = None
         self._peak: Gcra | None = None
         self._present: tuple[Gcra, ...] = ()
+        self._former: dict[str, Gcra] = {}  # by name, those that went
 
     def set_caps(self, caps: Rates, now_ns: int) -> bool:
         """Put ``caps`` in force; a rate that stays keeps its debt. Returns whether anything changed."""
         if caps == self.caps:
             return False
         tau_ns = self.tau_ns if caps.burst_s is None else int(caps.burst_s * 1e9)
-        self._ops = _changed(self._ops, caps.ops_per_s, tau_ns, now_ns)
-        self._bytes = _changed(self._bytes, caps.bytes_per_s, tau_ns, now_ns)
-        self._cost = _changed(self._cost, caps.cost_per_s, tau_ns, now_ns)
+        self._ops = self._changed("ops", self._ops, caps.ops_per_s, tau_ns, now_ns)
+        self._bytes = self._changed("bytes", self._bytes, caps.bytes_per_s, tau_ns, now_ns)
+        self._cost = self._changed("cost", self._cost, caps.cost_per_s, tau_ns, now_ns)
         peak = caps.peak_ops_per_s if caps.ops_per_s is not None else None
-        self._peak = _changed(self._peak, peak, self.tau_ns, now_ns)
+        self._peak = self._changed("peak", self._peak, peak, self.tau_ns, now_ns)
         found = (self._ops, self._bytes, self._cost, self._peak)
         self._present = tuple(rate for rate in found if rate is not None)
         self.caps, self.is_open = caps, caps.is_open
         return True
+
+    def _changed(
+        self, name: str, rate: Gcra | None, rate_per_s: float | None, tau_ns: int, now_ns: int
+    ) -> Gcra | None:
+        if rate_per_s is None:
+            if rate is not None:
+                rate.released(now_ns)
+                self._former[name] = rate
+            return None
+        if rate is None:
+            rate = self._former.pop(name, None)
+        if rate is None or (rate not in self._present and rate.tat_ns <= now_ns):
+            return Gcra(rate_per_s, tau_ns)
+        rate.change(rate_per_s, tau_ns, now_ns)
+        return rate
+
+    def is_rested(self, now_ns: int) -> bool:
+        """Whether what went has its whole burst again; then it need not be remembered."""
+        return all(rate.tat_ns <= now_ns for rate in (*self._present, *self._former.values()))
 
     def ready_ns(self) -> int:
         """From this moment the next I/O passes all of them."""
@@ -335,10 +360,25 @@ class RateSet:
         return found if self._cost is None else max(found, cost * self._cost.ns_per_unit)
 
 
-def _changed(rate: Gcra | None, rate_per_s: float | None, tau_ns: int, now_ns: int) -> Gcra | None:
-    if rate_per_s is None:
-        return None
-    if rate is None:
-        return Gcra(rate_per_s, tau_ns)
-    rate.change(rate_per_s, tau_ns, now_ns)
-    return rate
+class FormerRates:
+    """Rates of entries that are gone, by name, until their bursts would be whole again.
+
+    Args:
+        tau_ns: burst depth of those that were never there.
+    """
+
+    def __init__(self, tau_ns: int) -> None:
+        self._tau_ns = tau_ns
+        self._by_name: dict[str, RateSet] = {}
+
+    def keep(self, name: str, rates: RateSet, now_ns: int) -> None:
+        """An entry has gone. Forgets those that have rested."""
+        for other in [other for other, kept in self._by_name.items() if kept.is_rested(now_ns)]:
+            del self._by_name[other]
+        rates.set_caps(NO_CAPS, now_ns)
+        if not rates.is_rested(now_ns):
+            self._by_name[name] = rates
+
+    def take(self, name: str) -> RateSet:
+        """For an entry that comes: the rates it had, or new ones."""
+        return self._by_name.pop(name, None) or RateSet(self._tau_ns)

@@ -277,3 +277,12 @@ def test_what_a_volume_of_a_group_owes_takes_turns_with_a_volume_that_begins_beh
     assert other.bytes == pytest.approx(60e6 / 2, rel=0.05)
     stage.cap(None)
     assert large.admitted > 1, "without the cap nothing is owed"
+
+
+def test_a_group_that_goes_and_returns_gives_no_second_burst():
+    stage = Stage("a")
+    stage.cap(Rates(ops_per_s=10, burst_s=10.0))
+    assert stage.serve("a").admitted == 101
+    stage.cap(None)
+    stage.cap(Rates(ops_per_s=10, burst_s=10.0))
+    assert stage.serve("a").admitted == 1

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pmdaemon.wire.rates import DEFAULT_BURST_S, Allowance, Gcra, Rates, RateSet, at_once_s
+from pmdaemon.wire.rates import DEFAULT_BURST_S, Allowance, FormerRates, Gcra, Rates, RateSet, at_once_s
 
 TAU = 20_000_000
 SECOND = 10**9
@@ -230,3 +230,45 @@ def test_a_batch_passes_and_is_charged_as_one_after_another(caps, turns):
             together.charge_batch(now_ns, allowance)
         assert allowance.ops == passed
         assert together.ready_ns() == single.ready_ns()
+
+
+LONG = Rates(ops_per_s=100.0, burst_s=10.0)
+
+
+def passes(rates, now_ns):
+    found = 0
+    while rates.ready_ns() <= now_ns:
+        rates.charge(now_ns, 4096, 1.0)
+        found += 1
+    return found
+
+
+def test_a_rate_that_goes_and_returns_has_the_burst_that_time_has_brought():
+    rates, now_ns = RateSet(TAU), 100 * SECOND
+    rates.set_caps(LONG, now_ns)
+    assert passes(rates, now_ns) == 1001
+    rates.charge(now_ns, 4096, 1.0, part=1e6)  # hours of debt, which go with the rate
+    rates.set_caps(Rates(), now_ns)
+    rates.set_caps(LONG, now_ns + 2 * SECOND)
+    assert passes(rates, now_ns + 2 * SECOND) == 201
+    rates.set_caps(Rates(), now_ns + 2 * SECOND)
+    assert not rates.is_rested(now_ns + 11 * SECOND)
+    assert rates.is_rested(now_ns + 13 * SECOND)
+    rates.set_caps(LONG, now_ns + 13 * SECOND)
+    assert passes(rates, now_ns + 13 * SECOND) == 1001
+
+
+def test_rates_of_entries_that_went_are_kept_until_they_have_rested():
+    former, now_ns = FormerRates(TAU), 100 * SECOND
+    used, unused = former.take("used"), former.take("unused")
+    for rates in (used, unused):
+        rates.set_caps(LONG, now_ns)
+    passes(used, now_ns)
+    for name, rates in (("used", used), ("unused", unused)):
+        former.keep(name, rates, now_ns)
+    assert former.take("unused") is not unused
+    former.keep("other", former.take("other"), now_ns + SECOND)
+    assert former.take("used") is used
+    former.keep("used", used, now_ns + SECOND)
+    former.keep("other", former.take("other"), now_ns + 20 * SECOND)
+    assert former.take("used") is not used
