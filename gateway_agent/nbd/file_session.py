@@ -268,7 +268,7 @@ class FileSession(NbdSession):
         if command == p.Cmd.WRITE:
             payload = self.requests.span(end_pos - length, end_pos)
             return self._storage.write(payload, offset, fua=False)
-        job = StorageJob(self._storage, request, bytearray(), self._on_job)
+        job = StorageJob(self._storage, request, bytearray(), self._on_jobs)
         job.run()
         return job.error
 
@@ -296,7 +296,7 @@ class FileSession(NbdSession):
         return error, len(chunk)
 
     def _read_with_holes(self, request: Request, room: memoryview) -> tuple[int, int]:
-        job = StorageJob(self._storage, request, room, self._on_job, is_structured=True)
+        job = StorageJob(self._storage, request, room, self._on_jobs, is_structured=True)
         job.run()
         reply = self._reply_of(job)
         size = len(reply)
@@ -321,7 +321,7 @@ class FileSession(NbdSession):
         queue.popleft()
         self.requests.sent_pos = max(self.requests.sent_pos, request[6])
         self._jobs += 1
-        job = StorageJob(self._storage, request, data, self._on_job, is_structured=self._mode.structured)
+        job = StorageJob(self._storage, request, data, self._on_jobs, is_structured=self._mode.structured)
         self._runner.submit(job)
         return _REQUEST_WORK
 
@@ -376,24 +376,24 @@ class FileSession(NbdSession):
             self._context.reply_memory.moved(self, size)
         self._release(self._context.reply_memory, size)
 
-    def _on_job(self, job: StorageJob) -> None:
-        self._jobs -= 1
-        context, size = self._context, len(job.data)
-        is_read, is_reply = job.request[2] == p.Cmd.READ, False
-        if not self.is_closed:
-            cookie = job.request[1]
-            arrived_ns, sent_ns, word, _ = self.inflight.pop(cookie)
-            word |= FAILED_BIT if job.error else 0
-            is_reply = is_read and not job.error
-            data = self._reply_of(job)
-            now_ns = context.clock.monotonic_ns()
-            reads_ns, others_ns = self._paused_ns(now_ns)
-            self._record([reads_ns if is_read else others_ns, word, arrived_ns, sent_ns, now_ns])
-            self._replies.append((data, size if is_reply else 0))
-            if is_reply and size > SMALL_BYTES:
-                context.reply_memory.expect(self, size)
-        if not is_reply:
-            self._release(context.reply_memory if is_read else context.payload_memory, size)
+    def _on_jobs(self, jobs: list[StorageJob]) -> None:
+        context, finished = self._context, Finished()
+        now_ns = context.clock.monotonic_ns()
+        reads_ns, others_ns = self._paused_ns(now_ns)
+        for job in jobs:
+            self._jobs -= 1
+            size, is_read, is_reply = len(job.data), job.request[2] == p.Cmd.READ, False
+            if not self.is_closed:
+                arrived_ns, sent_ns, word, _ = self.inflight.pop(job.request[1])
+                word |= FAILED_BIT if job.error else 0
+                is_reply = is_read and not job.error
+                finished += (reads_ns if is_read else others_ns, word, arrived_ns, sent_ns, now_ns)
+                self._replies.append((self._reply_of(job), size if is_reply else 0))
+                if is_reply and size > SMALL_BYTES:
+                    context.reply_memory.expect(self, size)
+            if not is_reply:
+                self._release(context.reply_memory if is_read else context.payload_memory, size)
+        self._record(finished)
         if self.is_closed:
             self._let_go_of_file()
         else:
@@ -418,9 +418,20 @@ class FileSession(NbdSession):
                 continue
             if size:
                 self._release_reply(size)
-            self._reply(data)
+            self._reply(self._with_more(data))
         if self._replies and self._out.is_empty:
             self._go_on_later()
+
+    def _with_more(self, data: memoryview) -> memoryview | bytes:
+        """A reply and small ones behind it, to go in one send."""
+        room, more, replies = PIECE_BYTES - len(data), [data], self._replies
+        while replies and len(replies[0][0]) <= room:
+            data, size = replies.popleft()
+            room -= len(data)
+            more.append(data)
+            if size:
+                self._release_reply(size)
+        return b"".join(more) if len(more) > 1 else data
 
     def _reply_error(self, reply: bytes) -> None:
         if self._replies:
