@@ -192,7 +192,8 @@ def fuzz_replies(rng: random.Random) -> None:
             usable, finished = reader.feed(view, position, inflight, 1)
             assert len(view) - usable < p.SIMPLE_REPLY_BYTES
             assert reader.boundary is None or reader.boundary <= usable
-            kept, position, done = bytes(view[usable:]), position + usable, done + len(finished) // FINISHED_INTS
+            kept, position = bytes(view[usable:]), position + usable
+            done += len(finished) // FINISHED_INTS
     assert done + len(inflight) <= asked
 
 
