@@ -240,6 +240,20 @@ def test_a_set_names_groups_and_its_lease_ends_them():
     assert caps.groups == {}, "a set without groups caps none"
 
 
+def test_processes_of_one_plane_have_equal_parts_of_every_cap():
+    caps = CapsInForce({"v": Rates(ops_per_s=100.0)})
+    said = header(entry(ops_per_s=90, burst_s=2)) | {
+        "caps": [{"volume": "w", "bytes_per_s": 4e6}],
+        "clients": [{"volume": "v", "client": "c", "ops_per_s": 30}],
+    }
+    caps.apply(PlaneCaps.parse(said), 0)
+    whole = caps.of("v"), caps.of("w"), caps.of_clients("v")["c"], caps.groups["g"].rates
+    caps.processes = 2
+    parts = caps.of("v"), caps.of("w"), caps.of_clients("v")["c"], caps.groups["g"].rates
+    assert [each.scaled(2) for each in parts] == list(whole)
+    assert caps.groups["g"].weights == {"v": 1.0}
+
+
 @pytest.mark.parametrize(
     "groups",
     [
