@@ -10,7 +10,7 @@ from gateway_agent.nbd.buffers import Finished
 from gateway_agent.nbd.plane import main
 
 
-def _record_nothing(_stream: StreamAccount, _finished: list[Finished], _now_ns: int) -> None:
+def _record_nothing(_stream: StreamAccount, _finished: Finished, _now_ns: int) -> None:
     """In the place of ``StreamAccount.record``."""
 
 

@@ -66,8 +66,10 @@ InFlight = dict[int, tuple[int, int, int, int]]
 
 The first two are as of the last cut: pauses of its client since then are not in them (``session``).
 """
-Finished = tuple[int, int, int, int, int]
-"""(paused_ns, word, arrived_ns, sent_ns, reply_ns); ``paused_ns`` is still to be added to the next two."""
+FINISHED_INTS: Final = 5
+Finished = list[int]
+"""Of each I/O, one behind the other: paused_ns, word, arrived_ns, sent_ns, reply_ns; ``paused_ns`` is still
+to be added to the next two. One flat list, because it goes into an array as it is, in half the time."""
 
 
 class RequestBuffer:

@@ -4,11 +4,16 @@ Both hold together: the smaller one counts. The server's set is complete and ide
 may come again (a restarted link sends it again). It carries a lease; ``renew`` extends it, ``expire`` drops
 the set. A dropped set does not come back by a late renewal: the gateway reports generation 0 and the server
 decides again. Pure; time is an argument.
+
+While an upgrade lets former processes of the plane keep their clients, several processes serve its volumes.
+None knows what the others let through, so each has an equal part of every cap: together they do not exceed
+it. What one of them does not use of its part is lost; that ends with the former processes, after ``drain_s``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from gateway_agent.nbd.client_rates import NO_CLIENTS
@@ -24,14 +29,18 @@ class CapsInForce:
 
     Args:
         static: by volume, from the configuration.
+
+    Attributes:
+        processes: so many of this plane serve its volumes.
     """
 
     def __init__(self, static: dict[str, Rates]) -> None:
         self.static = static
+        self.processes = 1
         self._server: dict[str, Rates] = {}
         self._clients: dict[str, dict[str, Rates]] = {}
         self._named: Mapping[str, Mapping[str, Sequence[str]]] = {}
-        self.groups: Mapping[str, VolumeGroupCap] = {}
+        self._groups: Mapping[str, VolumeGroupCap] = {}
         self._said: Header | None = None
         self._lease_ns = DEFAULT_LEASE_NS
         self.generation = NO_GENERATION
@@ -41,7 +50,7 @@ class CapsInForce:
         """Take a set of the server; returns how many volumes, clients and groups it caps."""
         self._said = caps.said
         self.generation, self._lease_ns = caps.generation, caps.lease_ns
-        self._server, self._clients, self.groups = caps.volumes, caps.clients, caps.groups
+        self._server, self._clients, self._groups = caps.volumes, caps.clients, caps.groups
         self._named = caps.named
         self.lease_end_ns = now_ns + caps.lease_ns
         return len(caps.volumes) + sum(map(len, caps.clients.values())) + len(caps.groups)
@@ -57,7 +66,7 @@ class CapsInForce:
             return False
         self._said = None
         self.generation, self.lease_end_ns = NO_GENERATION, None
-        self._server, self._clients, self.groups, self._named = {}, {}, {}, {}
+        self._server, self._clients, self._groups, self._named = {}, {}, {}, {}
         return True
 
     @property
@@ -77,7 +86,10 @@ class CapsInForce:
 
     def of(self, volume: str) -> Rates:
         """What holds for one volume."""
-        return self.static.get(volume, NO_CAPS).tighter(self._server.get(volume, NO_CAPS))
+        return self._part(self.static.get(volume, NO_CAPS).tighter(self._server.get(volume, NO_CAPS)))
+
+    def _part(self, rates: Rates) -> Rates:
+        return rates if self.processes == 1 else rates.scaled(1 / self.processes)
 
     @property
     def cost_capped(self) -> frozenset[str]:
@@ -88,12 +100,18 @@ class CapsInForce:
             for volume, clients in self._clients.items()
             if any(rates.cost_per_s is not None for rates in clients.values())
         )
-        groups = [group.weights for group in self.groups.values() if group.rates.cost_per_s is not None]
+        groups = [group.weights for group in self._groups.values() if group.rates.cost_per_s is not None]
         return frozenset(own).union(of_clients, *groups)
 
     def of_clients(self, volume: str) -> Mapping[str, Rates]:
         """What holds for single clients of a volume, beside that; a glob for all that match it, together."""
-        return self._clients.get(volume, NO_CLIENTS)
+        found = self._clients.get(volume, NO_CLIENTS)
+        return {client: self._part(rates) for client, rates in found.items()} if found else NO_CLIENTS
+
+    @property
+    def groups(self) -> Mapping[str, VolumeGroupCap]:
+        """What holds for groups of volumes, beside that."""
+        return {name: replace(group, rates=self._part(group.rates)) for name, group in self._groups.items()}
 
     def named_clients(self, volume: str) -> Mapping[str, Sequence[str]]:
         """Globs of the clients that the cap of a glob is not for, by that glob."""

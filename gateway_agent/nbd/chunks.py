@@ -78,11 +78,9 @@ class ChunkReader:
         """See ``Replies``."""
         return view[:usable]
 
-    def feed(
-        self, view: memoryview, paused_ns: int, inflight: InFlight, now_ns: int
-    ) -> tuple[int, list[Finished]]:
+    def feed(self, view: memoryview, paused_ns: int, inflight: InFlight, now_ns: int) -> tuple[int, Finished]:
         """See ``Replies``."""
-        finished: list[Finished] = []
+        finished: Finished = []
         size, offset = len(view), 0
         self.boundary = None
         if self.payload_left:
@@ -91,7 +89,7 @@ class ChunkReader:
             if self.payload_left:
                 return offset, finished
             if self._ending is not None:
-                finished.append(self._end(self._ending, inflight, paused_ns, now_ns))
+                finished += self._end(self._ending, inflight, paused_ns, now_ns)
         self.boundary = offset
         try:
             while size - offset >= self._least_bytes:
@@ -107,7 +105,7 @@ class ChunkReader:
                     self.payload_left, self._ending = offset - size, ending
                     return size, finished
                 if ending is not None:
-                    finished.append(self._end(ending, inflight, paused_ns, now_ns))
+                    finished += self._end(ending, inflight, paused_ns, now_ns)
                 self.boundary = offset
         except NbdProtocolError:
             put_back(inflight, finished, 0, None)
@@ -117,7 +115,7 @@ class ChunkReader:
     def _wrong(self, problem: str) -> NbdProtocolError:
         return NbdProtocolError(self._peer, problem)
 
-    def _end(self, cookie: int, inflight: InFlight, paused_ns: int, now_ns: int) -> Finished:
+    def _end(self, cookie: int, inflight: InFlight, paused_ns: int, now_ns: int) -> tuple[int, ...]:
         has_failed = self._asked.begun[cookie].has_failed
         self._asked.answered(cookie, has_failed=has_failed)
         arrived_ns, sent_ns, word, _ = inflight.pop(cookie)
@@ -160,7 +158,7 @@ class ChunkReader:
         paused_ns: int,
         inflight: InFlight,
         now_ns: int,
-        finished: list[Finished],
+        finished: Finished,
     ) -> int:
         """Chunks that are all of a read and here whole, as most are: the short way through ``_on_chunk``.
 
@@ -180,7 +178,7 @@ class ChunkReader:
                 break
             del asked[cookie]  # a read is nothing to the ledger
             arrived_ns, sent_ns, word, _ = inflight.pop(cookie)
-            finished.append((paused_ns, word, arrived_ns, sent_ns, now_ns))
+            finished += (paused_ns, word, arrived_ns, sent_ns, now_ns)
             offset = end
         return offset
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from pmdaemon.wire.messages.client_caps import is_glob, is_of_glob
-from pmdaemon.wire.rates import Rates, RateSet
+from pmdaemon.wire.rates import FormerRates, Rates, RateSet
 
 NO_CLIENTS: Final[Mapping[str, Rates]] = {}
 NO_OTHERS: Final[Mapping[str, Sequence[str]]] = {}
@@ -20,7 +20,7 @@ MOST_KNOWN: Final = 4096
 """Clients of which is remembered which rates hold for them; names may change for ever."""
 
 
-class _Held(NamedTuple):
+class HeldRates(NamedTuple):
     """The rates that hold for a client: its own, and those it shares."""
 
     own: RateSet | None
@@ -36,24 +36,24 @@ class ClientRates:
     Invariant: a client is known in ``_by_client`` exactly while one of its rates is limited.
     """
 
-    __slots__ = ("_by_client", "_found", "_others", "_tau_ns")
+    __slots__ = ("_by_client", "_former", "_found", "_others")
 
     def __init__(self, tau_ns: int) -> None:
-        self._tau_ns = tau_ns
+        self._former = FormerRates(tau_ns)
         self._by_client: dict[str, RateSet] = {}
         self._others: dict[str, tuple[str, ...]] = {}
-        self._found: dict[str, _Held] = {}
+        self._found: dict[str, HeldRates] = {}
 
     def __bool__(self) -> bool:
         return bool(self._by_client)
 
     def __contains__(self, client: str) -> bool:
-        return self._of(client) != (None, None)
+        return self.held_of(client) != (None, None)
 
     def set_caps(
         self, caps: Mapping[str, Rates], now_ns: int, others: Mapping[str, Sequence[str]] = NO_OTHERS
     ) -> bool:
-        """Put the complete ``caps`` in force; a rate that stays keeps its debt.
+        """Put the complete ``caps`` in force; one that stays keeps its debt, one that returns its burst.
 
         Args:
             caps: by client, or by a glob: of all that match it, together.
@@ -66,35 +66,37 @@ class ClientRates:
         wanted = {client: rates for client, rates in caps.items() if not rates.is_open}
         gone = self._by_client.keys() - wanted.keys()
         for client in gone:
-            del self._by_client[client]
+            self._former.keep(client, self._by_client.pop(client), now_ns)
         of_globs = {glob: tuple(others.get(glob, ())) for glob in sorted(filter(is_glob, wanted))}
         changed = bool(gone) or of_globs != self._others
         self._others = of_globs
         self._found.clear()
         for client, rates in wanted.items():
-            changed |= self._by_client.setdefault(client, RateSet(self._tau_ns)).set_caps(rates, now_ns)
+            if client not in self._by_client:
+                self._by_client[client] = self._former.take(client)
+            changed |= self._by_client[client].set_caps(rates, now_ns)
         return changed
 
     def ready_ns(self, client: str) -> int:
         """From this moment the client's next I/O may pass, as far as these rates go."""
-        return max((rates.ready_ns() for rates in self._of(client) if rates is not None), default=0)
+        return max((rates.ready_ns() for rates in self.held_of(client) if rates is not None), default=0)
 
     def charge_own(self, client: str, now_ns: int, transfer_bytes: int, cost: float) -> None:
         """Admit one I/O of the client now, as far as the rates go that are its own alone."""
-        own = self._of(client).own
+        own = self.held_of(client).own
         if own is not None:
             own.charge(now_ns, transfer_bytes, cost)
 
     def shared_of(self, client: str) -> RateSet | None:
         """The rates that the client shares with others; None where it shares none."""
-        return self._of(client).shared
+        return self.held_of(client).shared
 
-    def _of(self, client: str) -> _Held:
+    def held_of(self, client: str) -> HeldRates:
         """The rates that hold for a client."""
         found = self._found.get(client)
         if found is None:
             globs = (glob for glob, others in self._others.items() if is_of_glob(client, glob, others))
-            found = _Held(self._by_client.get(client), self._by_client.get(next(globs, "")))
+            found = HeldRates(self._by_client.get(client), self._by_client.get(next(globs, "")))
             if len(self._found) >= MOST_KNOWN:
                 self._found.clear()
             self._found[client] = found

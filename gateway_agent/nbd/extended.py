@@ -75,7 +75,7 @@ class ExtendedChunkReader(ChunkReader):
         paused_ns: int,
         inflight: InFlight,
         now_ns: int,
-        finished: list[Finished],
+        finished: Finished,
     ) -> int:
         size, asked, begun, unpack = len(view), self._asked, self._asked.begun, _DATA_CHUNK.unpack_from
         while size - offset >= _DATA_CHUNK.size:
@@ -90,7 +90,7 @@ class ExtendedChunkReader(ChunkReader):
                 break
             del asked[cookie]
             arrived_ns, sent_ns, word, _ = inflight.pop(cookie)
-            finished.append((paused_ns, word, arrived_ns, sent_ns, now_ns))
+            finished += (paused_ns, word, arrived_ns, sent_ns, now_ns)
             offset = end
         return offset
 

@@ -20,6 +20,7 @@ of the export does these (``SyncedRunner``).
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Final
 
@@ -31,6 +32,7 @@ from gateway_agent.nbd.sockets import Connection
 from gateway_agent.nbd.storage import HOLE_BYTES, VolumeStorage
 from gateway_agent.nbd.storage_jobs import PIECE_BYTES, JobRunner, StorageJob, may_wait, problem_of
 from gateway_agent.nbd.volume import PlaneContext, Volume
+from pmdaemon.wire.rates import Allowance, io_cost
 
 SMALL_BYTES: Final = (
     1 << 20
@@ -115,20 +117,28 @@ class FileSession(NbdSession):
 
     def admit_all(self, now_ns: int) -> None:
         """See ``volume.ThrottledSession``; what can be done at once is never under way."""
-        is_quiet = not (self.inflight or self._later or self._replies or self._jobs or self._blocked)
-        if is_quiet and self._runner.is_loop and self._out.is_empty and self._drain_ns is None:
-            self._do_plain(now_ns)
+        self._do_plain(now_ns, None)
         super().admit_all(now_ns)
 
-    def _do_plain(self, now_ns: int) -> None:
+    def admit_within(self, now_ns: int, allowance: Allowance) -> None:
+        """See ``volume.ThrottledSession``."""
+        self._do_plain(now_ns, allowance)
+        super().admit_within(now_ns, allowance)
+
+    def _do_plain(self, now_ns: int, allowance: Allowance | None) -> None:
         """Small reads and writes from the head of the queue, while nothing is special about them.
 
         The same as to admit them and ``_do_small``, at less cost: this is the hot path of file mode.
         """
+        if self.inflight or self._later or self._replies or self._jobs or self._blocked or self.is_closed:
+            return
+        if not (self._runner.is_loop and self._out.is_empty and self._drain_ns is None):
+            return
         if self._pause.total_ns(now_ns):
             return
-        facts, requests, queue, clock = self._facts, self.requests, self.requests.queue, self._context.clock
-        scratch, storage, filled, done_pos = self._context.scratch, self._storage, 0, -1
+        facts, requests, queue, storage = self._facts, self.requests, self.requests.queue, self._storage
+        scratch, filled, done_pos, time_ns = self._context.scratch, 0, -1, self._context.clock.monotonic_ns
+        pack, magic, preadv = p.SIMPLE_REPLY.pack_into, p.SIMPLE_REPLY_MAGIC, storage.preadv
         last_plain = 0 if facts.flags & p.TX_READ_ONLY else 1
         size_bytes, fraction = facts.size_bytes, facts.blocks.minimum - 1
         room, limit = min(len(scratch) - _ERROR_BYTES, TURN_BYTES), min(facts.blocks.maximum, SMALL_BYTES)
@@ -136,7 +146,12 @@ class FileSession(NbdSession):
         if is_structured:
             head_bytes = p.DATA_HEAD_BYTES
             limit = min(limit, HOLE_BYTES - 1) if storage.may_have_holes else limit
-        finished: list[Finished] = []
+        if allowance is not None:
+            limit = min(limit, allowance.largest_bytes)
+            oldest_ns, (most_ops, most_bytes, most_cost) = allowance.oldest_ns, allowance.most
+            ops, size, cost = allowance.passed
+            export = self._volume.export if most_cost < math.inf else None
+        finished: Finished = []
         while queue:
             arrived_ns, cookie, command, length, offset, flags, end_pos = queue[0]
             begin = filled + head_bytes
@@ -148,15 +163,26 @@ class FileSession(NbdSession):
                 or offset + length > size_bytes
                 or (offset | length) & fraction
                 or begin + length > room
+                or (command and end_pos > requests.end_pos)
             ):
                 break
+            if allowance is not None:
+                if ops > most_ops or size > most_bytes or cost > most_cost or arrived_ns <= oldest_ns:
+                    break
+                ops += 1
+                size += length
+                if export is not None:
+                    base = export.cost_write if command else export.cost_read
+                    cost += io_cost(base, length, export.cost_bytes)
             if not command:
-                error = storage.read(scratch[begin : begin + length], offset)
-            elif end_pos <= requests.end_pos:
+                into = scratch[begin : begin + length]
+                try:
+                    error = 0 if preadv((into,), offset) == length else storage.read(into, offset)
+                except OSError:
+                    error = storage.read(into, offset)  # which says why, as it does not pass
+            else:
                 error = storage.write(requests.span(end_pos - length, end_pos), offset, fua=False)
                 room -= length
-            else:
-                break
             queue.popleft()
             if error:
                 chunk = self._error_reply(cookie, error, problem_of(command, error), offset)
@@ -166,11 +192,13 @@ class FileSession(NbdSession):
                 p.DATA_CHUNK.pack_into(scratch, filled, *_DATA_CHUNK, cookie, length + 8, offset)
                 filled = begin + length
             else:
-                p.SIMPLE_REPLY.pack_into(scratch, filled, p.SIMPLE_REPLY_MAGIC, 0, cookie)
-                filled += p.SIMPLE_REPLY_BYTES + (0 if command else length)
+                pack(scratch, filled, magic, 0, cookie)
+                filled += p.SIMPLE_REPLY_BYTES if command else head_bytes + length
             done_pos = end_pos
-            word = length << LENGTH_SHIFT | command | (FAILED_BIT if error else 0)
-            finished.append((0, word, arrived_ns, now_ns, clock.monotonic_ns()))
+            word = length << LENGTH_SHIFT | command
+            finished += (0, word | FAILED_BIT if error else word, arrived_ns, now_ns, time_ns())
+        if allowance is not None:
+            allowance.passed = ops, size, cost
         if finished:
             requests.admit_pos = requests.sent_pos = done_pos
             self._record(finished)
@@ -182,7 +210,7 @@ class FileSession(NbdSession):
             return 0
         queue, scratch, filled, work = self._next(), self._context.scratch, 0, 0
         may_read, clock, requests = self._may_read, self._context.clock, self.requests
-        finished: list[Finished] = []
+        finished: Finished = []
         is_structured = self._mode.structured
         head_bytes = p.DATA_HEAD_BYTES + _ERROR_BYTES if is_structured else p.SIMPLE_REPLY_BYTES
         reads_ns, others_ns = self._paused_ns(clock.monotonic_ns())
@@ -205,7 +233,7 @@ class FileSession(NbdSession):
             arrived_ns, sent_ns, word, _ = self.inflight.pop(cookie)
             word |= FAILED_BIT if error else 0
             paused_ns = reads_ns if is_read else others_ns
-            finished.append((paused_ns, word, arrived_ns, sent_ns, clock.monotonic_ns()))
+            finished += (paused_ns, word, arrived_ns, sent_ns, clock.monotonic_ns())
             work += length + _REQUEST_WORK
         self._record(finished)
         if finished and self._replies:
@@ -240,7 +268,7 @@ class FileSession(NbdSession):
         if command == p.Cmd.WRITE:
             payload = self.requests.span(end_pos - length, end_pos)
             return self._storage.write(payload, offset, fua=False)
-        job = StorageJob(self._storage, request, bytearray(), self._on_job)
+        job = StorageJob(self._storage, request, bytearray(), self._on_jobs)
         job.run()
         return job.error
 
@@ -268,7 +296,7 @@ class FileSession(NbdSession):
         return error, len(chunk)
 
     def _read_with_holes(self, request: Request, room: memoryview) -> tuple[int, int]:
-        job = StorageJob(self._storage, request, room, self._on_job, is_structured=True)
+        job = StorageJob(self._storage, request, room, self._on_jobs, is_structured=True)
         job.run()
         reply = self._reply_of(job)
         size = len(reply)
@@ -293,7 +321,7 @@ class FileSession(NbdSession):
         queue.popleft()
         self.requests.sent_pos = max(self.requests.sent_pos, request[6])
         self._jobs += 1
-        job = StorageJob(self._storage, request, data, self._on_job, is_structured=self._mode.structured)
+        job = StorageJob(self._storage, request, data, self._on_jobs, is_structured=self._mode.structured)
         self._runner.submit(job)
         return _REQUEST_WORK
 
@@ -348,24 +376,24 @@ class FileSession(NbdSession):
             self._context.reply_memory.moved(self, size)
         self._release(self._context.reply_memory, size)
 
-    def _on_job(self, job: StorageJob) -> None:
-        self._jobs -= 1
-        context, size = self._context, len(job.data)
-        is_read, is_reply = job.request[2] == p.Cmd.READ, False
-        if not self.is_closed:
-            cookie = job.request[1]
-            arrived_ns, sent_ns, word, _ = self.inflight.pop(cookie)
-            word |= FAILED_BIT if job.error else 0
-            is_reply = is_read and not job.error
-            data = self._reply_of(job)
-            now_ns = context.clock.monotonic_ns()
-            reads_ns, others_ns = self._paused_ns(now_ns)
-            self._record([(reads_ns if is_read else others_ns, word, arrived_ns, sent_ns, now_ns)])
-            self._replies.append((data, size if is_reply else 0))
-            if is_reply and size > SMALL_BYTES:
-                context.reply_memory.expect(self, size)
-        if not is_reply:
-            self._release(context.reply_memory if is_read else context.payload_memory, size)
+    def _on_jobs(self, jobs: list[StorageJob]) -> None:
+        context, finished = self._context, Finished()
+        now_ns = context.clock.monotonic_ns()
+        reads_ns, others_ns = self._paused_ns(now_ns)
+        for job in jobs:
+            self._jobs -= 1
+            size, is_read, is_reply = len(job.data), job.request[2] == p.Cmd.READ, False
+            if not self.is_closed:
+                arrived_ns, sent_ns, word, _ = self.inflight.pop(job.request[1])
+                word |= FAILED_BIT if job.error else 0
+                is_reply = is_read and not job.error
+                finished += (reads_ns if is_read else others_ns, word, arrived_ns, sent_ns, now_ns)
+                self._replies.append((self._reply_of(job), size if is_reply else 0))
+                if is_reply and size > SMALL_BYTES:
+                    context.reply_memory.expect(self, size)
+            if not is_reply:
+                self._release(context.reply_memory if is_read else context.payload_memory, size)
+        self._record(finished)
         if self.is_closed:
             self._let_go_of_file()
         else:
@@ -390,9 +418,20 @@ class FileSession(NbdSession):
                 continue
             if size:
                 self._release_reply(size)
-            self._reply(data)
+            self._reply(self._with_more(data))
         if self._replies and self._out.is_empty:
             self._go_on_later()
+
+    def _with_more(self, data: memoryview) -> memoryview | bytes:
+        """A reply and small ones behind it, to go in one send."""
+        room, more, replies = PIECE_BYTES - len(data), [data], self._replies
+        while replies and len(replies[0][0]) <= room:
+            data, size = replies.popleft()
+            room -= len(data)
+            more.append(data)
+            if size:
+                self._release_reply(size)
+        return b"".join(more) if len(more) > 1 else data
 
     def _reply_error(self, reply: bytes) -> None:
         if self._replies:

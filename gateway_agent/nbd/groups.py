@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from gateway_agent.nbd.fair_order import FairOrder
 from gateway_agent.nbd.loop import EventLoop
 from pmdaemon.wire.messages.plane_sets import VolumeGroupCap
-from pmdaemon.wire.rates import RateSet
+from pmdaemon.wire.rates import FormerRates, RateSet
 
 if TYPE_CHECKING:
     from gateway_agent.nbd.volume import Volume
@@ -36,9 +36,9 @@ class VolumeGroup:
         charges: how many charges there were, so that a volume's turn without one is seen.
     """
 
-    def __init__(self, name: str, loop: EventLoop, tau_ns: int) -> None:
+    def __init__(self, name: str, loop: EventLoop, rates: RateSet) -> None:
         self.name = name
-        self.rates = RateSet(tau_ns)
+        self.rates = rates
         self.charges = 0
         self._loop = loop
         self._weights: Mapping[str, float] = {}
@@ -63,11 +63,18 @@ class VolumeGroup:
 
     def charge(self, volume: Volume, now_ns: int, transfer_bytes: int, cost: float, part: float) -> None:
         """An I/O of the volume, or a part of it, passes now."""
+        self.rates.charge(now_ns, transfer_bytes, cost, part)
+        self.charged(volume, now_ns, self.rates.duration_ns(transfer_bytes, cost) * part)
+
+    def charged(self, volume: Volume, now_ns: int, used_ns: float) -> None:
+        """So much of the rates, in ns of them, was charged for the volume."""
         self.charges += 1
         self._used_ns[volume] = now_ns
-        self.rates.charge(now_ns, transfer_bytes, cost, part)
-        used_ns = self.rates.duration_ns(transfer_bytes, cost) * part
         self._order.served(volume, used_ns / self._weights.get(volume.name, 1.0))
+
+    def is_free_for(self, volume: Volume) -> bool:
+        """Whether no other volume waits for the group."""
+        return all(each is volume for each in self._order)
 
     def withdraw(self, volume: Volume) -> None:
         """The volume has nothing that waits for the group."""
@@ -108,7 +115,7 @@ class GroupTable:
 
     def __init__(self, loop: EventLoop, tau_ns: int) -> None:
         self.groups: dict[str, VolumeGroup] = {}
-        self._loop, self._tau_ns = loop, tau_ns
+        self._loop, self._former = loop, FormerRates(tau_ns)
         self._members: dict[Volume, VolumeGroup] = {}
 
     def apply(self, caps: Mapping[str, VolumeGroupCap], volumes: Mapping[str, Volume], now_ns: int) -> None:
@@ -121,7 +128,7 @@ class GroupTable:
         """
         for name, cap in caps.items():
             if name not in self.groups:
-                self.groups[name] = VolumeGroup(name, self._loop, self._tau_ns)
+                self.groups[name] = VolumeGroup(name, self._loop, self._former.take(name))
             self.groups[name].set_cap(cap, now_ns)
         wanted = {
             volumes[volume]: self.groups[name]
@@ -134,7 +141,9 @@ class GroupTable:
             if wanted.get(volume) is not former:
                 former.forget(volume)
         for name in self.groups.keys() - caps.keys():
-            self._loop.cancel(self.groups.pop(name))
+            gone = self.groups.pop(name)
+            self._loop.cancel(gone)
+            self._former.keep(name, gone.rates, now_ns)
         for volume in before.keys() | wanted.keys():
             if wanted.get(volume) is not before.get(volume):
                 volume.set_group(wanted.get(volume), now_ns)

@@ -36,6 +36,7 @@ from gateway_agent.nbd.tls import (
     file_states,
     load_authority,
     load_own,
+    load_revoked,
 )
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.config import StrictModel
@@ -65,6 +66,9 @@ class ListenerSecurity(StrictModel):
     client_ca: str = ""
     """PEM file with the authorities that clients' certificates must come from; empty for that of the SLA
     server, which ``gateway-agent enrol`` stored."""
+    client_crl: str = ""
+    """PEM file with the newest revocation list of each authority in ``client_ca`` that certifies clients: no
+    client on it is let in, and none at all once the list has expired. Empty: no certificate is revoked."""
     plain_networks: tuple[str, ...] = ()
     """Networks whose clients may do without TLS (``10.0.0.0/8``). Whoever can listen there reads what is
     stored, and can change it. Clients of this host always may, unless ``tls`` is ``require``."""
@@ -83,11 +87,17 @@ class ListenerSecurity(StrictModel):
                 f'tls = "{self.tls}" needs tls_certificate, a PEM file with a certificate for the names or '
                 "addresses of this gateway; and tls_key, if the key is in a file of its own"
             )
-        idle = [name for name in ("tls_certificate", "tls_key", "client_ca") if getattr(self, name)]
+        files = ("tls_certificate", "tls_key", "client_ca", "client_crl")
+        idle = [name for name in files if getattr(self, name)]
         if self.tls == "off" and idle:
             raise ValueError(
                 f'{idle[0]} is set, and tls is "off": nothing would be encrypted. Set tls = "require" or '
                 f'"offer", or remove {idle[0]}'
+            )
+        if self.client_crl and self.client_certificates == "none":
+            raise ValueError(
+                'client_crl is set, and client_certificates = "none" asks no client for one. Set '
+                'client_certificates = "required" or "optional", or remove client_crl'
             )
         if self.tls == "require" and self.plain_networks:
             raise ValueError(
@@ -130,6 +140,8 @@ def server_context(security: ListenerSecurity, plane: str) -> ssl.SSLContext:
             "SLA server's, which gateway-agent enrol stores"
         )
         load_authority(context, f"{where} client_ca", security.client_ca, fix)
+        if security.client_crl:
+            load_revoked(context, f"{where} client_crl", security.client_crl)
     return context
 
 
@@ -230,4 +242,5 @@ class ListenerGuard:
 
 
 def _states(security: ListenerSecurity) -> FileStates:
-    return file_states(security.tls_certificate, security.tls_key, security.client_ca)
+    files = (security.tls_certificate, security.tls_key, security.client_ca, security.client_crl)
+    return file_states(*files)

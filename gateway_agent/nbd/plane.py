@@ -50,7 +50,7 @@ from gateway_agent.nbd.sockets import (
     prepare,
     unlink_own,
 )
-from gateway_agent.nbd.takeover import MOST_SOCKETS, FormerProcesses, Inheritance, take_over
+from gateway_agent.nbd.takeover import MOST_SOCKETS, FormerProcesses, Inheritance, former_sockets, take_over
 from gateway_agent.nbd.tls import TlsEngine
 from gateway_agent.nbd.upstream import Upstream, UpstreamOpening
 from gateway_agent.nbd.volume import PlaneContext, Volume
@@ -109,7 +109,8 @@ class Plane:
         context = PlaneContext(self._loop, self._clock, cuts, scratch, *memory, self._tls_engine)
         self._context = context
         self._other = context.other
-        FormerProcesses(self._loop, config.control_socket, context, inherited)
+        path = config.control_socket
+        self._former = FormerProcesses(self._loop, path, context, inherited, self._enforce)
         self._cuts = cuts
         self._caps = CapsInForce(_static_caps(config))
         self._exports = ExportTable(config, context, self._on_learned, self._ask_upstream)
@@ -252,6 +253,7 @@ class Plane:
         self._control.send_hello(leaving=name)
         self._name = name
         log.info("handed-over", now_called=name, drain_s=self._config.drain_s)
+        self._enforce(self._clock.monotonic_ns())
         self._let_clients_go(self._clock.monotonic_ns())
 
     def _path_as(self, name: str) -> str:
@@ -502,6 +504,10 @@ class Plane:
             self._enforce(now_ns)
 
     def _enforce(self, now_ns: int) -> None:
+        former = self._former.number
+        if not self.listens:  # this process is one of them, and the next one is beside it
+            former = max(len(former_sockets(self._config.control_socket)), 1)
+        self._caps.processes = 1 + former
         self._cuts.set_generation(self._caps.generation)
         for name, volume in self._exports.volumes.items():
             clients, others = self._caps.of_clients(name), self._caps.named_clients(name)

@@ -202,7 +202,7 @@ class ProxySession(NbdSession):
         self.requests.queue.popleft()
         self.requests.skip(request)
         word = word_of(KIND_FLUSH, 0, failed=False)
-        self._record([(0, word, request[ARRIVED], now_ns, now_ns)])
+        self._record([0, word, request[ARRIVED], now_ns, now_ns])
         cookie, extents = request[COOKIE], [(request[LENGTH], 0)]
         if self._mode.extended:
             reply = extended.status_chunk(cookie, request[OFFSET], p.ALLOCATION_ID, extents)
@@ -348,13 +348,13 @@ class ProxySession(NbdSession):
         assert self._asked is not None  # else no upstream may return
         now_ns = self._context.clock.monotonic_ns()
         reads_ns, others_ns = self._paused_ns(now_ns)
-        finished: list[Finished] = []
+        finished: Finished = []
         begun = self._asked.begun.items()
         for cookie in [cookie for cookie, each in begun if each.chunks or each.has_failed]:
             begin = self._asked.answered(cookie, has_failed=True)[OFFSET]
             arrived_ns, sent_ns, word, _ = self.inflight.pop(cookie)
             paused_ns = others_ns if word & 3 else reads_ns
-            finished.append((paused_ns, word | FAILED_BIT, arrived_ns, sent_ns, now_ns))
+            finished += (paused_ns, word | FAILED_BIT, arrived_ns, sent_ns, now_ns)
             self._reply_error(self._error_reply(cookie, p.EIO, STORAGE_GONE, begin=begin))
         self._record(finished)
 

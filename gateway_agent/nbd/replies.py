@@ -20,7 +20,18 @@ from typing import Final, Protocol
 from gateway_agent.errors import NbdProtocolError
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.accounting import FAILED_BIT
-from gateway_agent.nbd.buffers import COMMAND, COOKIE, END, FLAGS, LENGTH, OFFSET, Finished, InFlight, Request
+from gateway_agent.nbd.buffers import (
+    COMMAND,
+    COOKIE,
+    END,
+    FINISHED_INTS,
+    FLAGS,
+    LENGTH,
+    OFFSET,
+    Finished,
+    InFlight,
+    Request,
+)
 from gateway_agent.nbd.ledger import ChangeLedger
 
 CHANGES: Final[frozenset[int]] = frozenset((p.Cmd.WRITE, p.Cmd.TRIM, p.Cmd.WRITE_ZEROES))
@@ -145,9 +156,7 @@ class Replies(Protocol):
     def paused(self, paused_ns: int) -> None:
         """What has arrived in part is later by a pause of its client."""
 
-    def feed(
-        self, view: memoryview, paused_ns: int, inflight: InFlight, now_ns: int
-    ) -> tuple[int, list[Finished]]:
+    def feed(self, view: memoryview, paused_ns: int, inflight: InFlight, now_ns: int) -> tuple[int, Finished]:
         """Parse received bytes.
 
         Args:
@@ -194,11 +203,9 @@ class ReplyReader:
         word, arrived_ns, sent_ns = self._current
         self._current = word, arrived_ns + paused_ns, sent_ns + paused_ns
 
-    def feed(
-        self, view: memoryview, paused_ns: int, inflight: InFlight, now_ns: int
-    ) -> tuple[int, list[Finished]]:
+    def feed(self, view: memoryview, paused_ns: int, inflight: InFlight, now_ns: int) -> tuple[int, Finished]:
         """See ``Replies``."""
-        finished: list[Finished] = []
+        finished: Finished = []
         size, offset = len(view), 0
         self.boundary = None
         if self.payload_left:
@@ -206,7 +213,7 @@ class ReplyReader:
             self.payload_left -= offset
             if self.payload_left:
                 return offset, finished
-            finished.append((paused_ns, *self._current, now_ns))
+            finished += (paused_ns, *self._current, now_ns)
         self.boundary = offset
         unpack, pop, asked = p.SIMPLE_REPLY.unpack_from, inflight.pop, self._asked
         while size - offset >= 16:
@@ -231,7 +238,7 @@ class ReplyReader:
                     self.payload_left = offset - size
                     self._current = word, arrived_ns, sent_ns
                     return size, finished
-            finished.append((paused_ns, word, arrived_ns, sent_ns, now_ns))
+            finished += (paused_ns, word, arrived_ns, sent_ns, now_ns)
             self.boundary = offset
         return offset, finished
 
@@ -256,11 +263,9 @@ class SimpleReplyTranslator(ReplyReader):
         self._requests = asked
         self._pieces: list[memoryview | bytes] = []
 
-    def feed(
-        self, view: memoryview, paused_ns: int, inflight: InFlight, now_ns: int
-    ) -> tuple[int, list[Finished]]:
+    def feed(self, view: memoryview, paused_ns: int, inflight: InFlight, now_ns: int) -> tuple[int, Finished]:
         """See ``Replies``; ``boundary`` is an offset in what ``passed`` returns."""
-        finished: list[Finished] = []
+        finished: Finished = []
         pieces = self._pieces = []
         size, offset = len(view), 0
         self.boundary = None
@@ -270,7 +275,7 @@ class SimpleReplyTranslator(ReplyReader):
             pieces.append(view[:offset])
             if self.payload_left:
                 return offset, finished
-            finished.append((paused_ns, *self._current, now_ns))
+            finished += (paused_ns, *self._current, now_ns)
         passed_bytes = offset
         self.boundary = offset
         while size - offset >= p.SIMPLE_REPLY_BYTES:
@@ -297,7 +302,7 @@ class SimpleReplyTranslator(ReplyReader):
                     self._current = word, arrived_ns, sent_ns
                     return size, finished
                 passed_bytes += payload_bytes
-            finished.append((paused_ns, word, arrived_ns, sent_ns, now_ns))
+            finished += (paused_ns, word, arrived_ns, sent_ns, now_ns)
             self.boundary = passed_bytes
         return offset, finished
 
@@ -319,10 +324,11 @@ def _translated(request: Request, cookie: int, error: int) -> bytes:
 
 
 def put_back(
-    inflight: InFlight, finished: list[Finished], cookie: int, entry: tuple[int, int, int, int] | None
+    inflight: InFlight, finished: Finished, cookie: int, entry: tuple[int, int, int, int] | None
 ) -> None:
     """Requests whose replies cannot be passed on are under way again: nothing that arrived goes uncounted."""
     if entry is not None:
         inflight[cookie] = entry
-    for number, (_, word, arrived_ns, sent_ns, _) in enumerate(finished, 2):
+    rows = zip(*[iter(finished)] * FINISHED_INTS, strict=True)
+    for number, (_, word, arrived_ns, sent_ns, _) in enumerate(rows, 2):
         inflight[-number] = (arrived_ns, sent_ns, word, 0)

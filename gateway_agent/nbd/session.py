@@ -18,6 +18,7 @@ Everything runs in the loop's thread.
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 from abc import ABC, abstractmethod
 from collections import deque
@@ -35,7 +36,7 @@ from gateway_agent.nbd.loop import GONE, IN, OUT
 from gateway_agent.nbd.refusals import Refusal, refusal
 from gateway_agent.nbd.sockets import Connection
 from gateway_agent.nbd.volume import PlaneContext, Volume
-from pmdaemon.wire.rates import io_cost
+from pmdaemon.wire.rates import Allowance, io_cost
 
 log = structlog.get_logger("session")
 
@@ -327,7 +328,23 @@ class NbdSession(ABC):
             self.admitted.append(request)
 
     def admit_all(self, now_ns: int) -> None:
-        """See ``volume.ThrottledSession``. The common case is inlined: this is the hot path without caps."""
+        """See ``volume.ThrottledSession``."""
+        queue = self.requests.queue
+        while queue and not self._blocked and not self.is_closed:
+            self._admit_plain(now_ns, None)
+            if queue and not self._blocked:
+                self.admit_head(now_ns)
+
+    def admit_within(self, now_ns: int, allowance: Allowance) -> None:
+        """See ``volume.ThrottledSession``."""
+        if not self._blocked and not self.is_closed:
+            self._admit_plain(now_ns, allowance)
+
+    def _admit_plain(self, now_ns: int, allowance: Allowance | None) -> None:
+        """Admit ordinary reads and writes from the head on: the same as ``admit_head``, at less cost.
+
+        This is the hot path of proxy mode. It ends at the first request that is refused, or blocked.
+        """
         requests, inflight, admitted = self.requests, self.inflight, self.admitted
         facts, queue = self._facts, requests.queue
         size_bytes, limit, fraction = facts.size_bytes, facts.blocks.maximum, facts.blocks.minimum - 1
@@ -336,7 +353,12 @@ class NbdSession(ABC):
             last_plain = -1  # all of them are looked at
         last_flag = 1 if facts.flags & p.TX_SEND_FUA else 0
         reads_ns, others_ns = self._paused_ns(now_ns)
-        while queue and not self._blocked and not self.is_closed:
+        if allowance is not None:
+            limit = min(limit, allowance.largest_bytes)
+            oldest_ns, (most_ops, most_bytes, most_cost) = allowance.oldest_ns, allowance.most
+            ops, size, cost = allowance.passed
+            export = self._volume.export if most_cost < math.inf else None
+        while queue:
             request = queue[0]
             arrived_ns, cookie, command, length, offset, flags, end_pos = request
             if (
@@ -346,11 +368,18 @@ class NbdSession(ABC):
                 or length > limit
                 or (offset | length) & fraction
             ):
-                self.admit_head(now_ns)
-                continue
+                break
             if cookie in inflight:
                 self._blocked = True
-                return
+                break
+            if allowance is not None:
+                if ops > most_ops or size > most_bytes or cost > most_cost or arrived_ns <= oldest_ns:
+                    break
+                ops += 1
+                size += length
+                if export is not None:
+                    base = export.cost_write if command else export.cost_read
+                    cost += io_cost(base, length, export.cost_bytes)
             queue.popleft()
             paused_ns = others_ns if command else reads_ns
             if paused_ns and arrived_ns - paused_ns < self._cut_ns:
@@ -360,6 +389,8 @@ class NbdSession(ABC):
             requests.admit_pos = end_pos
             if admitted is not None:
                 admitted.append(request)
+        if allowance is not None:
+            allowance.passed = ops, size, cost
 
     def _refuse(self, request: Request, why: Refusal, now_ns: int) -> None:
         if not self.requests.is_drained:
@@ -373,7 +404,7 @@ class NbdSession(ABC):
         arrived_ns, cookie, command, length, begin, _, _ = request
         kind = _KINDS.get(command, KIND_FLUSH)
         word = word_of(kind, length, failed=True) | REFUSED_BIT
-        self._record([(0, word, arrived_ns, now_ns, now_ns)])
+        self._record([0, word, arrived_ns, now_ns, now_ns])
         self._reply_error(self._error_reply(cookie, *why, begin=begin))
 
     def _error_reply(
@@ -431,7 +462,7 @@ class NbdSession(ABC):
         if not is_out and not self._pause.is_on:
             self._pause.begin(self._context.clock.monotonic_ns())
 
-    def _record(self, finished: list[Finished]) -> None:
+    def _record(self, finished: Finished) -> None:
         """Count requests whose answers are complete now."""
         if finished:
             self._stream.record(finished, self._context.clock.monotonic_ns())
@@ -475,15 +506,16 @@ class NbdSession(ABC):
         """The storage is gone: answer (or at least count) everything under way with an error, then end."""
         now_ns = self._context.clock.monotonic_ns()
         reads_ns, others_ns = self._paused_ns(now_ns)
-        unanswered, finished = [(cookie, self._begin_of(cookie)) for cookie in self.inflight], []
+        unanswered = [(cookie, self._begin_of(cookie)) for cookie in self.inflight]
+        finished: Finished = []
         for arrived_ns, sent_ns, word, _ in self.inflight.values():
             paused_ns = others_ns if word & 3 else reads_ns
-            finished.append((paused_ns, word | FAILED_BIT, arrived_ns, sent_ns, now_ns))
+            finished += (paused_ns, word | FAILED_BIT, arrived_ns, sent_ns, now_ns)
         for request in self.requests.queue:
             if request[2] in _KINDS:
                 unanswered.append((request[1], request[4]))
                 word = word_of(_KINDS[request[2]], request[3], failed=True)
-                finished.append((0, word, request[0], now_ns, now_ns))
+                finished += (0, word, request[0], now_ns, now_ns)
         self.inflight.clear()
         self.requests.queue.clear()
         self._begin_end()

@@ -23,6 +23,7 @@ import ctypes
 import errno
 import os
 import stat
+from functools import partial
 from typing import Final
 
 from gateway_agent.errors import BackingFileError
@@ -69,6 +70,7 @@ class VolumeStorage:
     Attributes:
         facts: size and flags.
         may_have_holes: whether a read should look for some.
+        preadv: that of the file; what it does not read whole at once is for ``read``.
 
     Args:
         volume: for error texts.
@@ -98,6 +100,7 @@ class VolumeStorage:
             os.close(self._fd)
             raise BackingFileError(volume, path, str(exc)) from exc
         self.facts = p.ExportFacts(size_bytes, _FLAGS | (p.TX_READ_ONLY if read_only else p.TX_CHANGES))
+        self.preadv = partial(os.preadv, self._fd)
         opened = os.fstat(self._fd)
         self._is_device = stat.S_ISBLK(opened.st_mode)
         self.may_have_holes = not self._is_device and opened.st_blocks * SECTOR_BYTES < size_bytes
@@ -116,8 +119,6 @@ class VolumeStorage:
         """Fill ``into``; a file that has become shorter is EIO."""
         done = 0
         try:
-            if os.preadv(self._fd, (into,), offset) == len(into):
-                return 0
             while done < len(into):
                 count = os.preadv(self._fd, [into[done:]], offset + done)
                 if not count:

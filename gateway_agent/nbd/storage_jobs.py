@@ -2,11 +2,13 @@
 
     session ──submit(job)──► LoopRunner: one piece of one job in each turn of the loop, jobs in rotation
                              WorkerPool: queue ──► nbd-w-N threads ──done list + eventfd──► loop
-    session ◄──job.done(job), in the loop's thread, never from within ``submit``
+    session ◄──job.done([job, ...]), in the loop's thread, never from within ``submit``
 
 A job belongs to exactly one side at a time: to a thread between ``submit`` and the done list, else to the
 loop; so jobs need no lock. ``_done`` is a deque (append and popleft are atomic); the eventfd wakes the
-loop. Threads end when they take ``None``, one for each; ``stop`` sends them and joins.
+loop. A thread that finds that another one has rung (``_has_rung``) does not ring: its job is in the list
+before it looks, and the loop takes the flag back before it looks into the list. So the answers of several
+requests leave in one send. Threads end when they take ``None``, one for each; ``stop`` sends them and joins.
 
 A write that has begun is finished, also when its client has left meanwhile: otherwise its volume would keep
 half of it.
@@ -64,7 +66,7 @@ class StorageJob:
     Attributes:
         data: a write's payload; of a read, room for its reply with ``DATA_HEAD_BYTES`` more than its length
             (structured replies), or with ``SIMPLE_REPLY_BYTES`` more.
-        done: called when it is done.
+        done: called with those that are done.
         error: for the wire; 0 if it was done.
     """
 
@@ -86,7 +88,7 @@ class StorageJob:
         storage: VolumeStorage,
         request: Request,
         data: bytearray | memoryview,
-        done: Callable[[StorageJob], None],
+        done: Callable[[list[StorageJob]], None],
         *,
         is_structured: bool = False,
     ) -> None:
@@ -246,7 +248,7 @@ class JobRunner(Protocol):
     is_loop: bool
 
     def submit(self, job: StorageJob) -> None:
-        """Take a job; ``job.done`` is called when it is done."""
+        """Take a job; ``job.done`` is called when it is done, perhaps with others that have the same."""
 
 
 class LoopRunner:
@@ -269,7 +271,7 @@ class LoopRunner:
         if self._jobs:  # before anything of this job can go wrong
             self._loop.at(self, now_ns, self._turn)
         if job.step():
-            job.done(job)
+            job.done([job])
         else:
             self._jobs.append(job)
             self._loop.at(self, now_ns, self._turn)
@@ -297,6 +299,7 @@ class WorkerPool:
         self._jobs: queue.SimpleQueue[StorageJob | None] = queue.SimpleQueue()
         self._done: deque[StorageJob] = deque()
         self._under_way = 0
+        self._has_rung = False
         self._workers = workers
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._group = ThreadGroup()
@@ -324,14 +327,20 @@ class WorkerPool:
         while (job := self._jobs.get()) is not None:
             job.run()
             self._done.append(job)
-            os.eventfd_write(self._wake_fd, 1)
+            if not self._has_rung:
+                self._has_rung = True
+                os.eventfd_write(self._wake_fd, 1)
 
     def _on_done(self, _events: int) -> None:
-        os.eventfd_read(self._wake_fd)  # before the list: a job that comes later rings again
+        os.eventfd_read(self._wake_fd)
+        self._has_rung = False  # before the list: a job that comes later rings again
+        found: dict[Callable[[list[StorageJob]], None], list[StorageJob]] = {}
         while self._done:
             job = self._done.popleft()
-            self._under_way -= 1
-            job.done(job)
+            found.setdefault(job.done, []).append(job)
+        for done, jobs in found.items():
+            self._under_way -= len(jobs)
+            done(jobs)
 
     def stop(self) -> None:
         """End the threads after the jobs they have.

@@ -20,6 +20,7 @@ from __future__ import annotations
 import glob
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -137,14 +138,19 @@ def take_over(path: str, plane: str, clock: Clock) -> Inheritance | None:
     )
 
 
-def has_former(path: str) -> bool:
-    """Whether a process that this plane's process took over from, or the one before it, still serves clients.
+def former_processes(path: str) -> int:
+    """How many processes that served this plane before still serve clients.
 
     Args:
         path: control socket of the plane; theirs are beside it, as NAME.PID.sock.
     """
+    return sum(map(_listens, former_sockets(path)))
+
+
+def former_sockets(path: str) -> list[Path]:
+    """Their control sockets, also of those that have ended without removing theirs."""
     own = Path(path)
-    return any(_listens(each) for each in own.parent.glob(f"{glob.escape(own.stem)}.*.sock"))
+    return list(own.parent.glob(f"{glob.escape(own.stem)}.*.sock"))
 
 
 class FormerProcesses:
@@ -153,31 +159,47 @@ class FormerProcesses:
     As long as there is one, no ledger of this process is believed. When the last has ended, what it changed
     is in no ledger, so that each is uncovered until its next flush.
 
+    Attributes:
+        number: how many there may be.
+
     Args:
         loop: what looks again, each ``AGAIN_NS``.
         path: control socket of the plane.
         context: of this process.
         inherited: what the last of them handed over; it has its own socket beside ``path`` some time later.
+        on_fewer: called with the time when ``number`` has changed.
     """
 
     def __init__(
-        self, loop: EventLoop, path: str, context: PlaneContext, inherited: Inheritance | None
+        self,
+        loop: EventLoop,
+        path: str,
+        context: PlaneContext,
+        inherited: Inheritance | None,
+        on_fewer: Callable[[int], None] = lambda _now_ns: None,
     ) -> None:
         self._loop = loop
         self._path = path
         self._context = context
         self._pid = inherited.pid if inherited is not None else None
-        context.other.is_former = inherited is not None or has_former(path)
-        if inherited is None or self._pid is not None:  # else it could not be known
-            self._plan()
+        self._is_unknown = inherited is not None and self._pid is None  # it may serve for ever
+        self._on_fewer = on_fewer
+        self.number = former_processes(path) + (inherited is not None)
+        context.other.is_former = self.number > 0
+        self._plan()
 
     def _plan(self) -> None:
-        if self._context.other.is_former:
+        if self.number:
             self._loop.at(self, self._loop.clock.monotonic_ns() + AGAIN_NS, self._check)
 
-    def _check(self, _now_ns: int) -> None:
-        is_there = self._pid is not None and os.path.exists(f"/proc/{self._pid}")
-        if not is_there and not has_former(self._path):
+    def _check(self, now_ns: int) -> None:
+        before, self.number = self.number, former_processes(self._path)
+        if self._pid is not None and os.path.exists(f"/proc/{self._pid}"):
+            own = Path(self._path)
+            self.number += not own.with_name(f"{own.stem}.{self._pid}.sock").exists()
+        if self.number != before:
+            self._on_fewer(now_ns)
+        if not self.number and not self._is_unknown:
             self._context.other.is_former = False
             for ledger in self._context.ledgers.values():
                 ledger.doubt()

@@ -95,6 +95,21 @@ def load_authority(context: ssl.SSLContext, setting: str, path: str, fix: str) -
         raise ConfigError(setting, f"{path} cannot be used: {_problem(exc)}", fix) from exc
 
 
+def load_revoked(context: ssl.SSLContext, setting: str, path: str) -> None:
+    """Accept no certificate of a peer that is on a revocation list in this file, and none without a list.
+
+    Raises:
+        ConfigError: names the setting.
+    """
+    fix = (
+        "Give a PEM file with the newest revocation list (CRL) of the authority of the clients' certificates"
+    )
+    load_authority(context, setting, path, fix)
+    if not context.cert_store_stats()["crl"]:
+        raise ConfigError(setting, f"{path} cannot be used: there is no revocation list in it", fix)
+    context.verify_flags |= ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF
+
+
 def _refuse_pipes(*paths: str) -> None:
     """To open one would wait for its other end, for ever."""
     for path in paths:

@@ -40,7 +40,7 @@ from gateway_agent.nbd.protocol import ExportFacts
 from gateway_agent.nbd.tls import TlsEngine
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.logs import LimitedLog
-from pmdaemon.wire.rates import DEFAULT_BURST_S, Rates, RateSet
+from pmdaemon.wire.rates import DEFAULT_BURST_S, Allowance, Rates, RateSet
 
 PART_NS: Final = 20_000_000  # of the rate: a request that takes longer because of its size is paid in parts
 PART_BYTES: Final = 65_536  # and none is smaller
@@ -110,6 +110,9 @@ class ThrottledSession(Protocol):
     def admit_all(self, now_ns: int) -> None:
         """Pass on as many as possible."""
 
+    def admit_within(self, now_ns: int, allowance: Allowance) -> None:
+        """Pass on ordinary reads and writes from the head on while the allowance lets them, and add them."""
+
     def push(self, now_ns: int) -> None:
         """Move admitted requests towards the storage; may close the session."""
 
@@ -178,6 +181,8 @@ class Volume:
         if self._is_open and not self._is_capped(session):
             self._serve_open(session, now_ns)
             return
+        if self._serve_alone(session, now_ns):
+            return
         self._waiting.add(session)
         touched = self._release(now_ns)
         touched[session] = None  # also without an admission: payload of an admitted write may have come
@@ -189,6 +194,50 @@ class Volume:
             session.push(now_ns)
             if not session.unblock():
                 return
+
+    def _serve_alone(self, session: ThrottledSession, now_ns: int) -> bool:
+        """Serve the only connection that asks for something; whether nothing of it waits for a rate."""
+        if len(self._waiting) > (session in self._waiting):
+            return False
+        self._admit_batch(session, now_ns)
+        if session.head_arrived_ns() is not None:
+            return False
+        if session in self._waiting:
+            self._waiting.remove(session)
+            self._plan()
+        session.push(now_ns)
+        return not session.unblock()
+
+    def _admit_batch(self, session: ThrottledSession, now_ns: int) -> bool:
+        """Admit what the rates allow of ordinary requests, and charge them at once; whether there were any.
+
+        The same as to admit one after another, at a tenth of the time; only for a connection that shares the
+        rates with none that waits.
+        """
+        group = self.group
+        if self._debt is not None or session in self._parts or (group and not group.is_free_for(self)):
+            return False
+        own, shared = self.clients.held_of(session.client) if self.clients else (None, None)
+        of_group = group.rates if group is not None else None
+        common = [rates for rates in (self.rates, shared, of_group) if rates is not None]
+        largest_bytes = max(min(rates.bytes_within(PART_NS) for rates in common), PART_BYTES)
+        allowance = Allowance(largest_bytes, now_ns - self._max_hold_ns)
+        for rates in common if own is None else [*common, own]:
+            rates.narrow(allowance, now_ns)
+        session.admit_within(now_ns, allowance)
+        if not allowance.ops:
+            return False
+        self._used_ns[session] = now_ns
+        used = [rates.charge_batch(now_ns, allowance) for rates in common]
+        if own is not None:
+            own.charge_batch(now_ns, allowance)
+        if group is not None:
+            group.charged(self, now_ns, used[-1])
+        if session in self._waiting:
+            last_ns = max(used) / allowance.ops  # who comes now begins where the last one did
+            self._waiting.served(session, max(used) - last_ns)
+            self._waiting.served(session, last_ns)
+        return True
 
     def set_caps(
         self,
@@ -289,6 +338,8 @@ class Volume:
                     break
             else:
                 session = flow
+                if len(self._waiting) == 1 and self._admit_batch(session, now_ns):
+                    touched[session] = None
             if session.head_arrived_ns() is None:
                 self._waiting.remove(session)
                 continue

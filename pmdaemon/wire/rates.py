@@ -29,6 +29,7 @@ Sources: ITU-T I.371 Annex A; measured with a prototype (error <= 0.5 % at 500 t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -39,6 +40,7 @@ COST_BYTES: Final = 65_536
 DEFAULT_BURST_S: Final = 0.02
 """Of a rate that says no other: late wake-ups cost no throughput, and no second is far above the rate."""
 LEAST_BURST_S: Final = 0.001
+_ANY_BYTES: Final = 1 << 62
 MOST_BURST_S: Final = 300.0
 
 
@@ -164,7 +166,7 @@ class Gcra:
         rate_per_s: units a second, above 0.
         tau_ns: burst depth.
 
-    Invariant: ``tat_ns`` never moves back, except through ``change``.
+    Invariant: ``tat_ns`` never moves back, except through ``change`` and ``released``.
     """
 
     __slots__ = ("ns_per_unit", "rate_per_s", "tat_ns", "tau_ns")
@@ -180,6 +182,10 @@ class Gcra:
     def ready_ns(self) -> int:
         """From this moment an I/O of any size may pass."""
         return self.tat_ns - self.tau_ns
+
+    def left(self, now_ns: int) -> float:
+        """An I/O may pass while at most so many units have passed before it, now; below 0: none may."""
+        return (min(now_ns - self.tat_ns, 0) + self.tau_ns) * self.rate_per_s / 1e9
 
     def charge(self, now_ns: int, amount: float) -> None:
         """Admit ``amount`` units now, whether ready or not."""
@@ -199,6 +205,36 @@ class Gcra:
         self.rate_per_s, self.tau_ns = rate_per_s, tau_ns
         self.tat_ns, self.ns_per_unit = now_ns + tau_ns - min(left_ns, tau_ns), 1e9 / rate_per_s
 
+    def released(self, now_ns: int) -> None:
+        """It holds no more: what is owed beyond the burst is forgiven, a burst that was used is not."""
+        self.tat_ns = min(self.tat_ns, now_ns + self.tau_ns)
+
+
+class Allowance:
+    """What several rates let pass now, and what of it has passed: for a batch of I/Os, charged together.
+
+    The next I/O may pass while each figure of ``passed`` is at most that of ``most``: as with ``Gcra`` this
+    depends on what passed before it, not on its own size. Whoever lets one pass adds it to ``passed``.
+
+    Attributes:
+        largest_bytes: only I/Os up to this size are for a batch.
+        oldest_ns: only those that arrived later are.
+        most: operations, bytes, cost; infinite without a rate, below 0 where none may pass.
+        passed: the same. The cost is only counted while ``most`` limits it.
+    """
+
+    __slots__ = ("largest_bytes", "most", "oldest_ns", "passed")
+
+    def __init__(self, largest_bytes: int, oldest_ns: int) -> None:
+        self.largest_bytes, self.oldest_ns = largest_bytes, oldest_ns
+        self.most = math.inf, math.inf, math.inf
+        self.passed = 0, 0, 0.0
+
+    @property
+    def ops(self) -> int:
+        """How many I/Os have passed."""
+        return self.passed[0]
+
 
 class RateSet:
     """The rates of one volume, of one client of it or of a group, in force.
@@ -206,7 +242,8 @@ class RateSet:
     Args:
         tau_ns: burst depth of each, unless the caps say another.
 
-    The peak of a burst is a rate of its own, whose burst is ``tau_ns``.
+    The peak of a burst is a rate of its own, whose burst is ``tau_ns``. A rate that goes and returns has of
+    its burst what was left, and what time has brought since: caps that come and go give no bursts.
 
     Invariant: a rate is present exactly when ``caps`` names it; ``is_open`` is then False.
     """
@@ -220,21 +257,41 @@ class RateSet:
         self._cost: Gcra | None = None
         self._peak: Gcra | None = None
         self._present: tuple[Gcra, ...] = ()
+        self._former: dict[str, Gcra] = {}  # by name, those that went
 
     def set_caps(self, caps: Rates, now_ns: int) -> bool:
         """Put ``caps`` in force; a rate that stays keeps its debt. Returns whether anything changed."""
         if caps == self.caps:
             return False
         tau_ns = self.tau_ns if caps.burst_s is None else int(caps.burst_s * 1e9)
-        self._ops = _changed(self._ops, caps.ops_per_s, tau_ns, now_ns)
-        self._bytes = _changed(self._bytes, caps.bytes_per_s, tau_ns, now_ns)
-        self._cost = _changed(self._cost, caps.cost_per_s, tau_ns, now_ns)
+        self._ops = self._changed("ops", self._ops, caps.ops_per_s, tau_ns, now_ns)
+        self._bytes = self._changed("bytes", self._bytes, caps.bytes_per_s, tau_ns, now_ns)
+        self._cost = self._changed("cost", self._cost, caps.cost_per_s, tau_ns, now_ns)
         peak = caps.peak_ops_per_s if caps.ops_per_s is not None else None
-        self._peak = _changed(self._peak, peak, self.tau_ns, now_ns)
+        self._peak = self._changed("peak", self._peak, peak, self.tau_ns, now_ns)
         found = (self._ops, self._bytes, self._cost, self._peak)
         self._present = tuple(rate for rate in found if rate is not None)
         self.caps, self.is_open = caps, caps.is_open
         return True
+
+    def _changed(
+        self, name: str, rate: Gcra | None, rate_per_s: float | None, tau_ns: int, now_ns: int
+    ) -> Gcra | None:
+        if rate_per_s is None:
+            if rate is not None:
+                rate.released(now_ns)
+                self._former[name] = rate
+            return None
+        if rate is None:
+            rate = self._former.pop(name, None)
+        if rate is None or (rate not in self._present and rate.tat_ns <= now_ns):
+            return Gcra(rate_per_s, tau_ns)
+        rate.change(rate_per_s, tau_ns, now_ns)
+        return rate
+
+    def is_rested(self, now_ns: int) -> bool:
+        """Whether what went has its whole burst again; then it need not be remembered."""
+        return all(rate.tat_ns <= now_ns for rate in (*self._present, *self._former.values()))
 
     def ready_ns(self) -> int:
         """From this moment the next I/O passes all of them."""
@@ -244,6 +301,38 @@ class RateSet:
             if found is None or ready_ns > found:
                 found = ready_ns
         return found or 0
+
+    def narrow(self, allowance: Allowance, now_ns: int) -> None:
+        """Allow no more than these rates do."""
+        ops, size, cost = allowance.most
+        if self._ops is not None:
+            ops = min(ops, self._ops.left(now_ns))
+        if self._peak is not None:
+            ops = min(ops, self._peak.left(now_ns))
+        if self._bytes is not None:
+            size = min(size, self._bytes.left(now_ns))
+        if self._cost is not None:
+            cost = min(cost, self._cost.left(now_ns))
+        allowance.most = ops, size, cost
+
+    def charge_batch(self, now_ns: int, allowance: Allowance) -> float:
+        """Admit now what has passed of an allowance; returns how long it uses the rates in full, in ns."""
+        ops, size, cost = allowance.passed
+        if self._ops is not None:
+            self._ops.charge(now_ns, ops)
+        if self._bytes is not None:
+            self._bytes.charge(now_ns, size)
+        if self._cost is not None:
+            self._cost.charge(now_ns, cost)
+        if self._peak is not None:
+            self._peak.charge(now_ns, ops)
+        return max(ops * self._ops.ns_per_unit if self._ops is not None else 0.0, self.size_ns(size, cost))
+
+    def bytes_within(self, most_ns: float) -> int:
+        """The largest I/O that its size does not make longer than ``most_ns``; 0 where a cost is limited."""
+        if self._cost is not None:
+            return 0
+        return int(most_ns / self._bytes.ns_per_unit) if self._bytes is not None else _ANY_BYTES
 
     def charge(self, now_ns: int, transfer_bytes: int, cost: float, part: float = 1.0) -> None:
         """Admit one I/O now: one operation, its bytes, its cost; or only this part of it."""
@@ -271,10 +360,25 @@ class RateSet:
         return found if self._cost is None else max(found, cost * self._cost.ns_per_unit)
 
 
-def _changed(rate: Gcra | None, rate_per_s: float | None, tau_ns: int, now_ns: int) -> Gcra | None:
-    if rate_per_s is None:
-        return None
-    if rate is None:
-        return Gcra(rate_per_s, tau_ns)
-    rate.change(rate_per_s, tau_ns, now_ns)
-    return rate
+class FormerRates:
+    """Rates of entries that are gone, by name, until their bursts would be whole again.
+
+    Args:
+        tau_ns: burst depth of those that were never there.
+    """
+
+    def __init__(self, tau_ns: int) -> None:
+        self._tau_ns = tau_ns
+        self._by_name: dict[str, RateSet] = {}
+
+    def keep(self, name: str, rates: RateSet, now_ns: int) -> None:
+        """An entry has gone. Forgets those that have rested."""
+        for other in [other for other, kept in self._by_name.items() if kept.is_rested(now_ns)]:
+            del self._by_name[other]
+        rates.set_caps(NO_CAPS, now_ns)
+        if not rates.is_rested(now_ns):
+            self._by_name[name] = rates
+
+    def take(self, name: str) -> RateSet:
+        """For an entry that comes: the rates it had, or new ones."""
+        return self._by_name.pop(name, None) or RateSet(self._tau_ns)

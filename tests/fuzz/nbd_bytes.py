@@ -15,7 +15,7 @@ from gateway_agent.errors import NbdProtocolError, UpstreamError
 from gateway_agent.nbd import extended
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.accounting import word_of
-from gateway_agent.nbd.buffers import InFlight, RequestBuffer
+from gateway_agent.nbd.buffers import FINISHED_INTS, InFlight, RequestBuffer
 from gateway_agent.nbd.chunks import ChunkReader
 from gateway_agent.nbd.handshake import HandshakeState, Open, ServerHandshake, StartTls
 from gateway_agent.nbd.replies import AskedRequests, Replies, ReplyReader, SimpleReplyTranslator
@@ -192,7 +192,8 @@ def fuzz_replies(rng: random.Random) -> None:
             usable, finished = reader.feed(view, position, inflight, 1)
             assert len(view) - usable < p.SIMPLE_REPLY_BYTES
             assert reader.boundary is None or reader.boundary <= usable
-            kept, position, done = bytes(view[usable:]), position + usable, done + len(finished)
+            kept, position = bytes(view[usable:]), position + usable
+            done += len(finished) // FINISHED_INTS
     assert done + len(inflight) <= asked
 
 
@@ -328,7 +329,7 @@ def fed(rng: random.Random, reader: Replies, said: bytes, inflight: InFlight) ->
             more = reader.passed(view, usable)
             assert reader.boundary is None or reader.boundary <= len(more)
             passed += more
-            kept, count = bytes(view[usable:]), count + len(finished)
+            kept, count = bytes(view[usable:]), count + len(finished) // FINISHED_INTS
     return bytes(passed), count
 
 

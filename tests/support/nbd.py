@@ -215,6 +215,18 @@ class Rig:
             self._abandoned[stream] = now
 
 
+def admit_within(session, now_ns, allowance):
+    """``ThrottledSession.admit_within`` of a connection that has only ``admit_head``."""
+    while (arrived_ns := session.head_arrived_ns()) is not None and arrived_ns > allowance.oldest_ns:
+        charge = session.head_charge()
+        is_over = any(one > most for one, most in zip(allowance.passed, allowance.most, strict=True))
+        if charge is None or charge[0] > allowance.largest_bytes or is_over:
+            return
+        ops, size_bytes, cost = allowance.passed
+        allowance.passed = ops + 1, size_bytes + charge[0], cost + charge[1]
+        session.admit_head(now_ns)
+
+
 def replies(raw: bytes, lengths: dict[int, int] | None = None) -> list[tuple[int, int, bytes]]:
     """(cookie, error, payload) of the simple replies in ``raw``; ``lengths`` are those of reads."""
     found, at = [], 0

@@ -83,6 +83,17 @@ class NbdAuthority:
         (folder / f"{kind}-key.pem").write_bytes(_pem(key))
         return folder
 
+    def revocation_list(self, *folders: Path, age_days: int = 0) -> bytes:
+        """A list, PEM, good for a day, on which the client certificates in these folders are."""
+        made = datetime.now(UTC) - timedelta(hours=1, days=age_days)
+        builder = x509.CertificateRevocationListBuilder().issuer_name(self.name).last_update(made)
+        builder = builder.next_update(made + timedelta(days=1))
+        for folder in folders:
+            certificate = x509.load_pem_x509_certificate((folder / "client-cert.pem").read_bytes())
+            revoked = x509.RevokedCertificateBuilder().serial_number(certificate.serial_number)
+            builder = builder.add_revoked_certificate(revoked.revocation_date(made).build())
+        return builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
 
 class ProductAuthority:
     """The same with the product's own authority, as ``sla ca nbd`` makes them."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.accounting import word_of
-from gateway_agent.nbd.buffers import Finished, InFlight
+from gateway_agent.nbd.buffers import FINISHED_INTS, Finished, InFlight
 from gateway_agent.nbd.ledger import ChangeLedger
 from gateway_agent.nbd.loop import GONE, IN
 from gateway_agent.nbd.proxy_session import ProxySession
@@ -82,7 +82,7 @@ def feed_in_pieces(
         kept = bytes(view[usable:])
         finished += done
     assert not kept
-    return bytes(out), finished
+    return bytes(out), [finished[at : at + FINISHED_INTS] for at in range(0, len(finished), FINISHED_INTS)]
 
 
 def asked_for(*requests: bytes, ledger: ChangeLedger | None = None) -> tuple[AskedRequests, InFlight]:

@@ -112,7 +112,7 @@ class History:
             arrived_ns,
             self.now_ns,
         )
-        self.stream.record([finished], self.now_ns)
+        self.stream.record([*finished], self.now_ns)
         self.requests[number] |= {"ended": self.now_ns, "how": how}
         self._happened(how, number)
 

@@ -7,13 +7,14 @@ import threading
 
 import pytest
 
+from gateway_agent import status
 from gateway_agent.errors import PlaneLost
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd import takeover
 from gateway_agent.nbd.control import ControlServer
 from gateway_agent.nbd.loop import EventLoop
 from gateway_agent.nbd.sockets import Address, listen_at
-from gateway_agent.nbd.takeover import FormerProcesses, Inheritance, has_former, take_over
+from gateway_agent.nbd.takeover import FormerProcesses, Inheritance, former_processes, take_over
 from pmdaemon.runtime.clock import Deadline, SystemClock
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
@@ -207,12 +208,12 @@ def test_frames_of_an_unknown_kind_are_answered_as_ever(former):
 
 def test_a_former_process_is_one_that_listens_beside_us(tmp_path):
     own = str(tmp_path / "nbd-0.sock")
-    assert not has_former(own)
+    assert former_processes(own) == 0
     with listen_at(Address(path=str(tmp_path / "nbd-0.4711.sock")), 0o600):
-        assert has_former(own)
-        assert not has_former(str(tmp_path / "nbd-1.sock"))
+        assert former_processes(own) == 1
+        assert former_processes(str(tmp_path / "nbd-1.sock")) == 0
     assert (tmp_path / "nbd-0.4711.sock").exists()
-    assert not has_former(own), "it was killed"
+    assert former_processes(own) == 0, "it was killed"
 
 
 def test_ledgers_are_believed_again_when_all_former_processes_have_ended_and_a_flush_came_behind(tmp_path):
@@ -230,17 +231,25 @@ def test_ledgers_are_believed_again_when_all_former_processes_have_ended_and_a_f
     assert rig.loop.timers == {}
 
 
-@pytest.mark.parametrize(("pid", "may_serve"), [(1, True), (None, True), (1 << 30, False)])
+@pytest.mark.parametrize(
+    ("pid", "may_serve", "numbers"), [(1, True, []), (None, True, [0]), (1 << 30, False, [0])]
+)
 def test_the_process_that_hands_over_counts_until_it_has_ended_also_before_it_has_its_own_socket(
-    tmp_path, pid, may_serve
+    tmp_path, pid, may_serve, numbers
 ):
-    rig = Rig()
+    rig, changed = Rig(), []
     with socket.socket(socket.AF_UNIX) as control:
-        FormerProcesses(
-            rig.loop, str(tmp_path / "nbd-0.sock"), rig.context, Inheritance(control, {}, pid=pid)
+        inherited = Inheritance(control, {}, pid=pid)
+        former = FormerProcesses(
+            rig.loop,
+            str(tmp_path / "nbd-0.sock"),
+            rig.context,
+            inherited,
+            lambda _now_ns: changed.append(former.number),
         )
-        assert rig.context.other.may_serve
+        assert (rig.context.other.may_serve, former.number) == (True, 1)
         rig.loop.fire(5)
+    assert changed == numbers
     assert rig.context.other.may_serve == may_serve
 
 
@@ -270,6 +279,11 @@ def leaving(link):
     return said["leaving"]
 
 
+def cap_of(run, plane):
+    [volume] = status.plane_status(str(run.folder / f"{plane}.sock"), plane).volumes
+    return volume.caps.ops_per_s
+
+
 def test_caps_and_thresholds_hold_from_the_first_io_and_the_last_counts_are_kept(run):
     file = {"volume": "vol-1", "backend": "b", "file": f"{run.folder}/disk.img"}
     first = run.plane([file])
@@ -296,6 +310,7 @@ def test_caps_and_thresholds_hold_from_the_first_io_and_the_last_counts_are_kept
     columns = as_cut(bytes(found.raw))
     assert (columns.column("held").tolist(), columns.column("reads").tolist()) == ([1], [1])
     assert next_link.hello.header["exports"][0]["volume"] == "vol-1"
+    assert (cap_of(run, "nbd-0"), cap_of(run, name)) == (0.01, 0.01), "together they do not exceed it"
 
     early.sock.close()
     former = Link(run.connected(f"{name}.sock"))
@@ -310,6 +325,7 @@ def test_caps_and_thresholds_hold_from_the_first_io_and_the_last_counts_are_kept
     assert not (run.folder / f"{name}.sock").exists()
     assert second.poll() is None
     assert (run.folder / "nbd-0.sock").exists()
+    wait_for("the cap is whole again", lambda: cap_of(run, "nbd-0") == 0.02)
 
 
 def test_a_plane_that_has_no_former_process_starts_as_ever(run):

@@ -34,7 +34,7 @@ def log(target, kind, length, latency_ns, service_ns=0, delay_ns=0, failed=False
     arrived_ns = done_ns - latency_ns
     sent_ns = arrived_ns + delay_ns
     word = word_of(kind, length, failed) | (REFUSED_BIT if refused else 0)
-    target.record([(0, word, arrived_ns, sent_ns, sent_ns + service_ns)], done_ns)
+    target.record([0, word, arrived_ns, sent_ns, sent_ns + service_ns], done_ns)
 
 
 def compared(taken):

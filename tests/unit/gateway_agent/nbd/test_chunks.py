@@ -70,7 +70,7 @@ def test_a_request_is_in_flight_until_its_last_chunk_is_complete():
     usable, finished = reader.feed(memoryview(b"x" * 411), 0, inflight, 10)
     assert (usable, finished, reader.boundary) == (411, [], None)
     _, finished = reader.feed(memoryview(b"x"), 0, inflight, 11)
-    assert (len(finished), finished[0][-1], reader.boundary, inflight) == (1, 11, 1, {})
+    assert (len(finished), finished[-1], reader.boundary, inflight) == (5, 11, 1, {})
 
 
 @pytest.mark.parametrize("seed", range(5))

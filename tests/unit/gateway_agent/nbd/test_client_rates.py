@@ -11,7 +11,7 @@ from gateway_agent.nbd.client_rates import MOST_KNOWN, NO_OTHERS, ClientRates
 from pmdaemon.errors import BadCaps
 from pmdaemon.wire.messages.plane_sets import PlaneCaps
 from pmdaemon.wire.rates import NO_CAPS, Rates, io_cost
-from tests.support.nbd import MIB, Rig
+from tests.support.nbd import MIB, Rig, admit_within
 
 SECOND = 10**9
 BURST = 3  # I/Os of the burst depth, and one that is admitted at the last moment
@@ -38,6 +38,9 @@ class Connection:
     def admit_all(self, _now_ns):
         self.admitted += len(self.queue)
         self.queue.clear()
+
+    def admit_within(self, now_ns, allowance):
+        admit_within(self, now_ns, allowance)
 
     def push(self, now_ns):
         pass
@@ -272,3 +275,14 @@ def test_a_malformed_list_of_clients_changes_nothing(clients):
     with pytest.raises(BadCaps, match="caps 2"):
         caps.apply(PlaneCaps.parse({"gen": 2, "lease_us": 1, "caps": [], "clients": clients}), 0)
     assert (caps.generation, caps.of_clients("v")) == (1, {"c": Rates(cost_per_s=5.0)})
+
+
+def test_a_cap_of_a_client_that_goes_and_returns_gives_no_second_burst():
+    caps = {"greedy": Rates(ops_per_s=10, burst_s=10.0)}
+    rig, (greedy,) = serve(NO_CAPS, caps, 0, "greedy")
+    assert greedy.admitted == 101
+    rig.volume.set_caps(NO_CAPS, rig.clock.monotonic_ns())
+    rig.volume.set_caps(NO_CAPS, rig.clock.monotonic_ns(), caps)
+    again = Connection(rig, "greedy")
+    rig.volume.serve(again, rig.clock.monotonic_ns())
+    assert again.admitted == 1

@@ -55,7 +55,7 @@ class Maker:
         for _ in range(count):
             done_ns = self.seconds * 10**9 + 10**8
             sent_ns = done_ns - latency_ns
-            stream.record([(0, word_of(KIND_READ, 4096, failed=False), sent_ns, sent_ns, done_ns)], done_ns)
+            stream.record([0, word_of(KIND_READ, 4096, failed=False), sent_ns, sent_ns, done_ns], done_ns)
 
 
 def test_each_cut_says_how_long_the_plane_waited_for_a_processor_within_it():
@@ -375,7 +375,7 @@ def fill(maker, table, client):
             sent_ns = arrived_ns + int(coarse_ns)
             word = word_of(kind, 1, failed=True)
             finished = (0, word, arrived_ns, sent_ns, sent_ns + int(coarse_ns))
-            stream.record([finished], arrived_ns + int(edge_ns))
+            stream.record([*finished], arrived_ns + int(edge_ns))
 
 
 @pytest.mark.parametrize("limits", [0, 7, 40])
@@ -436,7 +436,7 @@ def test_a_volume_put_back_with_another_backend_and_cost_is_counted_there_from_t
     stream = maker.made.table.get(fresh, "host-a", maker.made.thresholds)
     assert stream.index == 0, "its lifetime columns go on"
     stream.arrived += 3
-    stream.record([(0, word_of(KIND_READ, 0, failed=False), 0, 0, 10**6)] * 3, 10**6)
+    stream.record([0, word_of(KIND_READ, 0, failed=False), 0, 0, 10**6] * 3, 10**6)
     raw = maker.raw(first["id"])
     assert [item["backend"] for item in frame.decode(raw).header["streams"]] == ["array-new"]
     assert as_cut(raw).column("cost_milli").tolist() == [27_000]
@@ -498,7 +498,7 @@ def test_requests_of_any_length_keep_the_counters_of_a_cut_within_what_the_serve
     zeroes = (0, word_of(KIND_ZEROING, 1 << 63, failed=False), 10**8, 10**8, 10**8)
     got = 0
     for _ in range(3):
-        stream.record([zeroes] * 5000, 2 * 10**8)
+        stream.record([*zeroes] * 5000, 2 * 10**8)
         raw = maker.raw(got)
         got, found = frame.decode(raw).header["id"], as_cut(raw)
         assert cut.fault_of(found) is None

@@ -123,12 +123,12 @@ def test_what_was_charged_stays_charged_when_costs_change():
     rig = Rig()
     table = ExportTable(plane_config(fitted("vol-1", "disk")), rig.context, lambda: None)
     stream = table.stream(table.volumes["vol-1"], "host-a")
-    stream.record([(0, 4096 << 4, 1, 2, 3)], 3)
+    stream.record([0, 4096 << 4, 1, 2, 3], 3)
     stream.fold()
     before = stream._cost()
     table.set_costs({"disk": FittedCost(2.0, 4096.0)})
     assert stream._cost() == before == 1 + 4096 / 65_536
-    stream.record([(0, 4096 << 4, 1, 2, 3)], 3)
+    stream.record([0, 4096 << 4, 1, 2, 3], 3)
     stream.fold()
     assert stream._cost() == before + 2
     table.close()

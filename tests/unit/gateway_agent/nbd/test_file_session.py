@@ -35,7 +35,7 @@ class Pool:
         jobs, self.jobs = self.jobs, []
         for job in reversed(jobs):  # workers finish in any order
             job.run()
-            job.done(job)
+            job.done([job])
 
 
 class Client:

@@ -13,7 +13,7 @@ from gateway_agent.nbd.volume import Volume
 from pmdaemon.errors import BadCaps
 from pmdaemon.wire.messages.plane_sets import PlaneCaps, VolumeGroupCap
 from pmdaemon.wire.rates import NO_CAPS, Rates, RateSet
-from tests.support.nbd import HOLD_NS, MIB, Rig
+from tests.support.nbd import HOLD_NS, MIB, Rig, admit_within
 
 SECOND = 10**9
 TAU_NS = 20_000_000
@@ -53,6 +53,9 @@ class Connection:
             self.admit_head(now_ns)
             if not self.pause_ns:
                 self.queue.pop()
+
+    def admit_within(self, now_ns, allowance):
+        admit_within(self, now_ns, allowance)
 
     def push(self, _now_ns):
         pass
@@ -237,6 +240,20 @@ def test_a_set_names_groups_and_its_lease_ends_them():
     assert caps.groups == {}, "a set without groups caps none"
 
 
+def test_processes_of_one_plane_have_equal_parts_of_every_cap():
+    caps = CapsInForce({"v": Rates(ops_per_s=100.0)})
+    said = header(entry(ops_per_s=90, burst_s=2)) | {
+        "caps": [{"volume": "w", "bytes_per_s": 4e6}],
+        "clients": [{"volume": "v", "client": "c", "ops_per_s": 30}],
+    }
+    caps.apply(PlaneCaps.parse(said), 0)
+    whole = caps.of("v"), caps.of("w"), caps.of_clients("v")["c"], caps.groups["g"].rates
+    caps.processes = 2
+    parts = caps.of("v"), caps.of("w"), caps.of_clients("v")["c"], caps.groups["g"].rates
+    assert [each.scaled(2) for each in parts] == list(whole)
+    assert caps.groups["g"].weights == {"v": 1.0}
+
+
 @pytest.mark.parametrize(
     "groups",
     [
@@ -274,3 +291,12 @@ def test_what_a_volume_of_a_group_owes_takes_turns_with_a_volume_that_begins_beh
     assert other.bytes == pytest.approx(60e6 / 2, rel=0.05)
     stage.cap(None)
     assert large.admitted > 1, "without the cap nothing is owed"
+
+
+def test_a_group_that_goes_and_returns_gives_no_second_burst():
+    stage = Stage("a")
+    stage.cap(Rates(ops_per_s=10, burst_s=10.0))
+    assert stage.serve("a").admitted == 101
+    stage.cap(None)
+    stage.cap(Rates(ops_per_s=10, burst_s=10.0))
+    assert stage.serve("a").admitted == 1

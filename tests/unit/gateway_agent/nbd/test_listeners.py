@@ -171,3 +171,20 @@ def test_without_usable_certificates_from_the_start_each_client_is_told_so(pki, 
     for _ in range(2):
         with pytest.raises(ConfigError, match="tls_certificate"):
             guard.context()
+
+
+def test_a_revocation_list_is_checked_as_the_other_files_are(pki, tmp_path):
+    authority, server = pki
+    crl = tmp_path / "crl.pem"
+    settings = security(authority, server, client_crl=str(crl))
+    with pytest.raises(ConfigError, match=r"nbd-0 client_crl: .*crl.pem cannot be used: No such file"):
+        settings.check("nbd-0")
+    crl.write_bytes(authority.file.read_bytes())
+    with pytest.raises(ConfigError, match="there is no revocation list in it"):
+        settings.check("nbd-0")
+    crl.write_bytes(authority.revocation_list())
+    settings.check("nbd-0")
+    with pytest.raises(ValidationError, match='client_certificates = "none" asks no client'):
+        security(authority, server, client_crl=str(crl), client_certificates="none")
+    with pytest.raises(ValidationError, match='client_crl is set, and tls is "off"'):
+        ListenerSecurity(client_crl=str(crl))

@@ -32,7 +32,7 @@ def test_a_file_that_hangs_in_a_flush_hangs_no_other_connection(tmp_path, monkey
     turns = LoopRunner(loop)
     runner = SyncedRunner(loop, "vol-1", turns)
     for number, command in enumerate((p.Cmd.FLUSH, p.Cmd.READ)):
-        runner.submit(StorageJob(storage, (0, number, command, 512, 0, 0, 0), bytearray(528), done.append))
+        runner.submit(StorageJob(storage, (0, number, command, 512, 0, 0, 0), bytearray(528), done.extend))
     while not done:
         loop.step()
     assert [job.request[2] for job in done] == [p.Cmd.READ]
@@ -53,14 +53,14 @@ def test_workers_run_jobs_report_to_the_loop_and_stop():
         def run(self):
             self.was_run = True
 
-        def done(self, job):
-            done.append(job.was_run)
+        def done(self, jobs):
+            done.extend(job.was_run for job in jobs)
 
-    for _ in range(20):
+    for _ in range(2000):
         pool.submit(StorageJob())
-    while len(done) < 20:
+    while len(done) < 2000:
         loop.step()
-    assert done == [True] * 20
+    assert done == [True] * 2000
     pool.stop()
     loop.close()
 
@@ -87,7 +87,7 @@ def test_a_flush_for_which_there_was_no_thread_keeps_no_later_one_from_its_own(t
     storage = VolumeStorage("vol-1", str(tmp_path / "disk.img"), read_only=False)
     turns = LoopRunner(loop)
     runner = SyncedRunner(loop, "vol-1", turns)
-    job = StorageJob(storage, (0, 1, p.Cmd.FLUSH, 0, 0, 0, 0), bytearray(16), done.append)
+    job = StorageJob(storage, (0, 1, p.Cmd.FLUSH, 0, 0, 0, 0), bytearray(16), done.extend)
     before = len(os.listdir("/proc/self/fd"))
     with without_threads(), pytest.raises(RuntimeError, match="can't start"):
         runner.submit(job)
@@ -147,7 +147,7 @@ def test_a_request_whose_storage_raises_is_answered_and_the_next_are_done(kind):
     with capture_logs() as logs:
         for number in range(3):
             runner.submit(
-                StorageJob(storage, (0, number, p.Cmd.READ, 512, 0, 0, 0), bytearray(528), done.append)
+                StorageJob(storage, (0, number, p.Cmd.READ, 512, 0, 0, 0), bytearray(528), done.extend)
             )
         loop.at("deadline", loop.clock.monotonic_ns() + 60 * 10**9, lambda _now: done.extend([None] * 3))
         while len(done) < 3:

@@ -12,7 +12,7 @@ from gateway_agent.nbd.tls import OPENING_LIMIT_NS, TlsConnection, TlsOpening
 from pmdaemon.runtime.clock import FakeClock
 from tests.support.nbd import FakeLoop, FakeSocket
 from tests.support.nbd_certificates import NbdAuthority
-from tests.support.nbd_tls import InlineEngine, TlsPeer, client_context, security
+from tests.support.nbd_tls import InlineEngine, TlsPeer, client_context, guard_of, security
 
 
 @pytest.fixture(scope="module")
@@ -249,3 +249,26 @@ def test_a_client_of_tls_1_2_is_served_and_an_older_one_is_not(pki):
     talk.near.send(b"hello")
     assert talk.peer.heard() == b"hello"
     assert pki[0].minimum_version is ssl.TLSVersion.TLSv1_2
+
+
+def test_a_client_on_the_revocation_list_is_not_let_in_also_when_the_list_is_replaced(pki, tmp_path):
+    authority = NbdAuthority(tmp_path / "pki")
+    server = authority.issue("server", "gw")
+    good, gone = authority.issue("client", "host-a"), authority.issue("client", "host-b")
+    crl = tmp_path / "crl.pem"
+    crl.write_bytes(authority.revocation_list(gone))
+    guard = guard_of(security(authority, server, client_crl=str(crl)), FakeLoop(FakeClock()))
+
+    def outcome(client):
+        return Talk((guard.context(),), client_context(authority, client)).shake().outcome
+
+    assert outcome(good) == "ready"
+    assert "revoked" in outcome(gone)
+    crl.write_bytes(authority.revocation_list(good, gone) + b"\n")
+    assert "revoked" in outcome(good)
+    crl.write_bytes(authority.revocation_list())
+    assert outcome(gone) == "ready"
+    crl.write_bytes(authority.revocation_list(age_days=2) + b"\n\n")
+    assert "expired" in outcome(good), "what nobody has renewed says nothing of today"
+    crl.write_bytes(NbdAuthority(tmp_path / "other").revocation_list())
+    assert "crl" in outcome(good).lower(), "nor does a list of another authority"

@@ -10,7 +10,7 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.cut import MOST_LATE, joined_late, parse_late, worst_late
 from pmdaemon.wire.messages.plane_sets import PlaneCaps
 from pmdaemon.wire.rates import COST_BYTES, NO_CAPS, Rates, RateSet, io_cost
-from tests.support.nbd import HOLD_NS, MIB, Rig
+from tests.support.nbd import HOLD_NS, MIB, Rig, admit_within
 
 SECOND = 10**9
 
@@ -34,6 +34,9 @@ class Busy:
         self.queue.popleft()
         self.admitted += 1
         self.queue.append(now_ns)
+
+    def admit_within(self, now_ns, allowance):
+        admit_within(self, now_ns, allowance)
 
     def push(self, now_ns):
         pass
@@ -432,3 +435,39 @@ def test_a_rate_that_stays_keeps_its_debt_and_the_same_caps_change_nothing():
     assert rates.ready_ns() == SECOND - 1
     rates.set_caps(NO_CAPS, 0)
     assert rates.is_open
+
+
+class OneByOne(Busy):
+    def admit_within(self, _now_ns, _allowance):
+        pass
+
+
+@pytest.mark.parametrize("depth", [1, 7, 64])
+@pytest.mark.parametrize(
+    "caps",
+    [
+        Rates(ops_per_s=500),
+        Rates(bytes_per_s=1e6),
+        Rates(cost_per_s=300),
+        Rates(2000, 3e6, 1000, burst_s=1.0),
+    ],
+)
+def test_a_batch_admits_as_much_as_one_request_after_another_at_every_moment(caps, depth):
+    both = []
+    for kind in (Busy, OneByOne):
+        rig = Rig(caps=caps)
+        busy = kind(rig, depth)
+        rig.volume.serve(busy, rig.clock.monotonic_ns())
+        both.append((rig, busy))
+    for _ in range(100):
+        for rig, _ in both:
+            rig.loop.fire(0.013)
+        assert abs(both[0][1].admitted - both[1][1].admitted) <= 1, "rounding of nanoseconds"
+
+
+def test_who_comes_while_another_is_served_in_batches_waits_for_no_batch():
+    rig, (deep,) = run(Rates(ops_per_s=1000, burst_s=1.0), 2, (64, 4096))
+    before, late = deep.admitted, Busy(rig, 64)
+    rig.volume.serve(late, rig.clock.monotonic_ns())
+    rig.loop.fire(1)
+    assert abs(late.admitted - (deep.admitted - before)) <= 2

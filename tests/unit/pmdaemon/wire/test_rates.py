@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pmdaemon.wire.rates import DEFAULT_BURST_S, Gcra, Rates, RateSet, at_once_s
+from pmdaemon.wire.rates import DEFAULT_BURST_S, Allowance, FormerRates, Gcra, Rates, RateSet, at_once_s
 
 TAU = 20_000_000
 SECOND = 10**9
@@ -190,3 +190,85 @@ def test_who_changes_between_two_gateways_has_no_burst_at_each():
         admitted += sum(by_second(used, start_s * SECOND, 10))
         used, other = other, used
     assert admitted == pytest.approx(100 * 100 + 10 * 100, rel=0.06), "one burst of a thousand, and the rate"
+
+
+EXACT = st.builds(
+    Rates,
+    ops_per_s=st.sampled_from((None, 100.0, 1000.0)),
+    bytes_per_s=st.sampled_from((None, 1e6, 1e9)),
+    cost_per_s=st.sampled_from((None, 500.0)),
+    burst_s=st.sampled_from((None, 1.0)),
+)
+
+
+@given(
+    caps=EXACT,
+    turns=st.lists(
+        st.tuples(st.integers(0, SECOND // 10), st.lists(st.integers(0, 1 << 17), max_size=20)), max_size=20
+    ),
+)
+def test_a_batch_passes_and_is_charged_as_one_after_another(caps, turns):
+    single, together, now_ns = RateSet(TAU), RateSet(TAU), SECOND
+    for each in (single, together):
+        each.set_caps(caps, now_ns)
+    for gap_ns, sizes in turns:
+        now_ns += gap_ns
+        passed = 0
+        for size in sizes:
+            if single.ready_ns() > now_ns:
+                break
+            single.charge(now_ns, size, 1.0)
+            passed += 1
+        allowance = Allowance(1 << 30, 0)
+        together.narrow(allowance, now_ns)
+        for size in sizes:
+            if any(one > most for one, most in zip(allowance.passed, allowance.most, strict=True)):
+                break
+            ops, size_bytes, cost = allowance.passed
+            allowance.passed = ops + 1, size_bytes + size, cost + 1.0
+        if allowance.ops:
+            together.charge_batch(now_ns, allowance)
+        assert allowance.ops == passed
+        assert together.ready_ns() == single.ready_ns()
+
+
+LONG = Rates(ops_per_s=100.0, burst_s=10.0)
+
+
+def passes(rates, now_ns):
+    found = 0
+    while rates.ready_ns() <= now_ns:
+        rates.charge(now_ns, 4096, 1.0)
+        found += 1
+    return found
+
+
+def test_a_rate_that_goes_and_returns_has_the_burst_that_time_has_brought():
+    rates, now_ns = RateSet(TAU), 100 * SECOND
+    rates.set_caps(LONG, now_ns)
+    assert passes(rates, now_ns) == 1001
+    rates.charge(now_ns, 4096, 1.0, part=1e6)  # hours of debt, which go with the rate
+    rates.set_caps(Rates(), now_ns)
+    rates.set_caps(LONG, now_ns + 2 * SECOND)
+    assert passes(rates, now_ns + 2 * SECOND) == 201
+    rates.set_caps(Rates(), now_ns + 2 * SECOND)
+    assert not rates.is_rested(now_ns + 11 * SECOND)
+    assert rates.is_rested(now_ns + 13 * SECOND)
+    rates.set_caps(LONG, now_ns + 13 * SECOND)
+    assert passes(rates, now_ns + 13 * SECOND) == 1001
+
+
+def test_rates_of_entries_that_went_are_kept_until_they_have_rested():
+    former, now_ns = FormerRates(TAU), 100 * SECOND
+    used, unused = former.take("used"), former.take("unused")
+    for rates in (used, unused):
+        rates.set_caps(LONG, now_ns)
+    passes(used, now_ns)
+    for name, rates in (("used", used), ("unused", unused)):
+        former.keep(name, rates, now_ns)
+    assert former.take("unused") is not unused
+    former.keep("other", former.take("other"), now_ns + SECOND)
+    assert former.take("used") is used
+    former.keep("used", used, now_ns + SECOND)
+    former.keep("other", former.take("other"), now_ns + 20 * SECOND)
+    assert former.take("used") is not used
