@@ -9,7 +9,7 @@ recipients in one process, and the same with one of them never confirming, twice
 times of the nine that live, and the memory that the second took. *Partner*: batches of 100 with one that
 mirrors them (``events_mirror``) against without. *Kill*: 10,000 alerts to one webhook, ``kill -9`` when half
 have arrived, restart; the share that arrives, for ours and for Alertmanager (Debian's package
-``prometheus-alertmanager``; "missing" without it), which gets the alerts once, as a client that was told
+``prometheus-alertmanager``; "missing" without it), which gets the alerts once, as a client that was answered
 "accepted" would post them.
 """
 
