@@ -17,6 +17,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -98,6 +99,10 @@ class Site:
             return min(found) if len(found) == len(GATEWAYS) else 0
         return 0  # the database is away, or has no schema yet
 
+    def is_stored_under(self, fence: int) -> bool:
+        """Whether each gateway's newest cuts are stored under it, or a higher one."""
+        return self.stored_under() >= fence
+
     def losses(self) -> list[str]:
         """Events that say that cuts were lost."""
         table = schema.events
@@ -140,9 +145,9 @@ def takeover(folder: Path, times: int) -> tuple[dict[str, float], dict[str, Any]
             killed_s = time.monotonic()
             site.proxies[dying].stall(True)  # a machine without power sends no end of its connections
             site.servers.power_off(dying)
-            held_s = _first(lambda name=next_one: site.held_fence(name) > 0)
+            held_s = _first(partial(site.held_fence, next_one))
             fence = site.held_fence(next_one)
-            stored_s = _first(lambda wanted=fence: site.stored_under() >= wanted)
+            stored_s = _first(partial(site.is_stored_under, fence))
             lease_s.append(held_s - killed_s)
             ours_s.append(stored_s - held_s)
             site.servers.start(dying)
@@ -156,7 +161,7 @@ def takeover(folder: Path, times: int) -> tuple[dict[str, float], dict[str, Any]
     return values, {"takeover": {"lease_s": lease_s, "ours_s": ours_s}}
 
 
-def _first(ready: Callable[[], bool]) -> float:
+def _first(ready: Callable[[], object]) -> float:
     """When it was so first.
 
     Raises:
