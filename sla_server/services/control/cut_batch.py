@@ -247,6 +247,7 @@ class CutBatch:
             is_measured=(done == 0) | (latency_us > 0) | ~found.inexact,
             latency_us=latency_us * self._compares,
             excused=done * np.repeat([t.excused_ratio for t in self.taken], self.lines),
+            used=used,
         )
 
     def _count_others(self, found: Compared, finder: Lines, io: Ints, use: LineUse, at: Bools) -> None:

@@ -13,7 +13,7 @@ Shapes: (pieces,), (pieces, steps); histograms (.., 99) int32. Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 import numpy as np
@@ -58,6 +58,7 @@ class Pieces:
         is_measured: whether the source measures what is promised.
         latency_us: the promise's percentile of ``hist``, 0 if it has none.
         excused: I/Os that may be late because the gateway had to wait for the processor of its host.
+        used: the buckets that have all of ``hist``.
     """
 
     now_ns: Ints
@@ -87,6 +88,7 @@ class Pieces:
     is_measured: Bools
     latency_us: Floats
     excused: Floats
+    used: slice = field(default_factory=lambda: ALL_BUCKETS)
 
 
 MIX: Final = 4

@@ -39,6 +39,7 @@ State of ``WindowTable``, all of it in arrays that grow by doubling:
                unless it is ``m_mute``: its gateway's cuts have said nothing of its streams for a while;
                ``m_lacks``: the newest said nothing of some of them, whose data plane has stopped
     gateways   when each spoke last, and whether it is up
+    used       buckets that some window ever had I/Os in: the others are 0 in all of them, and left alone
 
 ``slices`` has what the slices of rows say (``slice_sums``).
 
@@ -99,6 +100,7 @@ class WindowTable:
         self.m_measures, self.m_mute = np.ones(_FIRST, np.bool_), np.zeros(_FIRST, np.bool_)
         self.m_unsure, self.m_lacks = np.ones(_FIRST, np.bool_), np.zeros(_FIRST, np.bool_)
         self.m_fed_ns = np.full(_FIRST, NEVER, np.int64)
+        self.used = slice(0, 0)
         self._make_rows(_FIRST)
         self.slices = SliceSums(self.terms)
 
@@ -350,7 +352,10 @@ class WindowTable:
     def add(self, members: Ints, pick: Pick, pieces: Pieces) -> None:
         """Take one piece a member, in the order of the cuts; they are distinct, fed ``pieces[pick]``."""
         self.record_activity(members, pick, pieces)
-        rows = self.m_row[members]
+        used, rows = pieces.used, self.m_row[members]
+        if not self.used.start <= used.start < used.stop <= self.used.stop:
+            first = min(self.used.start, used.start) if self.used.stop else used.start
+            self.used = slice(first, max(self.used.stop, used.stop))
         if self._shared:
             shared = self.several[rows]
             if shared.any():
@@ -521,7 +526,8 @@ class WindowTable:
         self.w_iops[slot], self.w_done[slot] = iops, sums.done
         for into, part in zip(self.w_mix, sums.mix, strict=True):
             into[slot] = part
-        self.w_counted[slot], self.w_missed[slot], self.w_hist[slot] = sums.counted, sums.missed, sums.hist
+        self.w_counted[slot], self.w_missed[slot] = sums.counted, sums.missed
+        self.w_hist[:, self.used][slot] = sums.hist[:, self.used]
         self.w_failed[slot], self.w_stall_us[slot] = sums.failed, stall_us
         self.w_inexact[slot], self.w_latency[slot] = sums.inexact, sums.latency_us
         self.w_excused[slot], self.w_sure[slot] = sums.excused, sums.latency_us
@@ -530,7 +536,8 @@ class WindowTable:
             ratio = sums.excused[excused] / np.maximum(sums.done[excused], 1)
             percentile = self.terms.percentile[rows[excused]] * (1 - ratio)
             self.w_sure[slot[excused]] = percentiles_us(sums.hist[excused], percentile)
-        self.pos[rows] = (self.pos[rows] + 1) % self.depth
+        after = self.pos[rows] + 1  # no remainders: they take three times as long
+        self.pos[rows] = np.where(after == self.depth, 0, after)
         self.count[rows] = np.minimum(self.count[rows] + 1, self.depth)
         self.version[rows] += 1
 
@@ -574,8 +581,10 @@ class WindowTable:
         Both of shape (depth, rows).
         """
         count, ages = self.count[rows], np.arange(self.depth)[:, None]
-        at = rows * self.depth + (self.pos[rows] - count + ages) % self.depth
-        return at, ages < count
+        place = self.pos[rows] - count + ages
+        place += self.depth * (place < 0)
+        place -= self.depth * (place >= self.depth)
+        return rows * self.depth + place, ages < count
 
     def idle(self, rows: Ints) -> Bools:
         """Whether cuts arrive and none had I/O for ``idle_release_s``. No cuts are no idleness.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from pmdaemon.wire.histogram import percentile_us
+from pmdaemon.wire.histogram import BUCKETS, bucket_of_ns, percentile_us
 from sla_server.services.control.pieces import percentiles_us
-from tests.support.worlds import A, cut, piece_of, promise
+from tests.support.worlds import A, Feeder, controller, cut, piece_of, promise, volume_class
 
 ALL = np.array([True])
 
@@ -46,3 +47,31 @@ def test_percentiles_of_many_are_those_of_each():
     percentile = rng.choice([50.0, 95.0, 99.9, 100.0], 50)
     wanted = [percentile_us(row, p) or 0.0 for row, p in zip(hist, percentile, strict=True)]
     assert percentiles_us(hist, percentile).tolist() == wanted
+
+
+@pytest.mark.parametrize("used", [slice(0, 2), slice(30, 50), slice(97, 99)])
+def test_percentiles_of_the_buckets_in_use_are_those_of_all(used: slice) -> None:
+    rng = np.random.default_rng(1)
+    hist = np.zeros((50, BUCKETS), np.int32)
+    hist[:, used] = rng.integers(0, 4, (50, used.stop - used.start))
+    hist[7] = 0
+    percentile = rng.uniform(1, 100, 50)
+    found = percentiles_us(hist, percentile, used)
+    assert found.tolist() == percentiles_us(hist, percentile).tolist()
+    assert found[7] == 0
+
+
+def test_windows_of_later_and_other_latencies_are_whole_beside_those_of_before() -> None:
+    """Buckets that were never in use are not written; each batch may bring others."""
+    made = Feeder(controller((promise(),), (volume_class(),)), (A, ("gold",)))
+    for ms in (8.0, 0.05, 900.0):
+        made.step((A, {"gold": (100, ms)}, 0))
+    windows = made.controller.scopes.table.windows
+    scope = made.controller.scopes.over_all(("gold", "latency"))
+    row = scope.row.row
+    hist = windows.w_hist[row * windows.depth : (row + 1) * windows.depth]
+    assert hist.sum(axis=1).tolist() == [100, 100, 100]
+    at = [bucket_of_ns(round(ms * 1e6)) for ms in (8.0, 0.05, 900.0)]
+    assert hist.argmax(axis=1).tolist() == at
+    assert windows.used.start == min(at)
+    assert max(at) < windows.used.stop < BUCKETS
