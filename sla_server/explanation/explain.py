@@ -596,8 +596,5 @@ def _reach_lines(facts: Row, times: Times) -> list[str]:
 
 
 def _filled(*lines: str) -> list[str]:
-    return [line for line in _unique(lines) if line]
-
-
-def _unique(lines: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(lines))
+    """Each line once, and none that is empty."""
+    return [line for line in dict.fromkeys(lines) if line]
