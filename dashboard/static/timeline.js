@@ -29,17 +29,17 @@ function gathered(bars) {
 
 const during = (from, to, open) => `${f.clock(from * 1000)} to ${open ? "now" : f.clock(to * 1000)}, ${f.duration((to - from) / 1000)}`;
 
-function violations(episodes, toMs) {
+function violations(episodes) {
   return episodes.map((row) => {
-    const [from, to] = [row.opened_us / 1000, row.closed_us ? row.closed_us / 1000 : toMs];
+    const [from, to] = [row.opened_us / 1000, row.closed_us ? row.closed_us / 1000 : Date.now()];
     return {name: `${row.name}/${row.objective}`, href: agreementAddress(row.name, row.objective), from, to, cls: "violated",
       words: [`violated ${during(from, to, !row.closed_us)}`, f.episodeWords(row)].filter(Boolean).join(": ")};
   });
 }
 
-function throttles(rows, toMs) {
+function throttles(rows) {
   return rows.filter((row) => row.state !== "refused" && (row.volume || row.group_name)).map((row) => {
-    const [from, to] = [row.requested_us / 1000, row.released_us ? row.released_us / 1000 : toMs];
+    const [from, to] = [row.requested_us / 1000, row.released_us ? row.released_us / 1000 : Date.now()];
     const verb = row.state === "observed" ? "would have been held to" : "held to";
     const whom = row.victim ? ` to keep ${row.victim}` : "";
     return {name: f.throttled(row), href: row.volume ? volumeAddress(row.volume) : null, from, to,
@@ -60,18 +60,18 @@ function line(row, fromMs, toMs) {
 }
 
 // table: gets the rows; note: what they are, or that there are none. episodes and rows: of the API, the newest first.
-export function drawTimeline(table, note, {episodes, rows, fromMs, toMs, isCut}) {
+export function drawTimeline(table, note, {episodes, rows, fromMs, toMs, isPast, isCut}) {
   const inside = (bar) => bar.to >= fromMs && bar.from <= toMs;
-  const [broken, held] = [violations(episodes, toMs), throttles(rows, toMs)].map((bars) => gathered(bars.filter(inside)));
+  const [broken, held] = [violations(episodes), throttles(rows)].map((bars) => gathered(bars.filter(inside)));
   const all = [...broken.rows, ...held.rows];
-  const text = JSON.stringify([all, Math.round(fromMs / 5000)]);
+  const text = JSON.stringify([all, isPast, Math.round(fromMs / 5000)]);
   if (table.dataset.shown === text) return;
   table.dataset.shown = text;
   const focused = table.contains(document.activeElement) && document.activeElement.getAttribute("href");
   table.hidden = !all.length;
   const ticks = [0, 0.25, 0.5, 0.75].map((share) => element("span", {}, f.clockOf((fromMs + share * (toMs - fromMs)) * 1000)));
   table.replaceChildren(element("tbody", {}, ...all.map((row) => line(row, fromMs, toMs)),
-    element("tr", {class: "ticks"}, element("th", {}), element("td", {}, element("div", {}, ...ticks, element("span", {}, "now"))))));
+    element("tr", {class: "ticks"}, element("th", {}), element("td", {}, element("div", {}, ...ticks, element("span", {}, isPast ? f.clock(toMs * 1000) : "now"))))));
   if (focused) [...table.querySelectorAll("a")].find((link) => link.getAttribute("href") === focused)?.focus();
   const left = broken.left + held.left;
   note.replaceChildren(...(all.length ? [element("span", {class: "swatch violated"}), " violated ", element("span", {class: "swatch throttled"}), " held back ",

@@ -158,6 +158,15 @@ def test_the_overview_says_why_and_when(site: Site, page: Page, monkeypatch: pyt
         assert driver.execute_script(place, "rect.violated") < driver.execute_script(place, "rect.throttled")
         driver.find_element(By.LINK_TEXT, "7 days").click()
         until(driver, lambda: driver.current_url.endswith("/?span=7d"), "the range is in the address")
+        driver.find_element(By.LINK_TEXT, "Earlier").send_keys(Keys.ENTER)
+        until(driver, lambda: "&until=" in driver.current_url, "the end of the range is in the address")
+        quiet = "No promise was violated and nobody was held back in this time."
+        until(driver, lambda: text(driver, "#timeline-note") == quiet, "a past range")
+        began_us = int(driver.current_url.rpartition("=")[2])
+        asked = [each[1:] for each in list(site.source.asked) if each[0] == "throttles"]
+        assert f"{began_us}:~" in asked[-1], "only what began before its end"
+        driver.find_element(By.LINK_TEXT, "Now").send_keys(Keys.ENTER)
+        wait_for(driver, "#timeline rect.violated")
         assert violations(driver) == []
         assert console_errors(driver) == []
 

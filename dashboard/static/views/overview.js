@@ -7,6 +7,7 @@ import {backendAddress, code, fillAgreement, fillBudget, fillEvents, fillState, 
 import {addPoint, drawChart, drawSpark, hasTrend, loadTrend, spanMs} from "../chart.js";
 import {element, fillList, fillTable, setBadge, setText} from "../dom.js";
 import * as f from "../format.js";
+import {showMoves, startUntil, untilMs} from "../past.js";
 import {drawTimeline} from "../timeline.js";
 import {headlineOf} from "../why.js";
 
@@ -154,14 +155,19 @@ function showSpans() {
     if (SPANS[key] === span()) link.setAttribute("aria-current", "true");
     return link;
   }));
+  showMoves($("moves"), $("until"), address, span()[1]);
 }
 
 // Of the span that is shown only, and not with every round: it changes slowly against its width.
 async function loadTimeline() {
-  const [name, ms] = span(); // words and length
-  if (page.pastSpan === name && Date.now() - page.pastMs < TIMELINE_MS) return showTimeline();
-  const query = `limit=${TIMELINE_ROWS}&since_us=${(Date.now() - ms) * 1000}`;
+  const ms = span()[1];
+  const until = untilMs(address, ms);
+  const name = JSON.stringify(address.get());
+  if (page.pastSpan === name && (until !== null || Date.now() - page.pastMs < TIMELINE_MS)) return showTimeline();
+  const began = until === null ? "" : `&before=${Math.round(until * 1000)}:~`; // what began before the end of the range
+  const query = `limit=${TIMELINE_ROWS}&since_us=${Math.round(((until ?? Date.now()) - ms) * 1000)}${began}`;
   const [episodes, throttles] = await Promise.all([read(`/episodes?${query}`), read(`/throttles?${query}`)]);
+  if (name !== JSON.stringify(address.get())) return;
   if (episodes && throttles) [page.pastSpan, page.pastMs] = [name, Date.now()];
   if (episodes && throttles) page.past = {episodes: episodes.items, rows: throttles.items, oldest: [
     ...(episodes.next ? [episodes.items.at(-1).opened_us] : []), ...(throttles.next ? [throttles.items.at(-1).requested_us] : [])]};
@@ -170,9 +176,10 @@ async function loadTimeline() {
 
 function showTimeline() {
   if (!page.past) return;
-  const toMs = Date.now();
+  const until = untilMs(address, span()[1]);
+  const toMs = until ?? Date.now();
   const fromMs = toMs - span()[1];
-  drawTimeline($("timeline"), $("timeline-note"), {...page.past, fromMs, toMs, isCut: page.past.oldest.some((us) => us / 1000 > fromMs)});
+  drawTimeline($("timeline"), $("timeline-note"), {...page.past, fromMs, toMs, isPast: until !== null, isCut: page.past.oldest.some((us) => us / 1000 > fromMs)});
 }
 
 const GATEWAY_WORDS = {up: "up", recovered: "up", stalled: "stalled", detached: "detached", lost: "lost", refused: "refused"};
@@ -289,7 +296,8 @@ const loadTrends = () => read("/live/trend").then((answer) => answer && loadTren
 
 export async function start(around) {
   shell = around;
-  address = startAddress({span: "6h"}, null, () => { showSpans(); loadTimeline(); });
+  address = startAddress({span: "6h", until: ""}, null, () => { showSpans(); loadTimeline(); });
+  startUntil($("until"), address);
   showSpans();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   document.addEventListener("visibilitychange", draw);

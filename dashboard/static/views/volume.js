@@ -6,10 +6,10 @@ import {backendLink, seesAll} from "../cells.js";
 import {element, fillTable, setText} from "../dom.js";
 import * as f from "../format.js";
 import {showDecisions, showFigures, showMissing, showVolumes} from "../parts.js";
+import {showMoves, startUntil, untilMs} from "../past.js";
 import {drawLines} from "../plot.js";
 import {openThrottle, release, startThrottle} from "../throttle.js";
 import {startInline, whyAddress} from "../why.js";
-import {fromWall, wallTime} from "../zone.js";
 
 const $ = (id) => document.getElementById(id);
 const HOUR_MS = 3600e3;
@@ -24,11 +24,7 @@ const page = {name: "", base: "", row: null, history: null, decisions: null, cap
 
 const range = () => RANGES[page.address.get().range] || RANGES["1h"];
 
-// The end of what is shown, ms; null: now, which moves on. Of the address alone: what is no time that has passed is now.
-function untilMs() {
-  const ms = Number(page.address.get().until) / 1000;
-  return ms > range()[1] && ms < Date.now() ? ms : null;
-}
+const until = () => untilMs(page.address, range()[1]);
 
 async function loadLive() {
   try {
@@ -93,7 +89,7 @@ function capLines(fromMs, toMs) {
 
 function capSteps(rows, client, fromMs, toMs) {
   const rate = (caps) => caps?.cost_per_s ?? null;
-  const live = client || untilMs() !== null ? null : page.row?.live?.cap_cost_per_s ?? null;
+  const live = client || until() !== null ? null : page.row?.live?.cap_cost_per_s ?? null;
   if (!rows.length) return {at: [fromMs, toMs], values: [live, live]};
   const at = [fromMs];
   const values = [rate(rows[0].figures?.before)];
@@ -142,10 +138,10 @@ function drawHistory() {
 }
 
 // Of a past range the words "in the last hour" would be wrong.
-const within = () => (untilMs() === null ? `in the last ${range()[0]}` : "in this range");
+const within = () => (until() === null ? `in the last ${range()[0]}` : "in this range");
 
 async function loadSlow() {
-  const to = untilMs() ?? Date.now();
+  const to = until() ?? Date.now();
   const from = to - range()[1];
   const asked = JSON.stringify(page.address.get());
   const {client} = page.address.get();
@@ -192,21 +188,11 @@ function show() {
   return loadSlow();
 }
 
-// Earlier, later, now, and the time until which the range goes.
 function showPast() {
-  const [until, length] = [untilMs(), range()[1]];
-  const [end, half] = [until ?? Date.now(), length / 2];
-  const at = (ms) => ({until: ms < Date.now() ? String(Math.round(ms) * 1000) : ""});
-  const links = [["Earlier", at(end - half)], ...(until === null ? [] : [["Later", at(end + half)], ["Now", {until: ""}]])];
-  $("moves").replaceChildren(...links.map(([words, changes]) => follow(page.address, element("a", {}, words), changes)));
-  $("until").value = until === null ? "" : wallTime(until);
-  setText($("until-note"), until === null ? "" : `Shown is ${f.moment((end - length) * 1000)} to ${f.moment(end * 1000)}; the figures above are of now.`);
-  $("until-note").hidden = until === null;
-}
-
-function chooseUntil() {
-  const ms = $("until").value ? fromWall($("until").value) : NaN;
-  page.address.go({until: ms < Date.now() ? String(ms * 1000) : ""});
+  const [end, length] = [until(), range()[1]];
+  showMoves($("moves"), $("until"), page.address, length);
+  setText($("until-note"), end === null ? "" : `Shown is ${f.moment((end - length) * 1000)} to ${f.moment(end * 1000)}; the figures above are of now.`);
+  $("until-note").hidden = end === null;
 }
 
 export async function start(shell) {
@@ -216,13 +202,13 @@ export async function start(shell) {
   startThrottle(shell);
   $("throttle").addEventListener("click", () => openThrottle(page.name));
   $("release").addEventListener("click", () => release(shell, page.name, loadLive));
-  $("until").addEventListener("change", chooseUntil);
   $("why-then").href = whyAddress("volume", page.name);
   page.address = startAddress({range: "1h", until: "", client: ""}, null, () => page.row && show());
+  startUntil($("until"), page.address);
   if (!await loadLive()) return;
   await Promise.all([show(), seesAll && startInline("inline", () => ({kind: "volume", name: page.name}))]);
   setInterval(() => { if (!document.hidden) loadLive(); }, LIVE_MS);
-  setInterval(() => { if (!document.hidden && untilMs() === null) loadSlow(); }, SLOW_MS);
+  setInterval(() => { if (!document.hidden && until() === null) loadSlow(); }, SLOW_MS);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawHistory);
 }
 
