@@ -69,9 +69,9 @@ from sla_server.events.recipients.config import NotifyDirectories
 from sla_server.lease_file import FENCE, LeaseFile
 from sla_server.recorder import Recorder
 from sla_server.schedule import QUIET, JobSchedule, ScheduledJob
+from sla_server.topology import ACTING, PARTS, parts_of, takes_over
 
 log = structlog.get_logger("supervisor")
-PARTS: Final = ("delivery", "dbmanager", "services", "pmdaemon", "appserver")
 IMPORTED: Final = (
     "pmdaemon.runtime.lean_structlog",  # before structlog: see there
     "sla_server.events.delivery",
@@ -82,9 +82,6 @@ IMPORTED: Final = (
 )
 """What the parts import, by the template that they are forked from; delivery's first, it starts first."""
 TEMPLATE_S: Final = 60.0  # for its imports; after that the parts are started one by one
-CLUSTER: Final = "cluster"
-ACTING: Final = ("dbmanager", "services", "pmdaemon")
-"""Parts that run on one of several servers at a time."""
 PROCESSES: Final = ChildKind("part", max_wait_s=10.0, healthy_s=60.0, stop_s=10.0)
 """To stop, the flush of dbmanager takes longest; systemd's own limit is 90 s."""
 STEP_S: Final = 0.1
@@ -463,20 +460,6 @@ class Supervisor:
             if (part := self.parts.pop(name, None)) is not None:
                 statuses |= stop_together([part], self.clock)
         return statuses
-
-
-def parts_of(config: ResolvedConfig, *, is_acting: bool = True) -> tuple[str, ...]:
-    """The parts that this configuration has, in the order of their start.
-
-    A node of a cluster carries other servers' messages, too: it comes first and goes last.
-    """
-    parts = tuple(name for name in PARTS if is_acting or name not in ACTING)
-    return parts if config.cluster is None else (CLUSTER, *parts)
-
-
-def takes_over(config: ResolvedConfig) -> bool:
-    """Whether this server is one of several over one database."""
-    return config.cluster is not None and config.cluster.takeover.enabled
 
 
 def describe_step(step: ClockStep) -> str:

@@ -1,20 +1,43 @@
-"""Senders and recipients: the static route tables of the two mailbox segments.
+"""Parts of the server, senders and recipients: the static route tables of the two mailbox segments.
 
 The main segment joins the parts that handle statistics. The application server, the part that faces the
 web, shares only a small segment of its own (DESIGN.md 3, "Trust boundary"). Sizes are bytes of ring a
 route, of which only the first part is reserved until it is needed; ``sla-server start --show-config`` prints
 what the segments take at first and at most.
+
+``sla-server status`` reads the names of the parts here: the supervisor, which starts them, imports numpy.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pmdaemon.mailbox import Layout, Route
 
+if TYPE_CHECKING:
+    from sla_server.config import ResolvedConfig
+
+PARTS: Final = ("delivery", "dbmanager", "services", "pmdaemon", "appserver")
+CLUSTER: Final = "cluster"
+ACTING: Final = ("dbmanager", "services", "pmdaemon")
+"""Parts that run on one of several servers at a time."""
 MIB: Final = 1 << 20
 SLOTS_PER_SENDER: Final = 4096  # at 20 ms a batch, a recipient may be away 40 s before slots run out
 SLOTS_A_ROUTE: Final = 512  # of services and dbmanager, which post to every pair: seconds of orders for each
+
+
+def parts_of(config: ResolvedConfig, *, is_acting: bool = True) -> tuple[str, ...]:
+    """The parts that this configuration has, in the order of their start.
+
+    A node of a cluster carries other servers' messages, too: it comes first and goes last.
+    """
+    parts = tuple(name for name in PARTS if is_acting or name not in ACTING)
+    return parts if config.cluster is None else (CLUSTER, *parts)
+
+
+def takes_over(config: ResolvedConfig) -> bool:
+    """Whether this server is one of several over one database."""
+    return config.cluster is not None and config.cluster.takeover.enabled
 
 
 def pair_names(pairs: int) -> tuple[str, ...]:

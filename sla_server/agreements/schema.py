@@ -7,13 +7,19 @@ written by ``python -m docs.documents_schema``.
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+from typing import Any, Final
 
-from pydantic.json_schema import models_json_schema
+from sla_server.agreements.fields import Document
 
-from sla_server.agreements.load import KINDS
-
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
+DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+MODELS: Final = {
+    "SLA": "document:Agreement",
+    "Maintenance": "maintenance:MaintenanceDocument",
+    "Calendar": "calendars:CalendarDocument",
+    "VolumeLabels": "volume_labels:VolumeLabelsDocument",
+}
+"""Kind -> its model in this package: ``sla explain`` of one kind does not import the others."""
 
 
 def document_schema(kind: str | None = None) -> dict[str, Any]:
@@ -23,9 +29,23 @@ def document_schema(kind: str | None = None) -> dict[str, Any]:
         KeyError: there is no such kind.
     """
     if kind is not None:
-        return {"$schema": DIALECT, "title": kind, **KINDS[kind].model_json_schema(by_alias=True)}
+        return {"$schema": DIALECT, "title": kind, **_model_of(kind).model_json_schema(by_alias=True)}
+    from pydantic.json_schema import models_json_schema
+
+    from sla_server.agreements.load import KINDS
+
     references, schema = models_json_schema(
         [(model, "validation") for model in KINDS.values()], by_alias=True, title="Storage SLA documents"
     )
     one_of = [references[model, "validation"] for model in KINDS.values()]
     return {"$schema": DIALECT, **schema, "oneOf": one_of}
+
+
+def _model_of(kind: str) -> type[Document]:
+    module, _, name = MODELS.get(kind, "").partition(":")
+    if not module:
+        from sla_server.agreements.load import KINDS
+
+        return KINDS[kind]
+    found: type[Document] = getattr(importlib.import_module(f"sla_server.agreements.{module}"), name)
+    return found

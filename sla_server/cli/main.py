@@ -74,6 +74,9 @@ COMMANDS: Final = {
 }
 """Command -> (module in this package, its line in the help); ``module:function`` where the names differ."""
 
+ASK_NO_SERVER: Final = ("explain", "completion")
+"""Commands that need no client, whose packages are a third of what such a call takes."""
+
 
 class CommandGroup(click.Group):
     """Reports errors in one line on stderr, after the program's name, and ends with their exit status."""
@@ -176,8 +179,10 @@ def cli(
 
     First steps: sla top (watch), sla apply -f agreement.yaml (promise), sla mode enforce (keep it).
     """
-    from sla_server.cli.client import Client
     from sla_server.cli.formatting import keep_logs_apart
 
     keep_logs_apart()
-    context.obj = context.obj or Client.find(server, token_file, config, ca_file)
+    if context.invoked_subcommand not in ASK_NO_SERVER:
+        from sla_server.cli.client import Client
+
+        context.obj = context.obj or Client.find(server, token_file, config, ca_file)

@@ -47,8 +47,7 @@ from sla_server.directories import leave_runtime_dir, prepare_runtime_dir
 from sla_server.errors import ServerNotRunning, ServerRunning
 from sla_server.lease_file import LeaseFile
 from sla_server.schedule import MODULES, STEPS, arguments_of, together
-from sla_server.supervisor import IMPORTED, PARTS, Supervisor, parts_of, takes_over
-from sla_server.topology import app_layout, later_pairs, main_layout
+from sla_server.topology import PARTS, app_layout, later_pairs, main_layout, parts_of, takes_over
 
 if TYPE_CHECKING:  # imported where it is used: a server in the foreground needs no HTTP client
     from sla_server.cli.client import Client
@@ -123,6 +122,9 @@ def start(path: Path | None, background: bool, limit_s: int, show_config: bool, 
             _start_in_background(config, path, limit_s)
             return
         started = stack.pop_all()  # a fork has nothing to do on its way out
+    # Other commands do without it. The template shares what is imported before the fork.
+    from sla_server.supervisor import IMPORTED, Supervisor
+
     template = Template(IMPORTED)
     with blocked():
         template.fork(has_session=True)

@@ -40,6 +40,7 @@ from tests.support.browser import (
     from_module,
     settle,
     take_screenshot,
+    take_session,
     text_of,
     until,
     wait_for,
@@ -64,12 +65,9 @@ def text(driver: Chrome, css: str) -> str:
     return str(driver.find_element(By.CSS_SELECTOR, css).text)
 
 
-def sign_in(driver: Chrome, site: Site, view: str = "") -> None:
-    driver.get(f"{site.url}login?code={site.server.context.logins.issue()}")
-    driver.find_element(By.ID, "sign-in").click()
-    wait_for(driver, "[data-throttle]")
-    if view:
-        driver.get(f"{site.url}{view}")
+def sign_in(driver: Chrome, site: Site, view: str) -> None:
+    take_session(driver, site.url, site.server.context.logins.issue())
+    driver.get(f"{site.url}{view}")
 
 
 def ask(site: Site, path: str) -> http.client.HTTPResponse:

@@ -23,7 +23,7 @@ from sla_server.api.roles import Principal, Role
 from sla_server.api.scope import LabelScope
 from tests.support import api
 from tests.support.axe import violations
-from tests.support.browser import console_errors, until, wait_for
+from tests.support.browser import console_errors, take_session, until, wait_for
 from tests.support.site import Site
 
 pytestmark = pytest.mark.e2e
@@ -68,9 +68,7 @@ def text(driver: Chrome, css: str) -> str:
 
 
 def sign_in(driver: Chrome, site: Site, view: str) -> None:
-    driver.get(f"{site.url}login?code={site.server.context.logins.issue()}")
-    driver.find_element(By.ID, "sign-in").click()
-    until(driver, lambda: "signed in" in text(driver, "#session"), "signed in")
+    take_session(driver, site.url, site.server.context.logins.issue())
     driver.get(f"{site.url}{view}")
 
 

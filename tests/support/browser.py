@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import urllib.parse
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.cookies import SimpleCookie
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +81,28 @@ def shape(driver: Chrome, width: int, height: int, *, dark: bool) -> None:
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+
+
+def take_session(driver: Chrome, url: str, code: str) -> None:
+    """Sign the browser in with a one-time code: the form is sent for it, and the overview is not loaded.
+
+    To draw the overview with its chart takes more processor than most views that a test is about. The form in
+    the browser is tested by tests/e2e/test_inbox.py and, with roles, by test_forms.py.
+    """
+    form = urllib.parse.urlencode({"code": code}).encode()
+    opener = urllib.request.build_opener(_AnswerAsItIs)
+    with opener.open(f"{url}login", form, timeout=WAIT_S) as answer:
+        assert answer.status == 303, "where the overview is"
+        (cookie,) = SimpleCookie(answer.headers["Set-Cookie"]).values()
+    driver.execute_cdp_cmd(
+        "Network.setCookie",
+        {"name": cookie.key, "value": cookie.value, "url": url, "httpOnly": True, "sameSite": "Strict"},
+    )
+
+
+class _AnswerAsItIs(urllib.request.HTTPErrorProcessor):
+    def http_response(self, request: Any, response: Any) -> Any:
+        return response
 
 
 def wait_for(driver: Chrome, css: str, *, visible: bool = False) -> None:

@@ -21,6 +21,7 @@ import psycopg
 from pmdaemon.runtime.clock import Deadline
 
 START_S: Final = 120.0
+FIRST_WITH_STRATEGY: Final = 15
 STOP_S: Final = 120.0
 TEST_OPTIONS: Final = {
     "fsync": "off",
@@ -119,9 +120,17 @@ class PostgresServer:
             connection.execute(statement)
 
     def create(self, name: str, template: str = "template0") -> str:
-        """Create a database and return its URL."""
-        self.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+        """Create a database and return its URL.
+
+        Files of the template are copied as they are: through the log (the default since PostgreSQL 15, which
+        knows both ways) each of the some 300 databases of a test run takes 70 ms of processor instead of 28.
+        """
+        way = "STRATEGY FILE_COPY" if self._version() >= FIRST_WITH_STRATEGY else ""
+        self.execute(f"CREATE DATABASE {name} TEMPLATE {template} {way}")
         return self.url(name)
+
+    def _version(self) -> int:
+        return int((self.directory / "data" / "PG_VERSION").read_text())
 
 
 def _programs() -> Path:

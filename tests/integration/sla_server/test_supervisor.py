@@ -25,7 +25,8 @@ from pmdaemon.runtime.watchdog import FIRST_BEAT_S, KILLED_S, REPORTED_S
 from pmdaemon.wire.messages.server import Problem
 from sla_server import config as configuration
 from sla_server.directories import APP, MAIN
-from sla_server.supervisor import PARTS, Supervisor
+from sla_server.supervisor import Supervisor
+from sla_server.topology import PARTS
 from tests.support.fake_mailbox import FakeMailbox
 
 

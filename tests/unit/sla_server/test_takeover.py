@@ -19,7 +19,8 @@ from sla_server.db.process import own_fence
 from sla_server.lease_file import FENCE, LeaseFile, LeaseState
 from sla_server.nodes_file import FRESH_US, RunningNode, read_nodes, write_nodes
 from sla_server.reports import job as report_job
-from sla_server.supervisor import ACTING, PARTS, Supervisor, parts_of
+from sla_server.supervisor import Supervisor
+from sla_server.topology import ACTING, PARTS, parts_of
 
 LONG_NS = 3_600 * 10**9
 

@@ -172,12 +172,13 @@ def test_the_fleet_has_something_to_find(fleet: Fleet) -> None:
     }
 
 
-def test_spark_submit_with_executors_in_processes_of_their_own(fleet: Fleet, tmp_path: Path) -> None:
+def test_spark_submit_with_an_executor_in_a_process_of_its_own(fleet: Fleet, tmp_path: Path) -> None:
     """What cannot be sent to another process, or is not installed there, fails here. Rows of PostgreSQL.
 
-    The job takes the Spark of ``spark-submit``: its master, and not the one of the file.
+    What goes from one executor to another does so in the cluster with two workers, below. The job takes the
+    Spark of ``spark-submit``: its master, and not the one of the file.
     """
-    master, script = "local-cluster[2,1,1024]", find_spec("sla_server.policy_jobs.job").origin  # type: ignore[union-attr]
+    master, script = "local-cluster[1,1,1024]", find_spec("sla_server.policy_jobs.job").origin  # type: ignore[union-attr]
     of_java = {"JAVA_HOME": str(java_home(tmp_path)), "SPARK_LOCAL_DIRS": str(tmp_path)}
     submit = (
         *(

@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 
 from docs import documents_schema
 from sla_server.agreements.load import KINDS
-from sla_server.agreements.schema import document_schema
+from sla_server.agreements.schema import DIALECT, MODELS, document_schema
 from tests.support.agreements import FULL, calendar_text, maintenance_text, simple
 
 
@@ -48,6 +48,16 @@ def plain(text: str) -> Any:
 
 def test_the_published_file_is_made_from_the_models() -> None:
     assert documents_schema.TARGET.read_text() == documents_schema.render(), "run 'make docs'"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_alone_is_described_by_the_model_that_reads_it(kind: str) -> None:
+    expected = KINDS[kind].model_json_schema(by_alias=True)
+    assert document_schema(kind) == {"$schema": DIALECT, "title": kind, **expected}
+
+
+def test_each_kind_named_for_explain_is_one_that_is_read() -> None:
+    assert set(MODELS) <= set(KINDS)
 
 
 @pytest.mark.parametrize("text", [FULL, simple(), calendar_text(holidays='"2026-12-25"'), maintenance_text()])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 
 import pytest
+from click.testing import CliRunner
 
 from sla_server.agreements.load import KINDS
 from sla_server.cli.explain import (
@@ -18,6 +20,7 @@ from sla_server.cli.explain import (
     tree_lines,
     type_of,
 )
+from sla_server.cli.main import cli
 from tests.support.cli import Terminal
 
 
@@ -85,3 +88,12 @@ def test_the_list_of_kinds(sla: Terminal) -> None:
 def test_what_is_not_there_is_answered_with_what_is(sla: Terminal, place: str, says: str) -> None:
     done = sla("explain", place)
     assert (done.exit_code, says in done.stderr) == (2, True), done.stderr
+
+
+def test_no_client_is_made_which_it_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither are its packages imported, nor does it fail where the server's file is wrong."""
+    monkeypatch.setenv("SLA_CONFIG", "/nowhere/server.toml")
+    monkeypatch.setitem(sys.modules, "sla_server.cli.client", None)  # to import it is an ImportError
+    done = CliRunner().invoke(cli, ["explain", "SLA"])
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith("SLA\n")

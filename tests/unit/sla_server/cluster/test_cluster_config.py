@@ -10,7 +10,7 @@ import pytest
 from pmdaemon.errors import ConfigError
 from sla_server import config as configuration
 from sla_server.cluster.config import ClusterConfig
-from sla_server.supervisor import PARTS, parts_of
+from sla_server.topology import PARTS, parts_of
 
 
 def _peer(name: str = "n2", **changes: Any) -> dict[str, Any]:
