@@ -21,6 +21,7 @@ not. Links between nodes are not cut here: a node that is cut off is one whose e
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
 import shutil
 import signal
@@ -34,6 +35,7 @@ from pathlib import Path
 from typing import Final
 
 import click
+import structlog
 
 from benchmarks.chaos_proof import Gateway, Proof, ledger, prove
 from benchmarks.cluster_faults import receive_counted, send_counted
@@ -255,6 +257,7 @@ def run(folder: Path, seed: int, duration_s: float, most_faults: int) -> tuple[P
 @click.option("--keep", is_flag=True, help="Keep the folder with data and logs.")
 def main(seed: int, duration_s: float, faults: int, keep: bool) -> None:
     """Break two servers and their nodes for a while, and prove that nothing was lost or doubled."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     base = Path(tempfile.mkdtemp(prefix="sla-chaos-cluster-"))
     began_s = time.monotonic()
     try:

@@ -72,6 +72,9 @@ def test_a_gateway_goes_on_at_the_other_server_and_every_io_counts_once(
         return f"stands by: the server of node {acting} acts" in done.stdout
 
     servers.stages[other].wait(stands_by, "the server that stands by to say so")
+    refused = servers.stages[other].sla("mode", "enforce", check=False)
+    assert refused.returncode != 0
+    assert f"the server of node {acting} acts" in refused.stderr
     driver.stop(load)
     assert not load.errors
     stage = servers.stages[acting]

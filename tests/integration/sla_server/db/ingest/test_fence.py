@@ -12,6 +12,8 @@ from sqlalchemy import event, select
 
 from pmdaemon.runtime.clock import Deadline
 from sla_server.db import schema
+from sla_server.db.archive.store import LocalFiles
+from sla_server.db.backup import _Unfiled
 from sla_server.db.engine import make_engine, translated
 from sla_server.db.errors import DatabaseUnavailable, FenceLost
 from sla_server.db.fence import Fence
@@ -44,6 +46,9 @@ class Servers:
         self._open.append(rig)
         return rig
 
+    def queue_dir(self, name: str) -> Path:
+        return self._path / name
+
     def stop(self, rig: Rig) -> None:
         self._open.remove(rig)
         rig.close()
@@ -65,6 +70,17 @@ def _watermarks(rig: Rig) -> list[tuple[int, int]]:
     table = schema.ingest_watermark
     with rig.engine.connect() as connection:
         return [(int(row[0]), int(row[1])) for row in connection.execute(select(table.c.seq, table.c.fence))]
+
+
+def _unfiled_cuts(rig: Rig, queue_dir: Path) -> int:
+    """What a backup takes from the queue beside the files; the rest of one would only take time here."""
+    with rig.engine.connect() as connection:
+        cursors = {row[0]: row[1] for row in connection.execute(select(schema.consumed))}
+    unfiled = _Unfiled(queue_dir)
+    unfiled.take(cursors)
+    head = unfiled.write(LocalFiles(queue_dir / "copies"), rig.clock)
+    assert head is not None
+    return int(head["row"]["cuts"])
 
 
 def test_a_server_that_has_lost_its_fence_writes_nothing_and_what_it_had_counts_once(
@@ -91,6 +107,7 @@ def test_a_server_that_has_lost_its_fence_writes_nothing_and_what_it_had_counts_
     again = servers.start("n1", 7)
     assert again.queue.refused
     again.feed(*(cuts_message([item]) for item in cuts[7:]))
+    assert _unfiled_cuts(again, servers.queue_dir("n1")) == len(cuts[:3]) + len(cuts[7:])
     again.drain(final=True)
     assert _watermarks(again) == [(9, 7)]
     assert_database_holds(again.reader, cuts)
