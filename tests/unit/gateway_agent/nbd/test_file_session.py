@@ -1,5 +1,6 @@
 import contextlib
 import os
+import random
 from types import SimpleNamespace
 
 import pytest
@@ -410,3 +411,51 @@ def test_a_file_that_is_gone_refuses_new_clients_and_keeps_the_others(tmp_path):
         connect(rig, table)
     rig.deliver(former, read(1, 0, 1))
     assert replies(former.sent, {1: 1})[0][1] == 0
+
+
+def played(path, kind, caps, seed, one_by_one):
+    """What a client has got after each step of a random history under caps, and what was counted of it."""
+    rng, client, found = random.Random(seed), Client(path, kind), []
+    client.rig.volume.set_caps(caps, client.rig.clock.monotonic_ns())
+    if one_by_one:
+        client.rig.volume._admit_batch = lambda *_: False  # the way of connections that wait beside others
+    said = bytearray()
+    for cookie in range(1, 61):
+        offset, length = rng.randrange(128) * 512, rng.choice((512, 4096, 100_000))
+        said += rng.choice(
+            (
+                read(cookie, offset, length),
+                read(cookie, offset, 4096),
+                write(cookie, offset, rng.randbytes(length)),
+                p.request(p.Cmd.FLUSH, cookie, 0, 0),
+                read(cookie, 1 << 40, 512),
+                read(cookie - 1, offset, 512),
+            )
+        )
+    while said:
+        size = rng.choice((28, 100, 1000, 50_000))
+        client.say(bytes(said[:size]))
+        del said[:size]
+        client.rig.loop.fire(rng.choice((0.0, 0.001, 0.03)))
+        client.say()
+        found.append(len(client.sock.sent))
+    for _ in range(60):
+        client.rig.loop.fire(1)
+        client.say()
+    row = client.row()
+    client.session.close("test is over")
+    client.storage.release()
+    return found, bytes(client.sock.sent), row
+
+
+@pytest.mark.parametrize("kind", ["loop", "workers"])
+@pytest.mark.parametrize(
+    "caps", [Rates(ops_per_s=100), Rates(bytes_per_s=1e6), Rates(ops_per_s=1000, cost_per_s=500, burst_s=0.1)]
+)
+def test_what_caps_admit_in_batches_is_what_they_admit_one_by_one(path, kind, caps):
+    for seed in range(3):
+        before = path.read_bytes()
+        one_by_one = played(path, kind, caps, seed, one_by_one=True)
+        path.write_bytes(before)
+        assert played(path, kind, caps, seed, one_by_one=False) == one_by_one
+        assert one_by_one[2]["inflight"] == one_by_one[2]["held"] == 0

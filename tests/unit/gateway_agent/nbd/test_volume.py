@@ -1,9 +1,11 @@
 """A volume under caps over minutes of a fake clock: the rate holds, whatever is outstanding; leases end."""
 
+import random
 from collections import deque
 
 import pytest
 
+from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.caps import CapsInForce
 from pmdaemon.errors import BadCaps
 from pmdaemon.wire import frame
@@ -11,6 +13,7 @@ from pmdaemon.wire.cut import MOST_LATE, joined_late, parse_late, worst_late
 from pmdaemon.wire.messages.plane_sets import PlaneCaps
 from pmdaemon.wire.rates import COST_BYTES, NO_CAPS, Rates, RateSet, io_cost
 from tests.support.nbd import HOLD_NS, MIB, Rig, admit_within
+from tests.support.nbd_proxy import Pair, read, write
 
 SECOND = 10**9
 
@@ -471,3 +474,31 @@ def test_who_comes_while_another_is_served_in_batches_waits_for_no_batch():
     rig.volume.serve(late, rig.clock.monotonic_ns())
     rig.loop.fire(1)
     assert abs(late.admitted - (deep.admitted - before)) <= 2
+
+
+def passed_on(caps, clients, seed, one_by_one):
+    """What an upstream has got after each step of a random history of a capped client."""
+    rng, pair, found = random.Random(seed), Pair(Rig(size_bytes=64 * MIB, caps=caps)), []
+    pair.rig.volume.set_caps(caps, pair.rig.clock.monotonic_ns(), clients)
+    if one_by_one:
+        pair.rig.volume._admit_batch = lambda *_: False  # the way of connections that wait beside others
+    requests = [
+        rng.choice((read(n, 4096), read(n, 8 * MIB), write(n, bytes(5000)), p.request(p.Cmd.FLUSH, n, 0, 0)))
+        for n in range(60)
+    ]
+    while requests:
+        pair.say(*requests[: (count := rng.randrange(1, 12))])
+        del requests[:count]
+        pair.rig.loop.fire(rng.choice((0.0, 0.001, 0.03)))
+        found.append(bytes(pair.far.sent))
+    pair.rig.loop.fire(200)
+    return [*found, bytes(pair.far.sent)], pair.row()["delay_sum_us"], pair.session.gauges()
+
+
+@pytest.mark.parametrize("clients", [{}, {"host-a": Rates(ops_per_s=200)}, {"*": Rates(bytes_per_s=2e6)}])
+@pytest.mark.parametrize("caps", [Rates(ops_per_s=100), Rates(bytes_per_s=4e6), Rates(5000, 1e9)])
+def test_an_upstream_gets_in_batches_what_it_gets_one_by_one(caps, clients):
+    for seed in range(3):
+        both = [passed_on(caps, clients, seed, one_by_one) for one_by_one in (True, False)]
+        assert both[0] == both[1]
+        assert both[0][2] == (60, 0)
