@@ -24,9 +24,9 @@ import pyarrow.compute as pc
 from benchmarks import spark_world
 from sla_server.policy_jobs import grouped, model
 from sla_server.policy_jobs.bursts import HORIZON_S
+from sla_server.policy_jobs.compute import BURST_DAYS, Found, compute
 from sla_server.policy_jobs.cost_model import MIN_IOS, MOST_UNDER_WAY
 from sla_server.policy_jobs.inputs import JobInputs, Statistics
-from sla_server.policy_jobs.job import BURST_DAYS, Found, compute
 from sla_server.policy_jobs.transforms import (
     HOUR_DDL,
     LEAST_PART,

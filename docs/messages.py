@@ -22,6 +22,7 @@ from pmdaemon.wire.messages import (
     costs,
     ends,
     mirror,
+    orders,
     plane_report,
     planes,
     server,
@@ -330,7 +331,8 @@ def render() -> str:
     passed_on = [entry(message) for message in told if message.KIND >= OWN_KINDS]
     of_agent.insert(next(at for at, text in enumerate(of_agent) if text.startswith("### REPLY")), cut_entry())
     parts = [HEAD, AGENT, session_table(), *of_agent, AGENT_NOTES]
-    parts += [intro("Between the server's processes", server), *map(entry, messages_of(server))]
+    parts += [intro("Between the server's processes", server)]
+    parts += [entry(message) for module in (server, orders) for message in messages_of(module)]
     parts += [*passed_on, SERVER_NOTES]
     parts += [intro("Between the daemon's parent and its pairs", channel_messages)]
     parts += [channel_entry(op, message) for op, message in channel_messages.OPS.items()]

@@ -28,6 +28,8 @@ from sla_server.schedule import JobSchedule
 from sla_server.services.config import ServicesConfig
 from sla_server.storage_resources.config import StorageConfig
 
+SingleJob = Literal["cost-model", "capacity", "demand", "attribution", "space", "report-inputs"]
+
 
 def _schedule(text: str) -> str:
     JobSchedule.parse(text)
@@ -62,6 +64,12 @@ class PolicyJobConfig(StrictModel):
     Spark. Best some time before the policy job, which reads them."""
     back_test_schedule: Annotated[str, AfterValidator(_schedule)] = ""
     """The same for the back-test job, which replays the last days with the policy in force and without it."""
+    job_schedules: dict[SingleJob, Annotated[str, AfterValidator(_schedule)]] = Field(default_factory=dict)
+    """The same for other jobs, by name: cost-model, capacity, demand, attribution, space, report-inputs. For
+    example `job_schedules = { capacity = "every 6h", space = "daily" }`."""
+    results_max_age_s: int = Field(default=3600, ge=0, le=604_800)
+    """What the jobs of single steps (capacity, cost-model, demand, attribution) found so long ago, from the
+    same agreements, volumes and settings, the policy job takes instead of computing it again. 0: never."""
     publish: Literal["if-it-helps", "always"] = "if-it-helps"
     """Whether a policy is put in force only if the back-test shows that it avoids broken promises."""
     back_test_days: int = Field(default=7, ge=1, le=35)

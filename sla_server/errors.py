@@ -4,7 +4,8 @@
     ├── ServerRunning       another server holds the data directory
     ├── ServerNotRunning    a command needs a running server
     ├── RelayRunning        another relay, or a server, holds the data directory
-    └── RelayNotRunning     a command needs a running relay
+    ├── RelayNotRunning     a command needs a running relay
+    └── JobRunning      79  another run of the same job holds its lock
 
 Sub-packages have their own trees: ``agreements.errors``, ``db.errors``, ``api.errors``, ``cli.errors``.
 """
@@ -68,3 +69,14 @@ class RelayNotRunning(SlaError):
     def __init__(self, data_dir: Path, problem: str = "no relay is running") -> None:
         self.data_dir = data_dir
         super().__init__(f"{problem} on {data_dir}. Start one with 'sla-server relay --config FILE'")
+
+
+class JobRunning(SlaError):
+    """Another run of the same job holds the lock."""
+
+    retryable = True
+    exit_status = 79
+
+    def __init__(self, lock: Path, name: str) -> None:
+        self.lock = lock
+        super().__init__(f"another {name} job is running (it holds {lock}); wait for it to end")

@@ -1,7 +1,8 @@
 """When a job runs by itself, and that run: a child process of the supervisor, never in a part of it.
 
     [policy] schedule = ""          never (the default; a systemd timer may start it); so [policy]
-                                    rollup_schedule, back_test_schedule and [reports] schedule
+                                    rollup_schedule, back_test_schedule, job_schedules of other
+                                    jobs, and [reports] schedule
                         "hourly"    at the full hour
                         "daily"     at 00:00 UTC
                         "02:30"     daily at this time, UTC
@@ -38,12 +39,19 @@ LEAST_S: Final = 10
 FIRST_AFTER_S: Final = 60  # of the server's start: its database may have to be made
 DAY_S: Final = 86_400
 UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": DAY_S}
+_STEP: Final = "sla_server.policy_jobs.step_job"
+STEPS: Final = ("cost-model", "capacity", "demand", "attribution")
+"""Jobs that one process runs together, with one start of Spark."""
 MODULES: Final = {
-    "policy": "sla_server.policy_jobs.job",
     "rollup": "sla_server.policy_jobs.rollup_job",
+    **dict.fromkeys(STEPS, _STEP),
+    "space": "sla_server.policy_jobs.space_job",
+    "report-inputs": "sla_server.policy_jobs.report_inputs_job",
+    "policy": "sla_server.policy_jobs.job",
     "back-test": "sla_server.policy_jobs.back_test_job",
     "report": "sla_server.reports.job",
 }
+"""All jobs, in the order in which they use what others have found."""
 WORDS: Final = {"hourly": 3600, "daily": DAY_S}
 QUIET: Final = {
     0: "it has published a policy",
@@ -54,6 +62,22 @@ QUIET: Final = {
 """Exit statuses that are no failure."""
 _EVERY: Final = re.compile(r"every ([1-9][0-9]{0,5})([smhd])")
 _TIME: Final = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])")
+
+
+def arguments_of(*names: str) -> list[str]:
+    """Of Python: a job of ``MODULES``, or several of ``STEPS``."""
+    return ["-m", MODULES[names[0]], *(name for name in names if name in STEPS)]
+
+
+def together(names: Sequence[str]) -> list[list[str]]:
+    """Jobs as processes, one after the other: neighbours of ``STEPS`` are one."""
+    found: list[list[str]] = []
+    for name in names:
+        if found and name in STEPS and found[-1][-1] in STEPS:
+            found[-1].append(name)
+        else:
+            found.append([name])
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +134,7 @@ class ScheduledJob:
 
     def __post_init__(self) -> None:
         config = ["--config", str(self.config_path)] if self.config_path else []
-        command = self.command or [sys.executable, "-m", MODULES[self.name], "--scheduled", *config]
+        command = self.command or [sys.executable, *arguments_of(self.name), "--scheduled", *config]
         env = {"SLA__DATA_DIR": str(self.data_dir)}
         self.child = Child(JOB, self.name, command, self.pipe, self.clock, env=env)
         now_us = self.clock.unix_us()

@@ -5,7 +5,7 @@ State (all in ``Supervisor``, touched by its one thread only):
     parts       name -> ``runtime.children.Child``: the process, its restarts, its progress
     boxes       its mailboxes in both segments
     records     process states and events that dbmanager has not yet called durable (``recorder``)
-    reports     PRESSURE: the parts that make no progress (``vitals``)
+    reports     PRESSURE: the parts that make no progress (``Reports``)
 
 Order: delivery, dbmanager, services, pmdaemon, appserver; stopped in reverse, so that polling ends first,
 then the mailboxes drain, then the queue is synced and the writer flushed; delivery takes the events of them
@@ -41,16 +41,17 @@ from typing import Any, Final
 import structlog
 
 from pmdaemon.mailbox import Mailbox, attach
+from pmdaemon.poller.metrics import BackpressureReporter
 from pmdaemon.reserve import EVENTS_DIR, attach_reserves, initialized
 from pmdaemon.runtime.children import Child, ChildKind, describe_status, stop_together, wait_for_any
-from pmdaemon.runtime.clock import CLOCK_FILE, HOLD_S, ClockFile, ClockStep, SteadyClock, StepState
+from pmdaemon.runtime.clock import CLOCK_FILE, HOLD_S, Clock, ClockFile, ClockStep, SteadyClock, StepState
 from pmdaemon.runtime.failures import failures
 from pmdaemon.runtime.files import make_directory
 from pmdaemon.runtime.hangup import Hangup, blocked
 from pmdaemon.runtime.service_manager import ServiceManager
 from pmdaemon.runtime.stop import ParentPipe, Stop
 from pmdaemon.runtime.template import UNKNOWN_STATUS, Template
-from pmdaemon.runtime.watchdog import EachSecond
+from pmdaemon.runtime.watchdog import KILLED_S, REPORTED_S, EachSecond
 from pmdaemon.wire.messages.server import Problem
 from sla_server.config import ResolvedConfig
 from sla_server.directories import (
@@ -69,7 +70,6 @@ from sla_server.lease_file import FENCE, LeaseFile
 from sla_server.recorder import Recorder
 from sla_server.schedule import QUIET, JobSchedule, ScheduledJob
 from sla_server.topology import ACTING, PARTS, parts_of, takes_over
-from sla_server.vitals import REPORTED_BACKOFF_S, Reports, stalled, stalled_event_text
 
 log = structlog.get_logger("supervisor")
 IMPORTED: Final = (
@@ -85,6 +85,7 @@ TEMPLATE_S: Final = 60.0  # for its imports; after that the parts are started on
 PROCESSES: Final = ChildKind("part", max_wait_s=10.0, healthy_s=60.0, stop_s=10.0)
 """To stop, the flush of dbmanager takes longest; systemd's own limit is 90 s."""
 STEP_S: Final = 0.1
+REPORTED_BACKOFF_S: Final = 2.0  # a part that is back within seconds is worth an event, no problem
 EX_CONFIG: Final = 78  # of sysexits: a schema from the future, files of an earlier version
 FAILED_SO: Final = {
     "policy": "the policy in force stays as it was",
@@ -92,7 +93,32 @@ FAILED_SO: Final = {
     "back-test": "the policy in force stays as it was",
     "report": "reports that are due are issued by the next run",
 }
+STORED: Final = "what its last good run stored stays"  # of all other jobs
 MOST_REASON: Final = 1000  # characters of why a part has ended
+
+
+class Reports:
+    """PRESSURE of the supervisor: the parts that make no progress, reported every other second.
+
+    It goes to ``services`` and to ``appserver``, because either may be the one that hangs; ``services``
+    misses it when the supervisor itself hangs or is stopped.
+
+    Args:
+        main: its mailbox in ``main.mbx``.
+        app: its mailbox in ``app.mbx``.
+        clock: server time.
+    """
+
+    def __init__(self, main: Mailbox, app: Mailbox, clock: Clock) -> None:
+        self._problems: list[Problem] = []
+        self._reporter = BackpressureReporter(
+            main, clock, dict, dict, lambda: self._problems, [(app, "appserver")]
+        )
+
+    def tick(self, problems: list[Problem]) -> None:
+        """Report if it is time."""
+        self._problems = problems
+        self._reporter.tick()
 
 
 @dataclass
@@ -197,12 +223,13 @@ class Supervisor:
     def _scheduled(self) -> list[ScheduledJob]:
         """The jobs for which the configuration has a schedule."""
         policy = self.config.policy
-        texts = {
+        texts: dict[str, str] = {
             "policy": policy.schedule,
             "rollup": policy.rollup_schedule,
             "back-test": policy.back_test_schedule,
             "report": self.config.reports.schedule,
         }
+        texts.update(policy.job_schedules.items())
         schedules = {name: JobSchedule.parse(text) for name, text in texts.items()}
         return [
             ScheduledJob(schedule, self.config.data_dir, self.config_path, self._pipe, self.clock, name=name)
@@ -297,8 +324,9 @@ class Supervisor:
         for job in self._jobs:
             ended = job.step(may_start=not any(each.child.is_running for each in self._jobs))
             if ended is not None and ended[0] not in QUIET:
-                text = f"the {job.name} job has failed: {ended[1]}; {FAILED_SO[job.name]}"
-                self._add_event(f"{job.name}-job-failed", "warning", job.name, text, {"status": ended[0]})
+                text = f"the {job.name} job has failed: {ended[1]}; {FAILED_SO.get(job.name, STORED)}"
+                kind = f"{job.name}-job-failed" if job.name in FAILED_SO else "single-job-failed"
+                self._add_event(kind, "warning", job.name, text, {"status": ended[0]})
 
     def _ended(self, part: Child, status: int) -> None:
         """A part has ended: what is known of why, and whether it is worth another start."""
@@ -322,9 +350,9 @@ class Supervisor:
                     problems.append(Problem(part.name, part.since_unix_us, text))
                 continue
             if stalled_s := part.check_progress():
-                self._part_event(part, "process-stalled", stalled_event_text(part.name, stalled_s))
+                self._part_event(part, "process-stalled", _stalled_event_text(part.name, stalled_s))
             if part.stalled_s:
-                problems.append(stalled(part, now_us))
+                problems.append(_stalled(part, now_us))
         if self._reports is not None:
             self._reports.tick(problems)
 
@@ -447,3 +475,15 @@ def describe_step(step: ClockStep) -> str:
         f"the step of the server's own clock by {seconds} has lasted {HOLD_S / 60:.0f} minutes: server time "
         "follows it from now on. Slices around the step are no_data or inexact"
     )
+
+
+def _stalled(part: Child, now_us: int) -> Problem:
+    """What is reported of a part that makes no progress."""
+    assert part.pulse is not None  # the part runs
+    text = f"{part.name} {part.pulse.problem}; it is killed and started again after {KILLED_S} s"
+    return Problem(part.name, now_us - part.stalled_s * 1_000_000, text)
+
+
+def _stalled_event_text(name: str, stalled_s: int) -> str:
+    """What the event says when a part goes on by itself."""
+    return f"{name} made no progress for {max(stalled_s, REPORTED_S)} s, and goes on"

@@ -34,6 +34,9 @@ BEGIN
     IF to_regclass('public.jobs') IS NOT NULL THEN
         GRANT INSERT, UPDATE ON public.jobs TO sla_policy;
     END IF;
+    IF to_regclass('public.job_results') IS NOT NULL THEN
+        GRANT INSERT, DELETE ON public.job_results TO sla_policy;
+    END IF;
     IF to_regclass('public.reports') IS NOT NULL THEN
         GRANT INSERT ON public.reports TO sla_policy;
     END IF;

@@ -8,9 +8,10 @@ shared memory: after a crash both follow from the slots still linked.
 **Checksum.** crc32 of all bytes, by ISA-L (ADR 37), at any length; it costs less than the copies do. It
 guards against stray stores and stale positions, not against an attacker.
 
-**Growth.** Of a large ring only the first part is reserved when the segment is made. Writing goes back to the
-ring's start whenever it is past half of that part and nothing is pending, so that a ring with little to carry
-needs no more. When a payload does not fit and the rest of the ring would do, the sender reserves twice as
+**Growth.** Of a large ring only the first part is reserved when the segment is made. While nothing is
+pending, writing goes back to the ring's start when it is past half of that part, or the next payload does not
+fit behind it: a ring with little to carry needs no more, and one that cannot grow has room for all that its
+first part holds. When a payload does not fit and the rest of the ring would do, the sender reserves twice as
 much. It never goes back with something pending: the ring holds as much as if all of it had been reserved. How
 much is reserved only the sender knows; after a restart it begins with the first part, or where it writes, and
 to reserve again what is reserved changes nothing.
@@ -264,10 +265,14 @@ class Outlet:
             self.reserved = min(2 * self.reserved, self.size)
         self._set_limit()
 
-    def free_up_to(self, position: int) -> None:
-        """Everything before ``position`` may be overwritten; ``written`` if nothing is pending."""
-        if not self.pending and self.reserved < self.size and 2 * (self.written % self.size) >= self.reserved:
-            position = self.written = self.written + self.size - self.written % self.size
+    def free_up_to(self, position: int, need: int) -> None:
+        """Everything before ``position`` may be overwritten; ``written`` if nothing is pending.
+
+        ``need``: bytes that should find room next.
+        """
+        place = self.written % self.size
+        if not self.pending and self.reserved < self.size and place + max(place, need) >= self.reserved:
+            position = self.written = self.written + self.size - place
         self._freed = position
         self._set_limit()
 

@@ -541,7 +541,7 @@ class LaneWriter:
             done.append(slot)
         for _ in range(len(done) - parked):
             pending.popleft()
-        outlet.free_up_to(self._starts[pending[0]] if pending else outlet.written)
+        outlet.free_up_to(self._starts[pending[0]] if pending else outlet.written, need)
         if done:
             self._unlink(done)
         outlet.reclaim_at = min(outlet.quota, len(pending) + RECLAIM_BATCH)

@@ -3,7 +3,7 @@
 A session resumed by a ticket would skip the certificate and with it expiry and revocation; a handshake costs
 about a millisecond, once a session. The server's context lets a peer without a certificate finish the
 handshake, because that is how a gateway asks for its first one; the session then allows nothing else
-(``poller.credentials``). Host names are not compared: an agent accepts the server because its certificate
+(``poller.frame_handlers``). Host names are not compared: an agent accepts the server because its certificate
 comes from the pinned CA, is for a server and says so (``SERVER_URI``), at whatever address it is reached.
 """
 

@@ -14,19 +14,16 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Final
 
 import structlog
 
-from pmdaemon.errors import BadCut, PeerRefused, ProtocolViolation
+from pmdaemon.errors import BadCut, PeerRefused, ProtocolViolation, not_enrolled
+from pmdaemon.pki.certificates import Credential
 from pmdaemon.poller import announcements
 from pmdaemon.poller.certificates import CertificateWorker, Enrolments
 from pmdaemon.poller.connection import AgentConnection
-from pmdaemon.poller.credentials import (
-    check_holder,
-    check_identity,
-)
 from pmdaemon.poller.fast_path import FastPath
 from pmdaemon.poller.gateway import ANSWER_BYTES, Gateway, GatewayState, Registry
 from pmdaemon.poller.publisher import DBMANAGER, SERVICES, CutPublisher
@@ -124,13 +121,13 @@ class FrameHandlers:
 
     def _hello(self, conn: AgentConnection, received: frame.Frame) -> None:
         credential = (
-            check_holder(conn.credential, self._certificate_worker.revoked)
+            _check_holder(conn.credential, self._certificate_worker.revoked)
             if self._certificate_worker is not None
             else None
         )
         hello = Hello.parse(received.header)
         if credential is not None and self._certificate_worker is not None:
-            check_identity(credential, hello)
+            _check_identity(credential, hello)
             self._certificate_worker.used(credential)
         conn.hello = hello
         proto = negotiate(hello.proto_min, hello.proto_max)
@@ -446,3 +443,40 @@ _HANDLERS: Final[dict[int, Handler]] = {
     Kind.ALERT: FrameHandlers._alert,
     Kind.SPACE: FrameHandlers._space,
 }
+
+
+def _check_holder(held: Credential | None, revoked: Container[str]) -> Credential:
+    """Whether a peer with this certificate may speak at all; decided before its HELLO is read.
+
+    With TLS a peer without a certificate may ask for the CA's and enrol, nothing else. Expired certificates
+    and those of another CA do not get this far: the handshake refuses them.
+
+    Raises:
+        PeerRefused: ``not-enrolled`` or ``revoked``.
+    """
+    if held is None:
+        raise not_enrolled()
+    if held.serial in revoked:
+        raise PeerRefused(
+            "revoked", f"the certificate {held.serial} of gateway {held.name} was revoked; enrol it again"
+        )
+    return held
+
+
+def _check_identity(held: Credential, hello: Hello) -> None:
+    """Whether this HELLO has the gateway and the name that its certificate has.
+
+    Raises:
+        PeerRefused: ``wrong-identity`` or ``wrong-name``.
+    """
+    if held.gateway_id != hello.gateway_id:
+        raise PeerRefused(
+            "wrong-identity",
+            f"it calls itself {hello.gateway_id}, its certificate is for {held.gateway_id} ({held.name})",
+        )
+    if held.name != hello.name:
+        raise PeerRefused(
+            "wrong-name",
+            f"it calls itself {hello.name!r}, its certificate is for {held.name!r}. Correct `name` in the "
+            "agent's file, or enrol it under the new name",
+        )

@@ -54,7 +54,8 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.agent import Hello
 from pmdaemon.wire.messages.ends import Bye
-from pmdaemon.wire.messages.server import CapsOrder, DurableNotice
+from pmdaemon.wire.messages.orders import CapsOrder
+from pmdaemon.wire.messages.server import DurableNotice
 from pmdaemon.wire.sni import gateway_named
 
 if TYPE_CHECKING:

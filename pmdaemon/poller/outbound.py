@@ -42,14 +42,8 @@ from pmdaemon.runtime.threads import ThreadInbox
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.base import Header, WireMessage
-from pmdaemon.wire.messages.server import (
-    CapsOrder,
-    CostsOrder,
-    DurableNotice,
-    Lease,
-    ThresholdsOrder,
-    WatermarksNotice,
-)
+from pmdaemon.wire.messages.orders import CapsOrder, CostsOrder, Lease, ThresholdsOrder
+from pmdaemon.wire.messages.server import DurableNotice, WatermarksNotice
 
 TOGETHER_NS: Final = 50_000_000  # polls may be late by that, but by no more than a twentieth of the interval
 MANY_DUE: Final = 64  # polls of one go: about a millisecond

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pmdaemon.wire.messages.server import CapsOrder
+from pmdaemon.wire.messages.orders import CapsOrder
 
 LEASE_FRESH_NS: Final = 3 * 10**9  # services renews each second: two renewals may be lost
 

@@ -14,12 +14,41 @@ import select
 import signal
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Final
 
 PARENT_FD_VARIABLE: Final = "SLA_PARENT_FD"
 _PR_SET_PDEATHSIG: Final = 1
+
+
+STOPPED: Final = 128 + signal.SIGTERM
+"""Exit status of a command that SIGTERM has ended in order."""
+
+
+@contextlib.contextmanager
+def stopped_in_order(stop_s: int, first: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Let SIGTERM end the block as Ctrl-C does, so that the end of a run is noted; a second one kills.
+
+    Thread: the main one.
+
+    Args:
+        stop_s: seconds until the end must be noted; then it is killed.
+        first: called when the signal comes.
+    """
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.alarm(stop_s)
+        first()
+        raise SystemExit(STOPPED)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGTERM, before)
 
 
 class Stop:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ from pmdaemon.runtime.excerpt import printable_lines
 from pmdaemon.runtime.failures import failures
 from pmdaemon.runtime.hangup import blocked
 from pmdaemon.runtime.sockets import open_listener
-from pmdaemon.runtime.stop import Stop
+from pmdaemon.runtime.stop import Stop, end_with_parent
 from pmdaemon.runtime.template import Template
 from pmdaemon.runtime.threads import set_os_thread_name, watch
 from sla_server import config as configuration
@@ -45,7 +46,7 @@ from sla_server.cli.relay import relay
 from sla_server.directories import leave_runtime_dir, prepare_runtime_dir
 from sla_server.errors import ServerNotRunning, ServerRunning
 from sla_server.lease_file import LeaseFile
-from sla_server.schedule import MODULES
+from sla_server.schedule import MODULES, STEPS, arguments_of, together
 from sla_server.topology import PARTS, app_layout, later_pairs, main_layout, parts_of, takes_over
 
 if TYPE_CHECKING:  # imported where it is used: a server in the foreground needs no HTTP client
@@ -294,22 +295,36 @@ def node(path: Path | None) -> None:
 
 @cli.group()
 def jobs() -> None:
-    """Work that a timer or `schedule` of the file starts: policy, rollup, back-test, report."""
+    """Work that a timer or a schedule of the file starts: policies and what they rest on, reports."""
 
 
-@jobs.command("run", context_settings={"ignore_unknown_options": True})
+@jobs.command(
+    "run",
+    context_settings={"ignore_unknown_options": True},
+    help=f"""Run the jobs NAME here and now, with OPTIONS of their own (`--help` after -- lists them).
+
+    The names: {", ".join(MODULES)}; or all. Several run one after the other, in the order given;
+    {", ".join(STEPS)} share a start of Spark if they follow each other. The exit status is that of the first
+    that did not end with 0; `sla get jobs` lists runs with their rows and how long they took. A second run of
+    a job beside the first ends with 79.""",
+)
 @CONFIG
-@click.argument("name", type=click.Choice(sorted(MODULES)))
-@click.argument("options", nargs=-1, type=click.UNPROCESSED)
-def run_job(path: Path | None, name: str, options: tuple[str, ...]) -> None:
-    """Run the job NAME here and now, with OPTIONS of its own (`--help` after -- lists them).
-
-    Its exit status is this command's; `sla get jobs` lists runs with their rows and how long they took. A
-    second run of a job beside the first ends with 79.
-    """
+@click.argument("words", metavar="NAME... [OPTIONS]...", nargs=-1, required=True, type=click.UNPROCESSED)
+def run_jobs(path: Path | None, words: tuple[str, ...]) -> None:
+    """Run jobs; see ``help``."""
+    names = list(takewhile(lambda word: word in MODULES or word == "all", words))
+    options = words[len(names) :]
+    if not names or (options and not options[0].startswith("-")):
+        raise click.BadParameter(f"{words[len(names)]!r} is no job; there are {', '.join(MODULES)}, or all")
     config = ["--config", str(path)] if path else []
-    command = [sys.executable, "-m", MODULES[name], *config, *options]
-    os.execv(command[0], command)  # noqa: S606 - the job in this one's place: signals and status are its own
+    every = list(MODULES) if "all" in names else names
+    commands = [[sys.executable, *arguments_of(*some), *config, *options] for some in together(every)]
+    if len(commands) == 1:
+        os.execv(commands[0][0], commands[0])  # noqa: S606 - the job in this one's place: signals, status
+    statuses = [
+        subprocess.run(command, check=False, preexec_fn=end_with_parent).returncode for command in commands
+    ]
+    raise SystemExit(next((status for status in statuses if status), 0))
 
 
 @dataclass(frozen=True, slots=True)

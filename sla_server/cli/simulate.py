@@ -210,7 +210,7 @@ def _plan(given: dict[str, Any]) -> Plan:
 
 def _with_options(plan: Plan, given: dict[str, Any]) -> Plan:
     settings = ControlSettings(poll_interval_s=given["poll_s"])
-    policy = read_policy(given["policy_file"]) if given["policy_file"] else {}
+    policy, bursts = read_policy(given["policy_file"]) if given["policy_file"] else ({}, {})
     return dataclasses.replace(
         plan,
         seed=given["seed"],
@@ -218,6 +218,7 @@ def _with_options(plan: Plan, given: dict[str, Any]) -> Plan:
         lag_s=given["lag_s"],
         budget_left=given["budget_left"],
         policy=policy,
+        bursts=bursts,
         notes=[*plan.notes, *plan.contract.notes],
         start_unix_us=plan.start_unix_us if given["stored"] else MONDAY_US + given["hour"] * HOUR_US,
     )

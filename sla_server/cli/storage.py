@@ -48,14 +48,19 @@ class Stores(NamedTuple):
 
 
 @contextmanager
-def _opened(client: Client, path: Path | None, *, read_only: bool = True) -> Iterator[Stores]:
+def _opened(
+    client: Client, path: Path | None, *, read_only: bool = True, is_fenced: bool = False
+) -> Iterator[Stores]:
+    """``is_fenced``: beside the server, so of several only where that one acts."""
     from sla_server.db.archive.store import open_files
     from sla_server.db.engine import check_made, make_engine
+    from sla_server.db.fence import acting_fence, fenced
 
     config = configuration.load(path or client.config)
     if read_only:  # a restore makes the database
         check_made(config.database, config.data_dir)
-    engine = make_engine(config.database, config.data_dir, read_only=read_only)
+    fence = acting_fence(config) if is_fenced else None
+    engine = fenced(make_engine(config.database, config.data_dir, read_only=read_only), fence)
     try:
         yield Stores(config, engine, open_files(config.database, config.data_dir))
     finally:
@@ -121,7 +126,7 @@ def compact(client: Client, config: Path | None, output: str) -> None:
     with _opened(client, config) as stores:
         found = owners(stores.engine)  # says so if there is no database, instead of making one
     done: list[dict[str, Any]] = []
-    with _opened(client, config, read_only=False) as stores:
+    with _opened(client, config, read_only=False, is_fenced=True) as stores:
         settings = stores.config.database.files
         for owner in found:
             keeper = ArchiveUpkeep(stores.engine, stores.files, owner, settings, SystemClock())

@@ -165,11 +165,16 @@ def frame(snapshot: Row, trouble: str = "", view: TopView | None = None) -> Rend
             continue
         parts.append(Text())
         parts.append(build(columns, shown, now_us) if shown else Text(_none(listed, empty), "dim"))
-        left_out = 0 if name == "events" else len(rows) - len(shown)
-        if name == "slas" and len(rows) == len(listed):
-            left_out += max(0, _promises(snapshot) - len(listed))
+        total = _total(snapshot, name)
+        is_all = len(rows) == len(listed)
+        left_out = 0 if name == "events" else (max(total, len(rows)) if is_all else len(rows)) - len(shown)
         if left_out > 0:
             parts.append(Text(f"and {left_out:,} more: sla get {name}", "dim"))
+        if total > len(listed) and not (is_all and view.sort == "state"):
+            text = (
+                f"Looked at were the {len(listed):,} of {total:,} that are live here: sla get {name} has all"
+            )
+            parts.append(Text(text, "dim"))
     return Group(*parts)
 
 
@@ -183,9 +188,10 @@ def _rank(row: Row) -> int:
     return NEEDS_A_LOOK.index(state) if state in NEEDS_A_LOOK else len(NEEDS_A_LOOK)
 
 
-def _promises(snapshot: Row) -> int:
-    """How many there are; of a large installation the snapshot lists those that need a look."""
-    return sum(((snapshot.get("totals") or {}).get("slas") or {}).values())
+def _total(snapshot: Row, section: str) -> int:
+    """How many there are; of many the snapshot has some: promises that need a look, busy volumes."""
+    total = (snapshot.get("totals") or {}).get(section) or 0
+    return sum(total.values()) if isinstance(total, dict) else int(total)
 
 
 def _headline(snapshot: Row, trouble: str) -> Table:

@@ -187,7 +187,8 @@ def label(client: Client, volume: str, labels: tuple[str, ...], reset: bool, out
     What is said here holds in place of what its agent says. It is a document (sla get volumelabels VOLUME -o
     yaml); one that labels volumes by pattern is applied from a file. Without labels those it has are shown.
     """
-    path = f"/volume-labels/{quote(volume, safe='')}"
+    path, volume_path = (f"/{part}/{quote(volume, safe='')}" for part in ("volume-labels", "volumes"))
+    client.get(volume_path)  # one that is not known is refused before its document is applied
     held = next((row for row in client.get("/volume-labels")["items"] if row["name"] == volume), None)
     if held is not None and held["spec"]["spec"]["volumes"] != [volume]:
         problem = f"the document VolumeLabels {volume} is about other volumes, too"
@@ -206,7 +207,7 @@ def label(client: Client, volume: str, labels: tuple[str, ...], reset: bool, out
         }
         headers = {"Content-Type": "application/yaml"}
         client.change("POST", "/slas", content=json.dumps(document).encode(), headers=headers)
-    shown = client.get(f"/volumes/{quote(volume, safe='')}")["labels"]
+    shown = client.get(volume_path)["labels"]
     if output == "json":
         print_json({"volume": volume, "labels": shown})
         return

@@ -155,7 +155,18 @@ class _Unfiled:
             self._bounds = cursors.get(f"{queue_id}/parquet", 0), cursors.get(f"{queue_id}/sql", 0)
             return self._bounds
 
-        self._records = read_beside(self._queue_dir, bounds)
+        found = read_beside(self._queue_dir, bounds)
+        prefix = f"{self._queue}/refused/"  # of these another server has had the cuts: ``db.fence``
+        refused = [
+            (int(key.removeprefix(prefix)), last_seq)
+            for key, last_seq in cursors.items()
+            if key.startswith(prefix)
+        ]
+        self._records = [
+            record
+            for record in found
+            if not any(after_seq < record.queue_seq <= last_seq for after_seq, last_seq in refused)
+        ]
 
     def write(self, copies: LocalFiles, clock: Clock) -> dict[str, Any] | None:
         """Write their cuts to a file; what ``BackupHead.unfiled`` says of it.

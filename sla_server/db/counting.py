@@ -1,7 +1,7 @@
 """Rows of a time, counted in slices: a statement over tens of millions would exceed the time limit of one.
 
-A slice is a range of the first key column. It grows until a statement counts some hundred thousand rows, and
-shrinks where rows are denser. Thread: the caller's.
+A slice is a range of the column by which rows lie in time. It grows until a statement counts some hundred
+thousand rows, and shrinks where rows are denser. Thread: the caller's.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from sqlalchemy import Connection, Table, func, select
+
+from sla_server.db import schema
 
 FIRST_US: Final = 3_600_000_000
 MOST_US: Final = 6 * FIRST_US  # where a fleet has grown all at once, the next slice is a long one
@@ -29,16 +31,16 @@ class CountedRows(NamedTuple):
 def count_rows(
     connection: Connection, table: Table, from_us: int, to_us: int, most: int | None = None
 ) -> CountedRows:
-    """Count the rows whose first key column, a time, is in [from_us, to_us).
+    """Count the rows whose time (``schema.time_of``) is in [from_us, to_us).
 
     Args:
         connection: in a transaction that sees one moment, if the table changes.
-        table: with a time as its first key column.
+        table: one with a time in its key.
         from_us: us UTC.
         to_us: us UTC.
         most: stop once there are more.
     """
-    column = next(iter(table.primary_key.columns))
+    column = schema.time_of(table)
     within = (column >= from_us) & (column < to_us)
     first = connection.scalar(select(func.min(column)).where(within))
     last = connection.scalar(select(func.max(column)).where(within))

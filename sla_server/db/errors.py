@@ -7,6 +7,7 @@
         ├── NoDatabaseYet          its file is missing: no server has been started with this configuration
         ├── DatabaseRefused        the database refuses a value; retrying the same value cannot help
         ├── FenceLost              another server writes here now; nothing was written
+        ├── ServerStandsBy         a command that writes was given to a server that does not act
         ├── SnapshotGone           rows of a snapshot cannot be read any more, or not from here
         ├── NoRightToPublish       the policy job's role lacks its rights; says which script grants them
         ├── SchemaTooNew           made by a newer release of this product; nothing was changed
@@ -86,6 +87,26 @@ class FenceLost(DbError):
         super().__init__(
             f"server {server} writes to this database since its fence {fence}, this server's is {own}: it "
             "has lost the lease, and stands by until it has it again; see 'sla get nodes'"
+        )
+
+
+class ServerStandsBy(DbError):
+    """Of several servers this one does not act, so what writes is not begun here.
+
+    Attributes:
+        holder: the node whose server acts; "": not known, or none.
+    """
+
+    exit_status = 69  # EX_UNAVAILABLE
+
+    def __init__(self, node: str, holder: str) -> None:
+        self.holder = "" if holder == node else holder
+        super().__init__(
+            f"the server of node {self.holder} acts, that of node {node} stands by. Run this on "
+            f"{self.holder}: only the acting server writes to the database"
+            if self.holder
+            else f"no server acts just now, as far as node {node} knows: none has the lease of the cluster. "
+            "See 'sla cluster status', and run this again on the server that 'sla get nodes' says acts"
         )
 
 

@@ -8,13 +8,22 @@ transaction. So a server that was stopped for a minute and goes on as if nothing
 either its transaction is committed before the other server has taken the row, and the other one reads what
 it has written, or it is refused (``FenceLost``).
 
+A machine that is gone says no word more, and its transaction would hold the row until the database gives the
+connection up, after hours. So sessions of a guarded engine end when they are silent for a lease in the middle
+of a transaction (``_END_WHEN_SILENT``).
+
+Jobs (policy, rollup, back-test, report) have their own connections, with fewer rights: ``guard`` with
+``is_job`` takes a lock of the database instead of the row's (PostgreSQL lets nobody lock a row that may not
+change it), and ``take`` waits for both.
+
 A server over a database of its own has no fence, asks for no row, and sends no statement more.
 
 What a former term leaves. Cuts that are in the ingest queue of a server and not in SQL when another server
 takes over come to that one again, from the agents: they are acknowledged only once they are in SQL
 (``receiver``). In the queue they are *refused* from then on. ``take`` moves the cursors ``sql`` and
 ``records`` beyond them, and keeps their numbers in ``consumed``, key ``QUEUE/refused/N``, until the cursor
-``parquet`` has passed them, too: records N+1 to ``queue_seq`` count for nothing.
+``parquet`` has passed them, too: records N+1 to ``queue_seq`` count for nothing. Key ``QUEUE/former`` has the
+newest record of before: the cuts that follow it are not the next ones of their gateways.
 
 What a crash can leave: ``take`` is one transaction.
 """
@@ -22,19 +31,47 @@ What a crash can leave: ``take`` is one transaction.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import Connection, Engine, delete, event, select
+import structlog
+from sqlalchemy import Connection, Engine, delete, event, inspect, select, text
 
 from sla_server.db import schema
-from sla_server.db.engine import begin
-from sla_server.db.errors import FenceLost
+from sla_server.db.engine import begin, translated
+from sla_server.db.errors import FenceLost, ServerStandsBy
 from sla_server.db.upsert import upsert
+from sla_server.lease_file import LeaseFile
 
+if TYPE_CHECKING:
+    from sla_server.config import ResolvedConfig
+
+log = structlog.get_logger("fence")
 NAME: Final = "gateways"
 """Of the lease: who has it polls all gateways, judges, controls and writes."""
 Refused = tuple[tuple[int, int], ...]
 """Records of a queue that count for nothing: behind the one, up to the other."""
+LEASE_S: Final = 6.0
+FENCE_LOCK: Final = 0x51A5_0004
+"""Any constant but those of ``migrate``, ``policies`` and ``reports``; all releases must use the same."""
+_END_WHEN_SILENT: Final = (
+    "SELECT set_config(name, value, false) FROM (VALUES "
+    "('idle_in_transaction_session_timeout', %(ms)s), ('tcp_user_timeout', %(ms)s), "
+    "('tcp_keepalives_idle', %(s)s), ('tcp_keepalives_interval', '1'), ('tcp_keepalives_count', '3')"
+    ") AS wanted (name, value)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FormerTerms:
+    """What a server's queue has of terms after which another server has written.
+
+    Attributes:
+        refused: records that count for nothing.
+        newest_seq: of all of them, also of those that are in SQL; 0: there are none.
+    """
+
+    refused: Refused = ()
+    newest_seq: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +81,27 @@ class Fence:
     Attributes:
         number: higher than that of all terms before.
         server: this server's name.
+        lease_s: a transaction that is silent for so long ends.
     """
 
     number: int
     server: str
+    lease_s: float = LEASE_S
 
-    def take(self, engine: Engine, queue_id: str, newest_seq: int, now_us: int) -> Refused:
+    def check(self, engine: Engine) -> None:
+        """See that no higher one was taken; before the schema is looked at, which need not be there.
+
+        Raises:
+            FenceLost: one was.
+            DatabaseUnavailable: come again.
+        """
+        with translated(engine):
+            if not inspect(engine).has_table(schema.fences.name):
+                return
+        with begin(engine) as connection:
+            self._check(connection)
+
+    def take(self, engine: Engine, queue_id: str, newest_seq: int, now_us: int) -> FormerTerms:
         """Have the database refuse all lower fences; what of this server's queue is refused, too.
 
         Args:
@@ -63,7 +115,12 @@ class Fence:
             DatabaseUnavailable: come again.
         """
         with begin(engine) as connection:
-            taken = _taken(connection, for_update=True)
+            if connection.dialect.name == "postgresql":
+                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": FENCE_LOCK})
+            # There is always a row to lock: else two that are the first ones would not wait for each other.
+            upsert(connection, schema.fences, [{"name": NAME}])
+            found = _taken(connection, for_update=True)
+            taken = found if found is not None and found[0] else None
             if taken is not None and taken[0] > self.number:
                 raise FenceLost(self.number, taken[0], taken[1])
             row = {
@@ -77,23 +134,68 @@ class Fence:
                 upsert(connection, schema.fences, [row], set_=("fence", "server", "queue", "since_us"))
             if taken is not None and taken[2] != queue_id:
                 _refuse_rest(connection, queue_id, newest_seq)
-            return _refused(connection, queue_id)
+            former_seq = _cursor(connection, f"{queue_id}/former")
+            return FormerTerms(_refused(connection, queue_id), former_seq)
 
-    def guard(self, engine: Engine) -> None:
-        """Have each transaction of ``engine`` begin with a look at the fence; raises ``FenceLost`` there."""
+    def guard(self, engine: Engine, *, is_job: bool = False) -> None:
+        """Have each transaction of ``engine`` begin with a look at the fence; raises ``FenceLost`` there.
+
+        Args:
+            engine: its connections of before are closed.
+            is_job: of a job, which may read the row and not change it.
+        """
+        if engine.dialect.name == "postgresql":
+            event.listen(engine, "connect", self._end_when_silent)
+            engine.dispose()
 
         @event.listens_for(engine, "begin")
-        def _check(connection: Connection) -> None:
-            taken = _taken(connection)
-            if taken is not None and taken[0] > self.number:
-                raise FenceLost(self.number, taken[0], taken[1])
+        def _begin(connection: Connection) -> None:
+            self._check(connection, is_job=is_job)
+
+    def _end_when_silent(self, connection: Any, _record: object) -> None:
+        settings = {"ms": str(round(self.lease_s * 1000)), "s": str(max(1, round(self.lease_s / 3)))}
+        with connection.cursor() as cursor:
+            cursor.execute(_END_WHEN_SILENT, settings)
+        connection.commit()
+
+    def _check(self, connection: Connection, *, is_job: bool = False) -> None:
+        if is_job and connection.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock_shared(:key)"), {"key": FENCE_LOCK})
+        taken = _taken(connection, is_locked=not is_job)
+        if taken is not None and taken[0] > self.number:
+            raise FenceLost(self.number, taken[0], taken[1])
 
 
-def _taken(connection: Connection, *, for_update: bool = False) -> tuple[int, str, str] | None:
-    """Fence, server and queue; the row stays as it is until the transaction ends."""
+def fenced(engine: Engine, fence: Fence | None) -> Engine:
+    """The engine of a job or a command, each of whose transactions looks at the fence, if there is one."""
+    if fence is not None:
+        fence.guard(engine, is_job=True)
+    return engine
+
+
+def acting_fence(config: ResolvedConfig) -> Fence | None:
+    """The fence of a job or a command that writes beside the server; None: the database is its own.
+
+    Raises:
+        ServerStandsBy: this server does not act.
+    """
+    if config.cluster is None or not config.cluster.takeover.enabled:
+        return None
+    lease, node = LeaseFile(config.runtime_dir).read(), config.cluster.node
+    if (number := lease.held_fence) is None:
+        raise ServerStandsBy(node, lease.holder)
+    return Fence(number, node, config.cluster.takeover.lease_s)
+
+
+def _taken(
+    connection: Connection, *, for_update: bool = False, is_locked: bool = True
+) -> tuple[int, str, str] | None:
+    """Fence, server and queue; the row stays as it is until the transaction ends, if it ``is_locked``."""
     table = schema.fences
     statement = select(table.c.fence, table.c.server, table.c.queue).where(table.c.name == NAME)
-    row = connection.execute(statement.with_for_update(read=not for_update)).one_or_none()
+    if is_locked:
+        statement = statement.with_for_update(read=not for_update)
+    row = connection.execute(statement).one_or_none()
     return None if row is None else (int(row[0]), str(row[1]), str(row[2]))
 
 
@@ -101,6 +203,8 @@ def _refuse_rest(connection: Connection, queue_id: str, newest_seq: int) -> None
     """What SQL lacks of a queue counts for nothing: another server has had those cuts from the agents."""
     sql_key, records_key = (f"{queue_id}/{name}" for name in ("sql", "records"))
     cursor = _cursor(connection, sql_key)
+    former = {"queue": f"{queue_id}/former", "queue_seq": newest_seq}
+    upsert(connection, schema.consumed, [former], maximum=("queue_seq",))
     if newest_seq <= cursor:
         return
     upsert(
@@ -111,6 +215,12 @@ def _refuse_rest(connection: Connection, queue_id: str, newest_seq: int) -> None
     )
     moved = [{"queue": key, "queue_seq": newest_seq} for key in (sql_key, records_key)]
     upsert(connection, schema.consumed, moved, maximum=("queue_seq",))
+    log.warning(
+        "queue-records-refused",
+        queue=queue_id,
+        records=f"{cursor + 1} to {newest_seq}",
+        effect="another server has written since; their cuts came to it from the agents",
+    )
 
 
 def _refused(connection: Connection, queue_id: str) -> Refused:

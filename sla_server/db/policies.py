@@ -14,13 +14,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import Engine, func, insert, select, text, update
+from sqlalchemy import Engine, Table, func, insert, select, text, update
 
 from pmdaemon.runtime.clock import Clock, SystemClock
 from sla_server.db import schema
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import begin, make_engine, translated, where
 from sla_server.db.errors import NoRightToPublish
+from sla_server.db.fence import Fence, fenced
+from sla_server.db.job_results import JobResults
 from sla_server.db.queries.reader import SqlReader
 
 PUBLISH_LOCK: Final = 0x51A5_0002  # any constant but migrate.ADVISORY_LOCK; all releases must use the same
@@ -36,6 +38,7 @@ class PolicyStore:
 
     Attributes:
         reader: all other questions (``agreements``, ``policies``, ``manifest``).
+        results: what jobs of single steps found.
 
     Thread: one at a time.
     """
@@ -44,6 +47,7 @@ class PolicyStore:
         self._engine = engine
         self._clock = clock or SystemClock()
         self.reader = SqlReader(engine)
+        self.results = JobResults(engine, self._clock)
 
     def close(self) -> None:
         """Close all connections."""
@@ -56,11 +60,23 @@ class PolicyStore:
             NoRightToPublish: the role lacks the right to insert.
             DatabaseUnavailable: retryable.
         """
+        self._check_may_insert(schema.policies, schema.policy_caps, schema.jobs)
+
+    def check_may_store(self) -> None:
+        """The same for what jobs of single steps find.
+
+        Raises:
+            NoRightToPublish: the role lacks the right to insert.
+            DatabaseUnavailable: retryable.
+        """
+        self._check_may_insert(schema.job_results, schema.jobs)
+
+    def _check_may_insert(self, *tables: Table) -> None:
         if self._engine.dialect.name != "postgresql":
             return  # a file that cannot be written cannot be opened by a writer either
         allowed = text("SELECT has_table_privilege(:table, 'INSERT')")
+        names = [table.name for table in tables]
         with translated(self._engine), self._engine.connect() as connection:
-            names = [schema.policies.name, schema.policy_caps.name, schema.jobs.name]
             missing = [name for name in names if not connection.scalar(allowed, {"table": name})]
         if missing:
             raise NoRightToPublish(where(self._engine), missing)
@@ -77,7 +93,8 @@ class PolicyStore:
         """Publish a policy in one transaction and return its version, the highest so far plus one.
 
         Args:
-            caps: volume, hour_of_week (0 = Monday 00 UTC), cost_per_s (None: no cap), demand_p50, demand_p95.
+            caps: volume, hour_of_week (0 = Monday 00 UTC), cost_per_s (None: no cap), demand_p50, demand_p95,
+                and perhaps burst_s (seconds of the cap that may pass at once; None: the default).
             job: window, rows, versions: how it was computed.
             report: cost model, capacity per backend, back-test.
             published_by: who ran the job.
@@ -137,11 +154,11 @@ class PolicyStore:
         self.report_job(job_id, state=state, exit_status=exit_status, ended_us=ended_us, **columns)
 
 
-def open_policies(config: DatabaseConfig, data_dir: Path) -> PolicyStore:
-    """The policy job's store, with connections of its own."""
+def open_policies(config: DatabaseConfig, data_dir: Path, fence: Fence | None = None) -> PolicyStore:
+    """The policy job's store, with connections of its own; of several servers with the acting one's fence."""
     if config.policy_url:
         config = config.model_copy(update={"url": config.policy_url})
-    return PolicyStore(make_engine(config, data_dir))
+    return PolicyStore(fenced(make_engine(config, data_dir), fence))
 
 
 def _cap_row(cap: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,4 +173,5 @@ def _cap_row(cap: Mapping[str, Any]) -> dict[str, Any]:
         "cost_per_s": None if cost is None else float(cost),
         "demand_p50": cap.get("demand_p50"),
         "demand_p95": cap.get("demand_p95"),
+        "burst_s": cap.get("burst_s"),
     }

@@ -49,7 +49,7 @@ from sla_server.db.fence import Fence
 from sla_server.db.gateway_list import REFRESH_S, GatewayListFile
 from sla_server.db.ingest.intake import HighWater, IngestIntake
 from sla_server.db.ingest.queue import STEP_BYTES, IngestQueue, IngestRecord
-from sla_server.db.ingest.receiver import IngestReceiver
+from sla_server.db.ingest.receiver import IngestMailbox, IngestReceiver
 from sla_server.db.ingest.records import event_row
 from sla_server.db.ingest.transaction import IngestStore, mark_alive
 from sla_server.db.ingest.writer import STEP_S, DatabaseOutage, IngestWriter
@@ -112,14 +112,7 @@ def run(config: ResolvedConfig, stop: Stop) -> int:
             lambda: [*manager.writer.problems(), *receiver.problems(), *_slow_threads()],
             [(mailboxes[1], "appserver")],
         )
-        receiver = IngestReceiver(
-            mailboxes,
-            manager.intake,
-            manager.queue,
-            manager.writer.wake,
-            tick=reporter.tick,
-            stored_seq=(lambda: manager.writer.sql_seq) if is_one_of_several(config) else None,
-        )
+        receiver = make_receiver(config, mailboxes, manager, reporter.tick)
         failed = _run_threads(receiver, manager, stop, GatewayListFile(manager.engine, config.runtime_dir))
         if failed is not None:
             name, error = failed
@@ -130,6 +123,18 @@ def run(config: ResolvedConfig, stop: Stop) -> int:
                 mailbox.close(release=False)
         log.info("stopped", reason=stop.reason, queue_bytes=manager.queue.waiting_bytes)
         return 0 if failed is None else 1
+
+
+def make_receiver(
+    config: ResolvedConfig,
+    mailboxes: Sequence[IngestMailbox],
+    manager: DatabaseManager,
+    tick: Callable[[], None],
+) -> IngestReceiver:
+    """The receiver of this server: one of several confirms what is in SQL, one alone what is in the queue."""
+    stored_seq = (lambda: manager.writer.sql_seq) if is_one_of_several(config) else None
+    wake = manager.writer.wake
+    return IngestReceiver(mailboxes, manager.intake, manager.queue, wake, tick=tick, stored_seq=stored_seq)
 
 
 def _slow_threads() -> list[Problem]:
@@ -209,9 +214,12 @@ def open_manager(
     is_guarded = False
     while not stop.is_set():
         try:
+            if fence is not None and not is_guarded:
+                fence.check(engine)
             migrate.upgrade(engine)
             if fence is not None and not is_guarded:
-                queue.refused = fence.take(engine, queue.queue_id, queue.synced_seq, clock.unix_us())
+                former = fence.take(engine, queue.queue_id, queue.synced_seq, clock.unix_us())
+                queue.refused, queue.former_seq = former.refused, former.newest_seq
                 fence.guard(engine)
                 is_guarded = True
             store.prepare()
@@ -260,7 +268,7 @@ def own_fence(config: ResolvedConfig) -> Fence | None:
     Raises:
         ConfigError: it was started by something else, which has no lease.
     """
-    if config.cluster is None or not config.cluster.takeover.enabled:
+    if config.cluster is None or not is_one_of_several(config):
         return None
     number = os.environ.get(FENCE, "")
     if not number.isdecimal():
@@ -269,7 +277,7 @@ def own_fence(config: ResolvedConfig) -> Fence | None:
             f"is true, and the environment has no {FENCE}",
             "Start the server with 'sla-server start', which starts this process while it has the lease",
         )
-    return Fence(int(number), config.cluster.node)
+    return Fence(int(number), config.cluster.node, config.cluster.takeover.lease_s)
 
 
 def _damage_event(queue: IngestQueue, now_us: int) -> Row | None:

@@ -21,6 +21,7 @@ from sla_server.db import schema
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import begin, make_engine, translated, where
 from sla_server.db.errors import NoRightToPublish
+from sla_server.db.fence import Fence, fenced
 from sla_server.db.policies import PolicyStore
 from sla_server.db.queries.reader import SqlReader
 from sla_server.rows import Row
@@ -107,8 +108,8 @@ class ReportStore:
         return dict(row)
 
 
-def open_reports(config: DatabaseConfig, data_dir: Path) -> ReportStore:
-    """The store, with connections of its own and the rights of the policy job."""
+def open_reports(config: DatabaseConfig, data_dir: Path, fence: Fence | None = None) -> ReportStore:
+    """The store, with connections of its own and the rights of the policy job; see ``open_policies``."""
     if config.policy_url:
         config = config.model_copy(update={"url": config.policy_url})
-    return ReportStore(make_engine(config, data_dir))
+    return ReportStore(fenced(make_engine(config, data_dir), fence))

@@ -48,6 +48,7 @@ from sla_server.db.arrow import arrow_schema
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import begin, make_engine
 from sla_server.db.errors import FilesUnavailable
+from sla_server.db.fence import Fence, fenced
 from sla_server.db.ingest.accumulator import ROLLUP_GAUGES, ROLLUP_SUMS
 from sla_server.db.policies import PolicyStore
 from sla_server.db.schema import DAY_US, LATE_SUMS
@@ -283,9 +284,9 @@ class RollupStore:
             self._files.remove(row.path)
 
 
-def open_rollups(config: DatabaseConfig, data_dir: Path) -> RollupStore:
+def open_rollups(config: DatabaseConfig, data_dir: Path, fence: Fence | None = None) -> RollupStore:
     """The rollup job's store: it changes the manifest, as the database manager does, so with ``url``."""
-    return RollupStore(make_engine(config, data_dir), config, data_dir, SystemClock())
+    return RollupStore(fenced(make_engine(config, data_dir), fence), config, data_dir, SystemClock())
 
 
 # -- In workers

@@ -419,7 +419,7 @@ policy_caps = Table(
     _key("version", Integer),
     _key("volume", Text),
     _key("hour_of_week", Integer),
-    *(_float(name) for name in ("cost_per_s", "demand_p50", "demand_p95")),
+    *(_float(name) for name in ("cost_per_s", "demand_p50", "demand_p95", "burst_s")),
 )
 
 pools = Table(
@@ -473,6 +473,16 @@ jobs = Table(
     _count("started_us"),
     *(_big(name) for name in ("ended_us", "exit_status", "rows", "version")),
     Index("jobs_started", "started_us", "job_id"),
+)
+
+job_results = Table(
+    "job_results",
+    metadata,
+    _key("kind", Text),
+    _key("part", Integer),
+    *(_count(name) for name in ("end_us", "made_us", "rows")),
+    _text("basis"),
+    Column("body", LargeBinary, nullable=False),
 )
 
 reports = Table(
@@ -555,3 +565,8 @@ RECORDABLE: Final = frozenset(
 def natural_key(table: Table) -> tuple[str, ...]:
     """Names of the columns that identify a row."""
     return tuple(column.name for column in table.primary_key.columns)
+
+
+def time_of(table: Table) -> Column[Any]:
+    """The column by which rows of a table of statistics or of slices lie in time; it has an index."""
+    return slices.c.start_us if table is slices else next(iter(table.primary_key.columns))

@@ -158,13 +158,13 @@ class StatisticsSnapshot:
         self.volumes = whole_table(connection, schema.volumes)
 
     def _extent(self, connection: Connection, table: Table) -> _Extent:
-        column = next(iter(table.primary_key.columns))
+        column = schema.time_of(table)
         return _Extent(column.name, *count_rows(connection, table, *self.window_us))
 
     def _copied(self, connection: Connection, table: Table, wanted: Sequence[str]) -> _Extent:
         """The rows in the order of time, so that rows of near numbers are of near times."""
         names = ", ".join(f'"{name}"' for name in wanted)
-        key = next(iter(table.primary_key.columns)).name
+        key = schema.time_of(table).name
         begin_us, end_us = self.window_us
         made = connection.exec_driver_sql(
             f'CREATE TABLE copy."{table.name}" AS SELECT {names} FROM main."{table.name}" '  # noqa: S608

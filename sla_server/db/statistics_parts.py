@@ -26,7 +26,12 @@ from sla_server.db.errors import DatabaseUnavailable, SnapshotGone
 ROWS_A_BATCH: Final = 20_000  # rows held as Python objects at a time
 BYTES_A_BATCH: Final = 4 << 20  # of CSV: some 60,000 rows
 CONNECT_TIMEOUT_S: Final = 5
-_INT32: Final = frozenset(("io",))
+_KINDS: Final = {
+    "io": pa.int32(),
+    **dict.fromkeys(("name", "objective", "state"), pa.string()),
+    **dict.fromkeys(("ours", "inexact"), pa.bool_()),
+}
+"""Of columns; all others are integers of 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +68,8 @@ class Part:
 
 
 def arrow_kind(columns: Sequence[str]) -> pa.Schema:
-    """Columns of statistics are integers of 64 bits, but the kind of I/O."""
-    return pa.schema([(name, pa.int32() if name in _INT32 else pa.int64()) for name in columns])
+    """The columns as Arrow has them."""
+    return pa.schema([(name, _KINDS.get(name, pa.int64())) for name in columns])
 
 
 def read_part(source: Source, part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -98,8 +103,13 @@ def _from_sqlite(source: Source, statement: str, kind: pa.Schema) -> Iterator[pa
 
 def _batch(rows: Sequence[Sequence[Any]], kind: pa.Schema) -> pa.RecordBatch:
     columns = zip(*rows, strict=True)
-    arrays = [pa.array(column, type=field.type) for column, field in zip(columns, kind, strict=True)]
+    arrays = [_array(column, field.type) for column, field in zip(columns, kind, strict=True)]
     return pa.record_batch(arrays, schema=kind)
+
+
+def _array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """SQLite's booleans are integers."""
+    return pa.array(map(bool, column) if kind == pa.bool_() else column, type=kind)
 
 
 def _from_postgresql(source: Source, statement: str, kind: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -143,7 +153,7 @@ def _parsed(held: io.BytesIO, kind: pa.Schema) -> Iterator[pa.RecordBatch]:
     table = csv.read_csv(
         held,
         csv.ReadOptions(column_names=kind.names, use_threads=False),
-        convert_options=csv.ConvertOptions(column_types=kind),
+        convert_options=csv.ConvertOptions(column_types=kind, true_values=["t"], false_values=["f"]),
     )
     yield from table.to_batches()
 

@@ -251,6 +251,12 @@ SERVER: Final = {
     "back-test-job-failed": EventKind(
         "warning", "The back-test job that the server started has failed.", "`sla get jobs` says why."
     ),
+    "single-job-failed": EventKind(
+        "warning",
+        "A job that the server started has failed: capacity, cost-model, demand, attribution, space or "
+        "report-inputs.",
+        "The subject is its name; `sla get jobs` says why.",
+    ),
     "report-job-failed": EventKind(
         "warning", "The report job that the server started has failed.", "`sla get jobs` says why."
     ),

@@ -8,6 +8,8 @@ an event says so, and when the queue of events is nearly full, that is given up 
 The queue of the initialization period comes first (E6): a lane begins with the other one when it has nothing
 there, or a batch that was handed over before: that comes again first, with the same numbers.
 
+What comes after a notice are reminders, from its confirmation on, and escalations, also without one.
+
 Reads no clock but the one given and sends nothing.
 
 Thread: the main loop.
@@ -26,7 +28,6 @@ from pmdaemon.diskqueue.errors import QueueFull
 from pmdaemon.runtime.clock import Clock
 from sla_server.events import catalogue
 from sla_server.events.ended import EndedConditions, ends_one_of
-from sla_server.events.follow_ups import escalations, reminder
 from sla_server.events.lane import DeliveryBatch, Firing, Lane
 from sla_server.events.order import ReadOrder
 from sla_server.events.queue import EventQueue, LaterQueue, QueuedEvent
@@ -270,8 +271,8 @@ class BatchComposer:
         """Keep escalations of what a recipient has or does not take, and reminders of what it has."""
         later = list[QueuedEvent]()
         for item, routed in open_ones:
-            later += reminder(item, routed, now_us) if is_confirmed else ()
-            later += () if lane.is_escalated(queue, item) else escalations(item, routed, now_us)
+            later += _reminder(item, routed, now_us) if is_confirmed else ()
+            later += () if lane.is_escalated(queue, item) else _escalations_after(item, routed, now_us)
         self._add_later(lane.name, later)
 
     def escalate_waiting(self, lane: Lane, now_us: int) -> bool:
@@ -311,7 +312,7 @@ class BatchComposer:
         is_left_out = decision is not None and decision.verdict is StageVerdict.SKIP
         if routed is None or is_left_out or self._ended.has(item.event):
             return []
-        return escalations(item, routed, max(now_us, decision.until_us if decision is not None else 0))
+        return _escalations_after(item, routed, max(now_us, decision.until_us if decision is not None else 0))
 
     def _add_later(self, recipient: str, later: list[QueuedEvent]) -> None:
         """Keep these, if there is room for them; else an event says so."""
@@ -415,3 +416,36 @@ def _notice(item: QueuedEvent, routed: Routed, number: int) -> Notice:
         action=catalogue.described(item.event.kind).action,
         runbook=catalogue.runbook(item.event.kind),
     )
+
+
+def _reminder(item: QueuedEvent, routed: Routed, now_us: int) -> list[QueuedEvent]:
+    """The next reminder of a confirmed notice, if there is to be one."""
+    remind_s = item.remind_s or routed.remind_s
+    if remind_s <= 0 or item.escalated or not _asks_for_action(item):
+        return []
+    return [
+        replace(
+            item, seq=0, is_caught_up=False, recipient=routed.recipient, reminder=item.reminder + 1,
+            remind_s=remind_s, due_us=now_us + round(remind_s * 1e6), purpose="remind",
+        )
+    ]  # fmt: skip
+
+
+def _escalations_after(item: QueuedEvent, routed: Routed, from_us: int) -> list[QueuedEvent]:
+    """Escalations of a notice, sent unless a person acknowledges it within the time from ``from_us`` on."""
+    if routed.escalate_s <= 0 or item.reminder or item.escalated or not _asks_for_action(item):
+        return []
+    due_us = from_us + round(routed.escalate_s * 1e6)
+    return [
+        replace(
+            item, seq=0, is_caught_up=False, recipient=name, escalated=True, due_us=due_us, purpose="escalate"
+        )
+        for name in routed.escalate_to
+    ]
+
+
+def _asks_for_action(item: QueuedEvent) -> bool:
+    """Not what is only information or an end: no person has to do anything about it."""
+    status = catalogue.status_of(item.event)
+    is_only_information = status is Status.INFO and item.event.severity == "info"
+    return status is not Status.RESOLVED and not is_only_information

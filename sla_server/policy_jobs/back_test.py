@@ -51,6 +51,7 @@ MOST_BACKENDS: Final = 16
 LESS_BAD: Final = 0.9  # of the bad seconds: less of a difference may be chance
 MORE_HELD: Final = 1.25  # of the I/Os held back: demands differ that much from week to week
 Caps = Mapping[int, Mapping[str, float | None]]
+Bursts = Mapping[int, Mapping[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,18 +122,33 @@ def is_better(before: ReplaySums, after: ReplaySums) -> bool:
     return after.bad_s < before.bad_s * LESS_BAD
 
 
-def by_hour(rows: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, float | None]]:
-    """Rows of caps as the simulator takes a policy."""
-    found: dict[int, dict[str, float | None]] = {}
+@dataclass(frozen=True, slots=True)
+class ReplayedPolicy:
+    """A policy as the simulator takes it, by hour of the week: caps, and their bursts where they have one."""
+
+    caps: Caps
+    bursts: Bursts
+
+    @property
+    def volumes(self) -> set[str]:
+        """Those that are capped in some hour."""
+        return {volume for hour in self.caps.values() for volume in hour}
+
+
+NO_POLICY: Final = ReplayedPolicy({}, {})
+
+
+def by_hour(rows: Iterable[Mapping[str, Any]]) -> ReplayedPolicy:
+    """The policy of rows of caps."""
+    caps: dict[int, dict[str, float | None]] = {}
+    bursts: dict[int, dict[str, float]] = {}
     for row in rows:
+        hour, burst_s = int(row["hour_of_week"]), row.get("burst_s")
         if row["cost_per_s"] is not None:
-            found.setdefault(int(row["hour_of_week"]), {})[row["volume"]] = float(row["cost_per_s"])
-    return found
-
-
-def capped(caps: Caps) -> set[str]:
-    """Volumes that are capped in some hour."""
-    return {volume for hour in caps.values() for volume in hour}
+            caps.setdefault(hour, {})[row["volume"]] = float(row["cost_per_s"])
+            if burst_s is not None:
+                bursts.setdefault(hour, {})[row["volume"]] = float(burst_s)
+    return ReplayedPolicy(caps, bursts)
 
 
 def backend_plans(
@@ -186,9 +202,9 @@ def _only(found: StoredSlots, streams: Sequence[int]) -> StoredSlots:
     return dataclasses.replace(found, slots=chosen(found.slots), missed=chosen(found.missed), streams=names)
 
 
-def outcome(plan: Plan, caps: Caps) -> ReplaySums:
+def outcome(plan: Plan, policy: ReplayedPolicy) -> ReplaySums:
     """One run of a plan in mode enforce."""
-    plan = dataclasses.replace(plan, policy=caps)
+    plan = dataclasses.replace(plan, policy=policy.caps, bursts=policy.bursts)
     run = run_mode(plan, "enforce")
     figures = figures_of(plan, run, None)
     states = [promise.slices for promise in figures.promises]
@@ -201,10 +217,12 @@ def outcome(plan: Plan, caps: Caps) -> ReplaySums:
     )
 
 
-def compare(plans: Sequence[tuple[str, Plan]], new: Caps, former: Caps | None) -> dict[str, Any]:
+def compare(
+    plans: Sequence[tuple[str, Plan]], new: ReplayedPolicy, former: ReplayedPolicy | None
+) -> dict[str, Any]:
     """The runs of all plans, summed and by backend."""
     sums = {"none": ReplaySums(), "new": ReplaySums()} | ({} if former is None else {"former": ReplaySums()})
-    policies: dict[str, Caps] = {"none": {}, "new": new} | ({} if former is None else {"former": former})
+    policies = {"none": NO_POLICY, "new": new} | ({} if former is None else {"former": former})
     rows = []
     for backend, plan in plans:
         runs = {name: outcome(plan, policies[name]) for name in sums}
@@ -242,8 +260,8 @@ def made(
     """
     new = by_hour(caps)
     in_force = store.reader.policy_in_force() if against_in_force else None
-    former = by_hour(store.reader.policy_caps(in_force["version"])) if in_force is not None else {}
-    volumes = capped(new) | capped(former)
+    former = by_hour(store.reader.policy_caps(in_force["version"])) if in_force is not None else NO_POLICY
+    volumes = new.volumes | former.volumes
     if not volumes:
         return {"publish": True, "reason": "it caps nothing, like the policy in force"}
     contract = _contract(store, now_us)
@@ -261,12 +279,12 @@ def made(
         notes += [each.words for each in sampled]
         times |= {"sampled": [dataclasses.asdict(each) for each in sampled]} if sampled else {}
     if not plans:
-        verdict_ = Advice(not new, "nothing could be replayed" if new else "it caps nothing")
+        verdict_ = Advice(not new.caps, "nothing could be replayed" if new.caps else "it caps nothing")
         result: dict[str, Any] = {}
     else:
-        result = compare(plans, new, former or None)
+        result = compare(plans, new, former if former.caps else None)
         outcomes = {name: ReplaySums(**result[name]) for name in ("none", "new", "former") if name in result}
-        verdict_ = verdict(outcomes["none"], outcomes["new"], outcomes.get("former"), is_empty=not new)
+        verdict_ = verdict(outcomes["none"], outcomes["new"], outcomes.get("former"), is_empty=not new.caps)
     reason, publish = verdict_.reason, verdict_.publish
     if not publish and config.policy.publish == "always":
         reason, publish = f'{reason}; published all the same: publish = "always"', True

@@ -7,23 +7,16 @@ Spark is not started. A crash leaves the row ``running``, which the next run cor
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from contextlib import closing
-from pathlib import Path
 from typing import Any, Final
 
-import click
-
-from pmdaemon.errors import SlaError
-from pmdaemon.runtime import logs
-from pmdaemon.runtime.stop import end_with_parent
 from sla_server import config as configuration
 from sla_server.db.engine import check_made
+from sla_server.db.fence import acting_fence
 from sla_server.db.policies import open_policies
-from sla_server.policy_jobs import back_test, publishing
-from sla_server.policy_jobs.job import NICER, only_one, status_of, stopped_in_order
+from sla_server.jobs import JobAnswer, job_command, noted, only_one
+from sla_server.policy_jobs import back_test
 
 KIND: Final = "back-test"
 
@@ -39,19 +32,19 @@ def run(config: configuration.ResolvedConfig, who: str, now_us: int | None = Non
     check_made(config.database, config.data_dir)
     with (
         only_one(config.data_dir / "back-test-job" / "lock", KIND),
-        closing(open_policies(config.database, config.data_dir)) as store,
+        closing(open_policies(config.database, config.data_dir, acting_fence(config))) as store,
     ):
         store.check_may_publish()
-        with publishing.noted(store, who, status_of, KIND) as noted:
+        with noted(store, KIND, who) as noted_run:
             in_force = store.reader.policy_in_force()
             if in_force is None:
                 found: dict[str, Any] = {"version": None, "reason": "no policy is in force"}
             else:
                 caps = store.reader.policy_caps(in_force["version"])
-                noted.version = in_force["version"]
+                noted_run.version = in_force["version"]
                 tested = back_test.made(store, config, caps, now_us, against_in_force=False)
                 found = {"version": in_force["version"], **tested}
-            noted.note(found["reason"], rows=found.get("new", {}).get("ios", 0))
+            noted_run.note(found["reason"], rows=found.get("new", {}).get("ios", 0))
     return found
 
 
@@ -62,29 +55,11 @@ def describe(found: dict[str, Any]) -> str:
     return "\n".join([f"policy version {found['version']}, in force:", *back_test.describe(found)])
 
 
-@click.command()
-@click.option(
-    "--config", "path", type=click.Path(path_type=Path), envvar="SLA_CONFIG", help="The server's TOML file."
-)
-@click.option(
-    "-o", "output", type=click.Choice(["table", "json"]), default="table", help="Form of the answer."
-)
-@click.option("--scheduled", is_flag=True, hidden=True, help="Started by the server.")
-def main(path: Path | None, output: str, scheduled: bool) -> None:
+@job_command("back-test-job")
+def main(config: configuration.ResolvedConfig, who: str) -> JobAnswer:
     """Replay the last days with the policy in force and without it."""
-    logs.configure("back-test-job")
-    try:
-        config = configuration.load(path)
-        if scheduled:
-            end_with_parent()
-            os.nice(NICER)
-        who = "schedule" if scheduled else os.environ.get("USER", "back-test-job")
-        with stopped_in_order():
-            found = run(config, who)
-    except SlaError as exc:
-        click.echo(f"back-test job: {exc}", err=True)
-        raise SystemExit(status_of(exc)) from exc
-    click.echo(json.dumps(found) if output == "json" else describe(found))
+    found = run(config, who)
+    return JobAnswer(found, describe(found))
 
 
 if __name__ == "__main__":

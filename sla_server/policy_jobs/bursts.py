@@ -8,6 +8,10 @@ shorter than the horizon then go into the bucket, and what lasts longer into the
 One wild day does not make a pair: b(r) is taken by day, and of the days the 95 % percentile, recent days
 counting more.
 
+A cap gets the bucket of its volume's pair as its burst (``burst_seconds``): after a quiet time so much passes
+at once, then the rate of the cap holds. All buckets that may be emptied at once on a backend are together at
+most ``ROOM_S`` of its capacity, or a burst would break the promise that the caps are for.
+
 Pure numpy. Source: SLA-MODEL.md 4, point 5; Le Boudec and Thiran, Network Calculus, 1.2 (arrival curves).
 """
 
@@ -20,6 +24,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from pmdaemon.wire.rates import DEFAULT_BURST_S, MOST_BURST_S
 from sla_server.policy_jobs.demand import recency_weights, weighted_percentile
 from sla_server.policy_jobs.transforms import US_A_SECOND
 
@@ -30,6 +35,8 @@ MIN_SLOTS: Final = 30
 DAY_US: Final = 86_400 * US_A_SECOND
 OF_DAYS: Final = 0.95
 RATES: Final = 33  # candidates, between the median and the highest demand
+ROOM_S: Final = 0.25
+"""Of a capacity: at 80 % load the backend has worked it off within 1.25 s, 2 % of a slice of a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +52,6 @@ class BurstPair:
     cost_per_s: float
     burst_cost: float
     days: int
-
-    @property
-    def burst_s(self) -> float:
-        """The bucket in seconds of the rate, as gateways take it."""
-        return self.burst_cost / self.cost_per_s if self.cost_per_s > 0 else 0.0
 
 
 def excess(at_us: Ints, demand: Floats, slot_s: float, rates: Floats) -> Floats:
@@ -100,3 +102,18 @@ def burst_pair(
     buckets = np.array([weighted_percentile(row, weights, OF_DAYS) for row in by_day])
     best = int(np.argmin(rates * HORIZON_S + buckets))
     return BurstPair(float(rates[best]), float(buckets[best]), len(days))
+
+
+def burst_seconds(cap: Floats, bucket: Floats, group: Ints, room: Floats) -> Floats:
+    """How many seconds of its rate each cap lets pass at once; nan: the default of gateways, or less.
+
+    Args:
+        cap: cost a second; shape (n,).
+        bucket: cost units that the volume's usual bursts need; shape (n,).
+        group: number of the backend and hour of each, whose buckets may be emptied together; shape (n,).
+        room: cost units that these may be together; shape (groups,).
+    """
+    wanted = np.bincount(group, weights=bucket, minlength=len(room))
+    part = np.minimum(1.0, np.divide(room, wanted, out=np.zeros(len(room)), where=wanted > 0))
+    found: Floats = np.minimum(bucket * part[group] / cap, MOST_BURST_S)
+    return np.where(found > DEFAULT_BURST_S, found, np.nan)

@@ -7,7 +7,6 @@ SlaError (pmdaemon.errors)
     ├── NoJava               69  no usable Java runtime; says what was looked at
     ├── NoSuchCalendar       78  the configuration names a calendar that is not in force
     ├── SparkFailed          70  Spark ended with an error; its log says more
-    ├── JobRunning           79  another run holds the lock
     └── NothingToLearn       80  no statistics in the window
 
 The numbers are exit statuses (docs/operations/cli.md). None of them is 75, which says of every other command
@@ -87,17 +86,6 @@ class SparkFailed(PolicyJobError):
     def __init__(self, reason: str, log_path: Path) -> None:
         self.log_path = log_path
         super().__init__(f"Spark failed: {reason}. Its log is {log_path}")
-
-
-class JobRunning(PolicyJobError):
-    """Another run of the same job holds the lock."""
-
-    retryable = True
-    exit_status = 79
-
-    def __init__(self, lock: Path, name: str = "policy") -> None:
-        self.lock = lock
-        super().__init__(f"another {name} job is running (it holds {lock}); wait for it to end")
 
 
 class NothingToLearn(PolicyJobError):

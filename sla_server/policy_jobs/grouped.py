@@ -9,6 +9,7 @@ Workers import this module: it must be installed there, or sent along.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
@@ -20,9 +21,9 @@ import pyarrow.compute as pc
 from pmdaemon.wire.rates import COST_BYTES
 from sla_server.policy_jobs import cost_model, model
 from sla_server.policy_jobs.attribution import SharedIntervals, attribute
-from sla_server.policy_jobs.bursts import burst_pair
+from sla_server.policy_jobs.bursts import ROOM_S, burst_pair, burst_seconds
 from sla_server.policy_jobs.capacity import Intervals, capacity
-from sla_server.policy_jobs.transforms import PLACED, US_A_SECOND
+from sla_server.policy_jobs.transforms import HOURS_A_WEEK, PLACED, US_A_SECOND
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -239,6 +240,32 @@ def caps_of(demand: pa.Table) -> pa.Table:
         ],
         schema=CAPS,
     )
+
+
+def with_bursts(
+    caps: pa.Table, pairs: Sequence[Mapping[str, Any]], capacity: Mapping[str, float]
+) -> pa.Table:
+    """Caps with ``burst_s``, for volumes that have a burst pair; no Python object for each cap.
+
+    Args:
+        caps: CAPS.
+        pairs: rows of BURSTS.
+        capacity: of backends.
+    """
+    backends = sorted({pair["backend"] for pair in pairs})
+    volumes = pa.array([pair["volume"] for pair in pairs], pa.string())
+    place = pc.if_else(caps["cost_per_s"].is_valid(), pc.index_in(caps["volume"], value_set=volumes), None)
+    capped = place.is_valid().to_numpy()
+    found = np.full(caps.num_rows, np.nan)
+    if capped.any():
+        pair = place.drop_null().to_numpy().astype(np.int64)
+        at = np.array([backends.index(each["backend"]) for each in pairs])[pair]
+        hour = caps["hour_of_week"].to_numpy()[capped].astype(np.int64)
+        room = np.repeat([ROOM_S * capacity.get(name, 0.0) for name in backends], HOURS_A_WEEK)
+        bucket = np.array([float(each["burst_cost"]) for each in pairs])[pair]
+        cap = caps["cost_per_s"].to_numpy()[capped].astype(np.float64)
+        found[capped] = burst_seconds(cap, bucket, at * HOURS_A_WEEK + hour, room)
+    return caps.append_column("burst_s", pa.array(found, pa.float64(), from_pandas=True))
 
 
 def _ddl(kind: pa.Schema) -> str:

@@ -7,7 +7,7 @@ the distinct names among them, and the promises in force.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from sla_server.agreements.document import Agreement
 from sla_server.agreements.periods import CalendarWindow
 from sla_server.agreements.promise import InForce, Priority, Promise, classes, promises
 from sla_server.agreements.volume_labels import label_book
-from sla_server.policy_jobs import sql_source
+from sla_server.policy_jobs import sql_source, stored_results
 from sla_server.policy_jobs.demand import HourTables, hour_tables
 from sla_server.policy_jobs.errors import NoSuchCalendar, NothingToLearn, UnreadableAgreement
 from sla_server.policy_jobs.scope import KnownNames, Scope, scope_of
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from sla_server.db.policies import PolicyStore
     from sla_server.db.statistics import Files, StatisticsSnapshot
 
+CAPACITY = "capacity"
+"""Kind of the job, and of what it stores."""
 SLOTS, MISSED, HOURS = "rollups", "rollup_missed", "rollup_hours"
 COLUMNS = {SLOTS: SLOT_COLUMNS, MISSED: MISSED_COLUMNS, HOURS: HOUR_COLUMNS}
 """What a snapshot is taken of."""
@@ -124,8 +126,7 @@ def read(
         settings.half_life_days,
         _holidays(store, settings.calendar),
     )
-    former = _former_capacity(store.reader.policies(limit=1))
-    return JobInputs(streams, volumes, scope, in_scope, hours, former, 3600 // rollup_s)
+    return JobInputs(streams, volumes, scope, in_scope, hours, former_capacity(store), 3600 // rollup_s)
 
 
 def zones_of(in_force: Sequence[InForce], backend_of: Mapping[str, str], default: str) -> dict[str, str]:
@@ -204,11 +205,21 @@ def _in_force(row: dict[str, Any]) -> InForce:
     return InForce(agreement, row["version"], row["applied_us"], row["ended_us"])
 
 
-def _former_capacity(policies: Sequence[dict[str, Any]]) -> dict[str, float]:
+def former_capacity(store: PolicyStore) -> dict[str, float]:
     """Last valid values: a day without contention must not forget what an earlier one showed."""
+    policies = store.reader.policies(limit=1)
+    rows: list[dict[str, Any]] = policies[0]["report"].get("capacity", []) if policies else []
+    head = store.results.head(CAPACITY)
+    if head is not None and head.made_us > (policies[0]["created_us"] if policies else 0):
+        # The capacity job has them from the policy before it, or better ones.
+        rows = stored_results.decoded(store.results.bodies(CAPACITY)).to_pylist()
+    return lowest_known(rows)
+
+
+def lowest_known(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Of each backend the lowest capacity that is known."""
     found: dict[str, float] = {}
-    for policy in policies:
-        for item in policy["report"].get("capacity", []):
-            if item["cost_per_s"] is not None:
-                found[item["backend"]] = min(item["cost_per_s"], found.get(item["backend"], float("inf")))
+    for row in rows:
+        if row["cost_per_s"] is not None:
+            found[row["backend"]] = min(row["cost_per_s"], found.get(row["backend"], float("inf")))
     return found

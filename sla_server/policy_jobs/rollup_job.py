@@ -7,25 +7,21 @@ Without a day that is due Spark is not started.
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from pmdaemon.errors import SlaError
-from pmdaemon.runtime import logs
-from pmdaemon.runtime.stop import end_with_parent
 from sla_server import config as configuration
 from sla_server.db.engine import check_made
 from sla_server.db.errors import FileDamaged
+from sla_server.db.fence import acting_fence
 from sla_server.db.rollups import RollupStore, open_rollups
-from sla_server.policy_jobs import publishing, rollups
-from sla_server.policy_jobs.job import NICER, on_spark, only_one, status_of, stopped_in_order
-from sla_server.policy_jobs.session import check_files, scratch_of, stderr_to
+from sla_server.jobs import JobAnswer, JobRun, job_command, noted, only_one
+from sla_server.policy_jobs import rollups
+from sla_server.policy_jobs.session import check_files, end_java, stderr_to
+from sla_server.policy_jobs.spark_run import on_spark, scratch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,17 +44,17 @@ def run(config: configuration.ResolvedConfig, who: str) -> dict[str, Any]:
     job_dir = config.data_dir / "rollup-job"
     with (
         only_one(job_dir / "lock", KIND),
-        closing(open_rollups(config.database, config.data_dir)) as store,
-        publishing.noted(store.jobs, who, status_of, KIND) as noted,
+        closing(open_rollups(config.database, config.data_dir, acting_fence(config))) as store,
+        noted(store.jobs, KIND, who) as noted_run,
     ):
         store.sweep()
         days = store.due()
         done: dict[str, Any] = {"days": [], "files": 0, "rows": 0, "peak_mib": {}}
         if days:
             rows = sum(day.rows for day in days)
-            noted.note(f"Spark rolls up {len(days)} days", rows=rows)
-            done = _on_spark(config, store, job_dir, days, noted)
-        noted.note(summary(done), rows=done["rows"])
+            noted_run.note(f"Spark rolls up {len(days)} days", rows=rows)
+            done = _on_spark(config, store, job_dir, days, noted_run)
+        noted_run.note(summary(done), rows=done["rows"])
     return done
 
 
@@ -67,29 +63,22 @@ def _on_spark(
     store: RollupStore,
     job_dir: Path,
     days: list[DueDay],
-    noted: publishing.JobRun,
+    noted_run: JobRun,
 ) -> dict[str, Any]:
     """Start Spark, roll up, stop it."""
-    log_path, scratch = job_dir / "spark.log", scratch_of(job_dir)
+    log_path = job_dir / "spark.log"
 
     def action(spark: SparkSession) -> dict[str, Any]:
-        return roll_up(spark, store, days, noted)
+        return roll_up(spark, store, days, noted_run)
 
-    shutil.rmtree(scratch, ignore_errors=True)  # of a run that was killed
-    scratch.mkdir(mode=0o700, parents=True)
     click.echo(f"{len(days)} days are due; Spark starts, and writes its warnings to {log_path}", err=True)
-    try:
-        with stderr_to(log_path):
-            rows = sum(day.rows for day in days)
-            done, use = on_spark(config.policy, job_dir, action, log_path, rows)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    with scratch(job_dir), stderr_to(log_path):
+        rows = sum(day.rows for day in days)
+        done, use = on_spark(config.policy, job_dir, action, log_path, rows)
     return {**done, "peak_mib": use.peak_mib}
 
 
-def roll_up(
-    spark: SparkSession, store: RollupStore, days: list[DueDay], noted: publishing.JobRun
-) -> dict[str, Any]:
+def roll_up(spark: SparkSession, store: RollupStore, days: list[DueDay], noted_run: JobRun) -> dict[str, Any]:
     """Roll up these days, one after the other.
 
     Raises:
@@ -109,7 +98,7 @@ def roll_up(
             done["files"] += len(made)
             done["rows"] += day.rows
         count = number - len(damaged)
-        noted.note(f"{count} of {len(days)} days are rolled up", rows=done["rows"])
+        noted_run.note(f"{count} of {len(days)} days are rolled up", rows=done["rows"])
     if damaged:
         raise damaged[0]
     return done
@@ -124,29 +113,11 @@ def summary(done: dict[str, Any]) -> str:
     return f"{len(days)} days rolled up ({span}): {done['rows']:,} rollups became {done['files']} files"
 
 
-@click.command()
-@click.option(
-    "--config", "path", type=click.Path(path_type=Path), envvar="SLA_CONFIG", help="The server's TOML file."
-)
-@click.option(
-    "-o", "output", type=click.Choice(["table", "json"]), default="table", help="Form of the answer."
-)
-@click.option("--scheduled", is_flag=True, hidden=True, help="Started by the server.")
-def main(path: Path | None, output: str, scheduled: bool) -> None:
+@job_command("rollup-job", end_java)
+def main(config: configuration.ResolvedConfig, who: str) -> JobAnswer:
     """Make hourly and daily rollups of the days that have left SQL, and of those of which late data came."""
-    logs.configure("rollup-job")
-    try:
-        config = configuration.load(path)
-        if scheduled:
-            end_with_parent()
-            os.nice(NICER)
-        who = "schedule" if scheduled else os.environ.get("USER", "rollup-job")
-        with stopped_in_order():
-            done = run(config, who)
-    except SlaError as exc:
-        click.echo(f"rollup job: {exc}", err=True)
-        raise SystemExit(status_of(exc)) from exc
-    click.echo(json.dumps(done) if output == "json" else summary(done))
+    done = run(config, who)
+    return JobAnswer(done, summary(done))
 
 
 if __name__ == "__main__":

@@ -317,6 +317,32 @@ def demand_under_limits(demand: DataFrame, classes: DataFrame, needs: DataFrame)
     return demand.join(F.broadcast(classes), "volume").join(F.broadcast(needs), "backend", "left")
 
 
+def period_sums(slices: DataFrame, spans: DataFrame) -> DataFrame:
+    """How many slices of each kind start in each period: of every slice the newest revision.
+
+    Args:
+        slices: SLICE_COLUMNS, all revisions.
+        spans: name (of the agreement), period, from_us, to_us.
+
+    Returns:
+        PERIOD_SUMS and n.
+    """
+    from pyspark.sql import functions as F
+
+    rest = [name for name in SLICE_COLUMNS if name not in ("name", "objective", "start_us", "revision")]
+    newest = slices.groupBy("name", "objective", "start_us").agg(
+        F.max_by(F.struct(*rest), F.col("revision")).alias("of")
+    )
+    within = (F.col("start_us") >= F.col("from_us")) & (F.col("start_us") < F.col("to_us"))
+    return (
+        newest.join(F.broadcast(spans), "name")
+        .where(within)
+        .select(*PERIOD_KEYS, *(F.col(f"of.{name}").alias(name) for name in rest))
+        .groupBy(*PERIOD_SUMS)
+        .agg(F.count("*").alias("n"))
+    )
+
+
 # -- Columns that the job reads and writes, for pyarrow and Spark alike
 #
 # Of SQL (``sql_source``) and of Parquet files; only the columns named here are read.
@@ -341,6 +367,17 @@ HOUR_COLUMNS: Final = ("hour_us", "stream_id", "arrived", "reads", "writes", "co
 HOUR_DDL: Final = ", ".join(f"{name} bigint" for name in HOUR_COLUMNS)
 MISSED_COLUMNS: Final = ("slot_us", "stream_id", "io", "threshold_us", "counted", "missed")
 MISSED_DDL: Final = ", ".join(f"{name} {'int' if name == 'io' else 'bigint'}" for name in MISSED_COLUMNS)
+SLICE_COLUMNS: Final = (
+    *("start_us", "name", "objective", "revision"),
+    *("version", "state", "ours", "inexact", "length_us"),
+)
+SLICE_DDL: Final = (
+    "start_us bigint, name string, objective string, revision bigint, "
+    "version bigint, state string, ours boolean, inexact boolean, length_us bigint"
+)
+PERIOD_KEYS: Final = ("name", "objective", "period")
+PERIOD_SUMS: Final = (*PERIOD_KEYS, "version", "state", "ours", "inexact", "length_us")
+"""Keys of ``period_sums``."""
 STREAM_COLUMNS: Final = ("stream_id", "volume", "client", "backend")
 HOURS_A_WEEK: Final = 168
 US_A_SECOND: Final = 1_000_000

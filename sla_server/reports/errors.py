@@ -6,13 +6,10 @@ SlaError (pmdaemon.errors)
     ├── PeriodTooLong      it holds more slices than can be read at once
     ├── NothingToReport    the agreement is not known, or was not in force in the period
     ├── NotYetFinal        its figures may still change, so it is not issued
-    ├── IssueRunning       another run of the job issues reports just now
     └── PdfNotAvailable    the library that makes PDF is not installed, or lacks a system library
 """
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from pmdaemon.errors import SlaError
 
@@ -60,15 +57,6 @@ class NotYetFinal(ReportError):
             f"the report of {name} for {period} is not final: {'; '.join(because)}. "
             "Issue it later, or now with --preliminary"
         )
-
-
-class IssueRunning(ReportError):
-    """Another run holds the lock."""
-
-    exit_status = 79
-
-    def __init__(self, lock: Path) -> None:
-        super().__init__(f"another run issues reports just now ({lock} is locked); wait until it has ended")
 
 
 class PdfNotAvailable(ReportError):

@@ -24,18 +24,15 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.agent import CapSet
 from pmdaemon.wire.messages.api import ServiceRequest, ServiceResponse
+from pmdaemon.wire.messages.orders import CapsOrder, CostsOrder, Lease, ThresholdsOrder
 from pmdaemon.wire.messages.server import (
-    CapsOrder,
     CapsState,
-    CostsOrder,
     CutsHeader,
     GatewayAlert,
     GatewayReport,
-    Lease,
     Pressure,
     Recorded,
     StreamsSeen,
-    ThresholdsOrder,
 )
 from pmdaemon.wire.messages.space import GatewaySpace
 from pmdaemon.wire.messages.thresholds import Thresholds

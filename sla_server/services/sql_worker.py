@@ -70,7 +70,8 @@ class PublishedPolicy:
         published: it is not in force in SQL yet
         hour_of_week: 0 = Monday 00 UTC
         caps: volume to cost rate, None for no cap
-        coming, coming_us: the same of the hour after it, and when that hour begins
+        bursts: volume to the seconds of its cap that may pass at once, where that is not the default
+        coming, coming_us: caps of the hour after it, and when that hour begins
         costs: what an I/O costs, by backend
         orders: number of the orders it follows
     """
@@ -83,6 +84,7 @@ class PublishedPolicy:
     coming_us: int = 0
     costs: dict[str, Fit] = field(default_factory=dict)
     orders: int = 0
+    bursts: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,12 +245,14 @@ class SqlWorker:
         look = None if not orders.number else PublishedPolicy(0, False, hour, {}, orders=orders.number)
         if chosen is not None:
             version = int(chosen["version"])
-            caps = self._store.policy_caps(version, hour)
+            caps, bursts = self._store.policy_caps(version, hour)
             coming_us = (now_us // 1_000_000 // HOUR_S + 1) * HOUR_S * 1_000_000
-            coming = self._store.policy_caps(version, hour_of_week(coming_us))
+            coming, _ = self._store.policy_caps(version, hour_of_week(coming_us))
             costs = self._fits.up_to(version, self._store.policies)
             is_new = chosen["state"] not in IN_FORCE
-            look = PublishedPolicy(version, is_new, hour, caps, coming, coming_us, costs, orders.number)
+            look = PublishedPolicy(
+                version, is_new, hour, caps, coming, coming_us, costs, orders.number, bursts
+            )
         with self._lock:
             self._policy_wanted = self._policy_orders is not orders
         self._policy_at_ns = self._clock.monotonic_ns()
@@ -298,7 +302,7 @@ class PolicyInForce:
         self._followed = orders.number
         if self._handed != (found.version, found.hour_of_week):
             self._handed = (found.version, found.hour_of_week)
-            controller.set_policy_caps(found.version or None, found.caps)
+            controller.set_policy_caps(found.version or None, found.caps, found.bursts)
             controller.set_coming_caps(found.coming, found.coming_us)
         if found.version == self.version:
             return []

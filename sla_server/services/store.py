@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
+from pmdaemon.wire.rates import LEAST_BURST_S, MOST_BURST_S
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.queries.reader import SliceInputs, SqlReader, open_reader
 from sla_server.rows import Row
@@ -141,13 +142,20 @@ class SqlReads:
         """Version and state of the policy in force."""
         return self._reader.policy_in_force()
 
-    def policy_caps(self, version: int, hour_of_week: int) -> dict[str, float | None]:
-        """Volume to cost rate, None for no cap; what is no rate, by another hand than the job's, is none."""
-        rows = self._reader.policy_caps(version, hour_of_week)
-        rates = {row["volume"]: row["cost_per_s"] for row in rows}
-        return {
-            name: rate if rate is not None and 0 < rate < math.inf else None for name, rate in rates.items()
-        }
+    def policy_caps(
+        self, version: int, hour_of_week: int
+    ) -> tuple[dict[str, float | None], dict[str, float]]:
+        """Volume to cost rate, None for no cap; and to its burst, seconds of the rate, where it has one.
+
+        What is no rate, by another hand than the job's, is none; so is what no gateway takes as a burst.
+        """
+        caps, bursts = dict[str, float | None](), dict[str, float]()
+        for row in self._reader.policy_caps(version, hour_of_week):
+            rate, burst_s = row["cost_per_s"], row["burst_s"]
+            caps[row["volume"]] = rate if rate is not None and 0 < rate < math.inf else None
+            if burst_s is not None and LEAST_BURST_S <= burst_s <= MOST_BURST_S:
+                bursts[row["volume"]] = burst_s
+        return caps, bursts
 
     def unannounced_reports(self, after: int, since_us: int, limit: int) -> list[Row]:
         """Reports that were issued since then and are not in the audit log yet, oldest first."""

@@ -88,6 +88,7 @@ class Plan:
         start_unix_us: wall clock at second 0.
         budget_left: share of each error budget that is left, which is what urgency follows.
         policy: hour of the week to volume to cost rate.
+        bursts: the same to the seconds of it that may pass at once, where that is not the default.
         lag_s: how long a cut and a SET_CAPS are under way.
         title: where the loads come from, for people.
         notes: what the reader of the result must know.
@@ -103,6 +104,7 @@ class Plan:
     start_unix_us: int = UNIX_0_US
     budget_left: float = 1.0
     policy: Mapping[int, Mapping[str, float | None]] = field(default_factory=dict)
+    bursts: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     title: str = ""
     notes: Sequence[str] = ()
 
@@ -243,8 +245,8 @@ def _follow_promises(plan: Plan, sim: Simulation) -> None:
 
 def _follow_policy(plan: Plan, sim: Simulation) -> None:
     """The caps of the hour, now and whenever an hour begins."""
-    caps = plan.policy.get(hour_of_week(sim.world.unix_us), {})
-    sim.controller.set_policy_caps(1, caps)
+    hour = hour_of_week(sim.world.unix_us)
+    sim.controller.set_policy_caps(1, plan.policy.get(hour, {}), plan.bursts.get(hour, {}))
     next_us = (sim.world.unix_us // HOUR_US + 1) * HOUR_US
     sim.controller.set_coming_caps(plan.policy.get(hour_of_week(next_us), {}), next_us)
     left_s = (HOUR_US - sim.world.unix_us % HOUR_US) / 1e6

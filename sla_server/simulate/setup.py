@@ -24,6 +24,7 @@ from pydantic import Field, ValidationError
 from ruamel.yaml import YAML
 
 from pmdaemon.runtime.config import StrictModel, describe
+from pmdaemon.wire.rates import LEAST_BURST_S, MOST_BURST_S
 from sla_server.agreements.calendars import CalendarDocument, CalendarInForce
 from sla_server.agreements.document import Agreement, Applicability
 from sla_server.agreements.errors import AgreementsRefused
@@ -69,6 +70,7 @@ class PolicyRow(StrictModel):
     volume: str
     hour_of_week: int = Field(ge=0, lt=HOURS_A_WEEK)
     cost_per_s: float | None = Field(default=None, gt=0)
+    burst_s: float | None = Field(default=None, ge=LEAST_BURST_S, le=MOST_BURST_S)
 
 
 @dataclass(frozen=True)
@@ -281,8 +283,8 @@ def parse_load(text: str) -> Load:
     return _validated(Load, tree, where)
 
 
-def read_policy(path: Path) -> dict[int, dict[str, float | None]]:
-    """Hour of the week (0 = Monday 00 UTC) to volume to cost rate (None: no cap).
+def read_policy(path: Path) -> tuple[dict[int, dict[str, float | None]], dict[int, dict[str, float]]]:
+    """Hour of the week (0 = Monday 00 UTC) to volume to cost rate (None: no cap), and to its burst (s).
 
     Raises:
         SimulationError: it is wrong.
@@ -301,13 +303,16 @@ def read_policy(path: Path) -> dict[int, dict[str, float | None]]:
         fix = "Write a list of {volume, hour_of_week, cost_per_s}"
         raise SimulationError(str(path), "holds no list of caps", fix)
     caps: dict[int, dict[str, float | None]] = {}
+    bursts: dict[int, dict[str, float]] = {}
     for number, row in enumerate(rows):
         kept = (
             {key: row[key] for key in PolicyRow.model_fields if key in row} if isinstance(row, dict) else row
         )
         cap = _validated(PolicyRow, kept, f"{path}: caps[{number}]")
         caps.setdefault(cap.hour_of_week, {})[cap.volume] = cap.cost_per_s
-    return caps
+        if cap.burst_s is not None:
+            bursts.setdefault(cap.hour_of_week, {})[cap.volume] = cap.burst_s
+    return caps, bursts
 
 
 def _tree(path: Path) -> Any:

@@ -3,100 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
 
-from sla_server.db.config import DatabaseConfig
-from sla_server.db.engine import make_engine
-from sla_server.lease_file import LeaseFile
 from tests.e2e.conftest import Driver
-from tests.support.ports import free_port
 from tests.support.postgres import PostgresServer
+from tests.support.servers import NODES, Servers
 from tests.support.stage import LIMIT_S, Agent, Stage
-
-NODES = ("n1", "n2", "n3")
-
-
-def _cluster_toml(node: str, ports: dict[str, tuple[int, int]]) -> str:
-    lines = ["[cluster]", f'node = "{node}"', f"store_bytes = {1 << 28}"]
-    lines += [
-        f'{key} = "127.0.0.1:{port}"' for key, port in zip(("listen", "routes"), ports[node], strict=True)
-    ]
-    lines += ["[cluster.takeover]", "enabled = true"]
-    for name, (listen, routes) in ports.items():
-        if name != node:
-            lines += ["[[cluster.peers]]", f'name = "{name}"']
-            lines += [f'listen = "127.0.0.1:{listen}"', f'routes = "127.0.0.1:{routes}"']
-    return "\n".join(lines) + "\n"
-
-
-class Servers:
-    """Servers ``n1`` and ``n2``, and a node ``n3`` without a server; one gateway that knows both servers."""
-
-    def __init__(self, folder: Path, database_url: str, ends: contextlib.ExitStack) -> None:
-        ports = {name: (free_port(), free_port()) for name in NODES}
-        database = f'parquet_dir = "{folder}/parquet"\n'
-        self.stages = {
-            name: ends.enter_context(
-                Stage(
-                    folder / name,
-                    interval_s=0.5,
-                    database_url=database_url,
-                    database_toml=database,
-                    extra_toml=_cluster_toml(name, ports),
-                )
-            )
-            for name in NODES
-        }
-        self._database_url = database_url
-        first = self.stages["n1"]
-        first.sla("cluster", "init")
-        for name in NODES[1:]:
-            invitation = folder / f"{name}.invitation"
-            first.sla("cluster", "invite", name, str(invitation))
-            self.stages[name].sla("cluster", "join", str(invitation))
-        first.other_ports = [self.stages["n2"].pm_port]
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
-
-    def start(self, name: str) -> None:
-        stage = self.stages[name]
-        if name == "n3":
-            stage.spawn("node", "sla_server", "node", "--config", str(stage.config_path))
-            return
-        self._processes[name] = stage.spawn_server()
-
-    def acts(self, name: str) -> bool:
-        """Whether the server of this name has the lease, and answers."""
-        stage = self.stages[name]
-        held = LeaseFile(stage.sockets / "run").read().held_fence
-        return held is not None and stage.is_answering()
-
-    @contextlib.contextmanager
-    def held_up(self) -> Iterator[None]:
-        """No server can commit statistics meanwhile: what comes in stays in its queue."""
-        engine = make_engine(DatabaseConfig(url=self._database_url), Path())
-        with engine.connect() as connection:
-            connection.execute(text("LOCK TABLE rollups IN EXCLUSIVE MODE"))
-            yield
-            connection.rollback()
-        engine.dispose()
-
-    def kill(self, name: str) -> None:
-        """All of a server at once, as a machine that loses its power."""
-        process = self._processes.pop(name)
-        pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                if os.getsid(pid) == process.pid:
-                    os.kill(pid, signal.SIGKILL)
-        process.wait()
 
 
 @pytest.fixture
@@ -134,7 +51,7 @@ def test_a_gateway_goes_on_at_the_other_server_and_every_io_counts_once(
         with servers.held_up():
             before = len(load.done)
             stage.wait(lambda n=before: len(load.done) > n + 300, "cuts that are in the queue alone")
-            servers.kill(dying)
+            servers.power_off(dying)
         taking = servers.stages[next_one]
         taking.wait(lambda name=next_one: servers.acts(name), f"{next_one} to take over")
         taking.wait(lambda stage=taking, n=before: _stored_ios(stage) > n, "newer counts in SQL")
@@ -160,3 +77,4 @@ def test_a_gateway_goes_on_at_the_other_server_and_every_io_counts_once(
     stage = servers.stages[acting]
     stage.wait(lambda: _stored_ios(stage) >= len(load.done), "all I/Os in SQL")
     assert _stored_ios(stage) == len(load.done)
+    assert not [row["text"] for row in stage.get("events")["items"] if row["kind"] == "cuts-lost"]

@@ -199,6 +199,16 @@ def test_a_list_has_its_state_in_its_address(site: Site, page: Page) -> None:
         wait_for(driver, "#promises tbody tr:first-child[data-promise='s000/latency']")
         assert driver.current_url == f"{site.url}agreements?sort=name"
         assert driver.find_elements(By.CSS_SELECTOR, "th[aria-sort=ascending]")
+        for view in ("audit", "jobs", "policies"):
+            driver.get(f"{site.url}{view}?match=nobody")
+            wait_for(driver, f"#{view} .empty a")
+            driver.find_element(By.CSS_SELECTOR, f"#{view} .empty a").click()
+            wait_for(driver, READY[view])
+            assert driver.current_url == f"{site.url}{view}"
+            driver.find_element(By.CSS_SELECTOR, f"#{view} th a:not([href='/{view}'])").click()
+            until(driver, lambda: "?sort=" in driver.current_url, "the order is in the address")
+            wait_for(driver, READY[view])
+        assert console_errors(driver) == []
 
 
 def test_a_fleet_of_64_000_promises_is_paged_found_and_counted(site: Site, page: Page) -> None:
@@ -281,6 +291,16 @@ def test_the_views_of_one_thing_lead_to_each_other(site: Site, page: Page) -> No
         until(driver, lambda: asked_span_us(site) == 7 * 86_400_000_000, "seven days were asked for")
         driver.back()
         until(driver, lambda: text(driver, "#ranges [aria-current]") == "1 hour", "back is the range before")
+        driver.find_element(By.LINK_TEXT, "Earlier").send_keys(Keys.ENTER)
+        until(driver, lambda: "?until=" in driver.current_url, "the end of the range is in the address")
+        end_us = int(driver.current_url.rpartition("=")[2])
+        until(driver, lambda: asked_until_us(site) == end_us, "an hour of the past")
+        assert text(driver, "#until-note").startswith("Shown is ")
+        assert asked_span_us(site) == 3_600_000_000
+        driver.find_element(By.LINK_TEXT, "Later").send_keys(Keys.ENTER)
+        until(driver, lambda: asked_until_us(site) > end_us, "half a range later")
+        driver.find_element(By.LINK_TEXT, "Now").send_keys(Keys.ENTER)
+        until(driver, lambda: driver.current_url == f"{site.url}volumes/batch", "now again")
         driver.find_element(By.LINK_TEXT, "disk-0").click()
         wait_for(driver, "[data-member=erp-db]")
         assert driver.current_url == f"{site.url}backends/disk-0"
@@ -342,6 +362,11 @@ def asked_span_us(site: Site) -> int:
     """How long the history was that was asked for last."""
     spans = [asked[3] - asked[2] for asked in list(site.source.asked) if asked[0] == "rollup_history"]
     return int(spans[-1])
+
+
+def asked_until_us(site: Site) -> int:
+    """Until when the history was that was asked for last."""
+    return int([asked[3] for asked in list(site.source.asked) if asked[0] == "rollup_history"][-1])
 
 
 def asked_client(site: Site) -> str:

@@ -61,9 +61,8 @@ class Rig:
             fence.number if fence else 0,
         )
         if fence is not None:
-            self.queue.refused = fence.take(
-                self.engine, self.queue.queue_id, self.queue.synced_seq, self.clock.unix_us()
-            )
+            former = fence.take(self.engine, self.queue.queue_id, self.queue.synced_seq, self.clock.unix_us())
+            self.queue.refused, self.queue.former_seq = former.refused, former.newest_seq
             fence.guard(self.engine)
         files, queue_id = open_files(config, data_dir), self.queue.queue_id
         self.archive = CutFileWriter(

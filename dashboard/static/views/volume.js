@@ -9,6 +9,7 @@ import {showDecisions, showFigures, showMissing, showVolumes} from "../parts.js"
 import {drawLines} from "../plot.js";
 import {openThrottle, release, startThrottle} from "../throttle.js";
 import {startInline, whyAddress} from "../why.js";
+import {fromWall, wallTime} from "../zone.js";
 
 const $ = (id) => document.getElementById(id);
 const HOUR_MS = 3600e3;
@@ -22,6 +23,12 @@ const CAP_COLOURS = ["bad", "warn", "accent", "ok"];
 const page = {name: "", base: "", row: null, history: null, decisions: null, capsLeftOut: 0, address: null, shell: null};
 
 const range = () => RANGES[page.address.get().range] || RANGES["1h"];
+
+// The end of what is shown, ms; null: now, which moves on. Of the address alone: what is no time that has passed is now.
+function untilMs() {
+  const ms = Number(page.address.get().until) / 1000;
+  return ms > range()[1] && ms < Date.now() ? ms : null;
+}
 
 async function loadLive() {
   try {
@@ -86,7 +93,7 @@ function capLines(fromMs, toMs) {
 
 function capSteps(rows, client, fromMs, toMs) {
   const rate = (caps) => caps?.cost_per_s ?? null;
-  const live = client ? null : page.row?.live?.cap_cost_per_s ?? null;
+  const live = client || untilMs() !== null ? null : page.row?.live?.cap_cost_per_s ?? null;
   if (!rows.length) return {at: [fromMs, toMs], values: [live, live]};
   const at = [fromMs];
   const values = [rate(rows[0].figures?.before)];
@@ -134,12 +141,15 @@ function drawHistory() {
     ...caps], span).catch(failed($("load-plot")));
 }
 
+// Of a past range the words "in the last hour" would be wrong.
+const within = () => (untilMs() === null ? `in the last ${range()[0]}` : "in this range");
+
 async function loadSlow() {
-  const to = Date.now();
+  const to = untilMs() ?? Date.now();
   const from = to - range()[1];
   const asked = JSON.stringify(page.address.get());
   const {client} = page.address.get();
-  const span = {from_us: from * 1000, to_us: to * 1000};
+  const span = {from_us: Math.round(from * 1000), to_us: Math.round(to * 1000)};
   const backend = page.row?.live?.backend || page.row?.backend;
   const [history, decisions, shared] = await Promise.all([
     read(`${page.base}/history?${new URLSearchParams({...span, ...(client ? {client} : {})})}`),
@@ -149,7 +159,7 @@ async function loadSlow() {
   if (decisions) page.decisions = decisions.items;
   if (history) page.history = history;
   drawHistory();
-  showDecisions($("decisions"), (page.decisions || []).slice(0, 40), `It was not held back in the last ${range()[0]}.`);
+  showDecisions($("decisions"), (page.decisions || []).slice(0, 40), `It was not held back ${within()}.`);
   if (shared) showVolumes($("neighbours"), shared.items, page.name);
   else if (!backend) showVolumes($("neighbours"), []);
   if (seesAll) await loadGraph(span);
@@ -165,7 +175,7 @@ async function loadGraph(span) {
   const svg = new DOMParser().parseFromString(text, "image/svg+xml").documentElement;
   const words = [...svg.querySelectorAll("path > title")].map((title) => title.textContent).reverse();
   if (words.length) $("graph").replaceChildren(document.importNode(svg, true), element("ul", {class: "plain"}, ...words.map((each) => element("li", {}, each))));
-  else $("graph").replaceChildren(element("p", {class: "empty"}, `No promise on its backend was at risk in the last ${range()[0]}.`));
+  else $("graph").replaceChildren(element("p", {class: "empty"}, `No promise on its backend was at risk ${within()}.`));
 }
 
 function show() {
@@ -178,7 +188,25 @@ function show() {
     if (key === page.address.get().range) link.setAttribute("aria-current", "true");
     return link;
   }));
+  showPast();
   return loadSlow();
+}
+
+// Earlier, later, now, and the time until which the range goes.
+function showPast() {
+  const [until, length] = [untilMs(), range()[1]];
+  const [end, half] = [until ?? Date.now(), length / 2];
+  const at = (ms) => ({until: ms < Date.now() ? String(Math.round(ms) * 1000) : ""});
+  const links = [["Earlier", at(end - half)], ...(until === null ? [] : [["Later", at(end + half)], ["Now", {until: ""}]])];
+  $("moves").replaceChildren(...links.map(([words, changes]) => follow(page.address, element("a", {}, words), changes)));
+  $("until").value = until === null ? "" : wallTime(until);
+  setText($("until-note"), until === null ? "" : `Shown is ${f.moment((end - length) * 1000)} to ${f.moment(end * 1000)}; the figures above are of now.`);
+  $("until-note").hidden = until === null;
+}
+
+function chooseUntil() {
+  const ms = $("until").value ? fromWall($("until").value) : NaN;
+  page.address.go({until: ms < Date.now() ? String(ms * 1000) : ""});
 }
 
 export async function start(shell) {
@@ -188,12 +216,13 @@ export async function start(shell) {
   startThrottle(shell);
   $("throttle").addEventListener("click", () => openThrottle(page.name));
   $("release").addEventListener("click", () => release(shell, page.name, loadLive));
+  $("until").addEventListener("change", chooseUntil);
   $("why-then").href = whyAddress("volume", page.name);
-  page.address = startAddress({range: "1h", client: ""}, null, () => page.row && show());
+  page.address = startAddress({range: "1h", until: "", client: ""}, null, () => page.row && show());
   if (!await loadLive()) return;
   await Promise.all([show(), seesAll && startInline("inline", () => ({kind: "volume", name: page.name}))]);
   setInterval(() => { if (!document.hidden) loadLive(); }, LIVE_MS);
-  setInterval(() => { if (!document.hidden) loadSlow(); }, SLOW_MS);
+  setInterval(() => { if (!document.hidden && untilMs() === null) loadSlow(); }, SLOW_MS);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawHistory);
 }
 

@@ -6,7 +6,8 @@
     costs         what an I/O costs,
     space         how full pools of storage are, and
     ends          frames not understood, errors and goodbyes (planes use them, too)
-    server        the server's processes, in the main mailbox segment
+    server        the server's processes, in the main mailbox segment; what services orders there is in
+    orders        caps, thresholds, costs, and that services is alive
     stored        what dbmanager reads again from its queue, of any release
     api           the application server and services
     planes        the agent's link and its data planes, on a Unix socket; the entries of

@@ -19,6 +19,7 @@ reads no file.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -125,7 +126,7 @@ def _read_sql(engine: Engine) -> _Sql:
         out.complete_from_us = manifest.boundary_us(connection, manifest.COMPLETE_FROM_KEY)
         table = schema.consumed
         seqs = {row.queue: row.queue_seq for row in connection.execute(select(table))}
-        queues = {name.rpartition("/")[0] for name in seqs}
+        queues = _queues(seqs)
         out.waiting = sum(abs(seqs.get(f"{q}/sql", 0) - seqs.get(f"{q}/parquet", 0)) for q in queues)
         out.rollups = _by_hour(connection, schema.rollups, SUMMED, 0)
         # Hours are kept for a year: only those that something can be compared with.
@@ -243,6 +244,11 @@ def _difference(what: str, expected: Counter[str], have: Counter[str], names: tu
     return f"{what} sum up to other figures than SQL: " + ", ".join(parts) if parts else ""
 
 
+def _queues(names: Iterable[str]) -> set[str]:
+    """Ids of ingest queues, from the keys of ``consumed``."""
+    return {name.removesuffix("/sql") for name in names if name.endswith("/sql")}
+
+
 def owners(engine: Engine) -> list[str]:
     """Ids of the ingest queues whose records went into this database.
 
@@ -251,7 +257,7 @@ def owners(engine: Engine) -> list[str]:
     """
     with translated(engine), engine.connect() as connection:
         names = connection.execute(select(schema.consumed.c.queue)).scalars()
-        return sorted({name.rpartition("/")[0] for name in names})
+        return sorted(_queues(names))
 
 
 def overview(engine: Engine, files: FileStore) -> dict[str, Any]:

@@ -134,6 +134,8 @@ class IngestQueue:
     Attributes:
         refused: records that are read as ones without rows or cuts: behind the one, up to the other; see
             ``db.fence``.
+        former_seq: what follows this record in the queue follows it nowhere else: another server has written
+            in between; 0: none has.
 
     Raises:
         OldQueueFiles: the directory holds the plain files of an earlier version.
@@ -153,6 +155,7 @@ class IngestQueue:
         self._path = directory / "ingest"
         self._probe = probe
         self.refused: Sequence[tuple[int, int]] = ()
+        self.former_seq = 0
         self._keep_bytes = min(keep_bytes, data_bytes // 4)
         settings = QueueSettings(data_path=self._path, data_bytes=data_bytes, entries=_entries(data_bytes))
         self._queue = DiskQueue(settings)

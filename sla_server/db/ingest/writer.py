@@ -318,7 +318,7 @@ class IngestWriter:
         Raises:
             DbError: the queue cannot be read.
         """
-        window, before_seq = self._store.window(), max(self._sql_seq - REMEMBERED, 0)
+        window, before_seq = self._store.window(), max(self._sql_seq - REMEMBERED, self._queue.former_seq)
         reader = self._queue.reader(before_seq)
         while records := [record for record in reader.read(STEP_BYTES) if record.queue_seq <= self._sql_seq]:
             watchdog.beat(STEP_S)

@@ -61,7 +61,7 @@ MOST_CLIENT_CAPS: Final = 100
 """Of clients throttled by hand: some 20 KB of the 64 KiB that the caps of a gateway may have."""
 
 
-NO_WEIGHTS: Final[Mapping[str, float]] = {}
+NO_NUMBERS: Final[Mapping[str, float]] = {}
 
 
 class Controller:
@@ -412,7 +412,7 @@ class Controller:
         reason: str = "",
         client: str = "",
         group: str = "",
-        weights: Mapping[str, float] = NO_WEIGHTS,
+        weights: Mapping[str, float] = NO_NUMBERS,
     ) -> None:
         """An operator's throttle, in both modes and from the next tick.
 
@@ -451,9 +451,12 @@ class Controller:
         """Release operators' throttles of a volume or a group, or one by id; returns the ids released."""
         return self.policy.manual_release(volume, throttle_id, who, client, group)
 
-    def set_policy_caps(self, version: int | None, caps: Mapping[str, float | None]) -> None:
-        """The Spark policy's caps of the current hour, complete; None is no cap."""
-        wanted = {volume: Rates(cost_per_s=cost) for volume, cost in caps.items() if cost is not None}
+    def set_policy_caps(
+        self, version: int | None, caps: Mapping[str, float | None], bursts: Mapping[str, float] = NO_NUMBERS
+    ) -> None:
+        """The Spark policy's caps of this hour, complete; None is no cap. ``bursts``: ``Rates.burst_s``."""
+        capped = {volume: cost for volume, cost in caps.items() if cost is not None}
+        wanted = {v: Rates(cost_per_s=cost, burst_s=bursts.get(v)) for v, cost in capped.items()}
         self.policy.set_wanted("policy", wanted, version)
 
     def set_coming_caps(self, caps: Mapping[str, float | None], from_unix_us: int) -> None:

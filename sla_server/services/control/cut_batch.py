@@ -37,12 +37,10 @@ from sla_server.services.control.usage import GatewayTable, UsageTable
 _TOTALS: Final = TOTAL_WRITE + BUCKETS
 _BUCKET_OF: Final = np.arange(_TOTALS) % BUCKETS
 """Bucket of all I/Os by that of reads or of writes."""
-_PIECE: Final = np.array(
-    [
-        COL[name]
-        for name in ("reads", "writes", "arrived", "errors", "read_bytes", "write_bytes", "lat_sum_us")
-    ]
-)
+_LEAST_BUCKETS: Final = slice(0, 2)
+_PIECE: Final = [
+    COL[name] for name in ("reads", "writes", "arrived", "errors", "read_bytes", "write_bytes", "lat_sum_us")
+]
 
 
 class Taken(NamedTuple):
@@ -130,20 +128,18 @@ class CutBatch:
         place = self._place + np.repeat(starts_of(sizes), self._counts)
         c = self.counters
         says_more = np.repeat([t.table.says_more for t in self.taken], self._rows)
-        parts = np.stack(
-            (
-                c[COL["cost_milli"]],
-                c[COL["reads"]] + c[COL["writes"]],
-                c[COL["read_bytes"]] + c[COL["write_bytes"]],
-                c[COL["held"]],
-                c[COL["inflight"]],
-                c[COL["errors"]] * ~says_more + self._entries.failed(says_more),
-                self._followed.before[0],
-                self._followed.after[0],
-            )
-        )
-        if len(place) != parts.shape[1]:  # some streams are not announced
-            parts = parts[:, self._known]
+        parts = [
+            c[COL["cost_milli"]],
+            c[COL["reads"]] + c[COL["writes"]],
+            c[COL["read_bytes"]] + c[COL["write_bytes"]],
+            c[COL["held"]],
+            c[COL["inflight"]],
+            c[COL["errors"]] * ~says_more + self._entries.failed(says_more),
+            self._followed.before[0],
+            self._followed.after[0],
+        ]
+        if len(place) != c.shape[1]:  # some streams are not announced
+            parts = [part[self._known] for part in parts]
         sums = _sums(parts, place, total)
         is_present = np.bincount(place, minlength=total) > 0
         seconds = np.repeat([t.cut.duration_us / 1e6 for t in self.taken], sizes)
@@ -160,10 +156,11 @@ class CutBatch:
         row, line = row + np.repeat(self._row_start, pairs), line + np.repeat(self._line_start, pairs)
         finder = Lines(row, line, self.counters.shape[1], all(plan.plain for plan in self.plans))
         io, c = self._of_lines[0], self.counters
-        kind = io[line]
-        before, after = self._followed.before[kind, row], self._followed.after[kind, row]
+        kind, rows = io[line], c.shape[1]
+        cell = kind * rows + row  # one index: with two it takes ten times as long
+        before, after = (each.reshape(-1)[cell] for each in self._followed)
         gauge = c[COL["held"]] + c[COL["inflight"]]
-        parts = _sums(np.concatenate((c[_PIECE][:, row], (gauge[row], before, after))), line, total)
+        parts = _sums([*(c[column][row] for column in _PIECE), gauge[row], before, after], line, total)
         reads, writes, arrived, errors, read_bytes, write_bytes, lat_sum_us, *gauges = parts
         waiting, before_sum, after_sum = gauges
         completed = done = reads + writes
@@ -173,7 +170,7 @@ class CutBatch:
         if io.any():  # not all of them are about reads and writes alike
             done = np.choose(io, (done, reads, writes))
             by_kind = self._entries.arrivals(c[COL["arrived"]], c[COL["reads"]], c[COL["writes"]])
-            offered = np.bincount(line, by_kind[kind, row], total)
+            offered = np.bincount(line, by_kind.reshape(-1)[cell], total)
             ended = np.where(tells_kinds, done, completed)
         covered_us = np.repeat([t.cut.duration_us for t in self.taken], self.lines)
         elsewhere = self._elsewhere(io, total)
@@ -184,11 +181,12 @@ class CutBatch:
             before_sum, after_sum, waiting = before_sum + waits, after_sum + waits, waiting + waits
             carried, ended = arrives * (io == 0) * covered_us / 1e6, ended + completes
             says_nothing, lacks = ~is_present & (silent > 0), stopped > 0
+        hist, used = self._hist(finder, io, total)
         sums = LineSums(
             io=io,
             threshold_us=np.where(self._compares[:, None], self._threshold_us, 0.0),
             done=done,
-            hist=self._hist(finder, io, total),
+            hist=hist,
             errors=np.minimum(errors, done) * ~np.repeat([t.table.says_more for t in self.taken], self.lines),
             excludes=self._of_lines[4] > 0,
         )
@@ -199,7 +197,7 @@ class CutBatch:
         stuck = np.zeros(total)
         if (found.oldest_us >= HUNG_US).any():
             hung_us = np.maximum(self._threshold_us.max(axis=1), HUNG_US)
-            hangs = gauge[row] * (self._entries.oldest_us[kind, row] >= hung_us[line])
+            hangs = gauge[row] * (self._entries.oldest_us.reshape(-1)[cell] >= hung_us[line])
             stuck = np.maximum(np.bincount(line, hangs, total), found.oldest_us >= hung_us)
         if any(plan.has_others for plan in self.plans):
             is_other = self._is_mean | (self._promised > 0)
@@ -219,7 +217,7 @@ class CutBatch:
                 sums.hist,
             )
             self._count_others(found, finder, io, use, is_other)
-        latency_us = percentiles_us(sums.hist, self._figures[0])
+        latency_us = percentiles_us(hist, self._figures[0], used)
         return Pieces(
             now_ns=np.repeat([t.now_ns for t in self.taken], self.lines),
             covered_us=covered_us,
@@ -243,7 +241,7 @@ class CutBatch:
             silence_us=found.silence_us,
             stuck=stuck,
             overdue=found.overdue,
-            hist=sums.hist,
+            hist=hist,
             inexact=found.inexact,
             # I/Os without any latency are of a source that measures none: nothing follows from them.
             is_measured=(done == 0) | (latency_us > 0) | ~found.inexact,
@@ -314,9 +312,10 @@ class CutBatch:
         if not (found.says_nothing.any() or found.is_stopped.any()):
             return None
         waiting = found.waiting[io[line], np.arange(len(line))]
-        return _sums(np.stack((waiting, *found.rates, found.says_nothing, found.is_stopped)), line, total)
+        return _sums([waiting, *found.rates, found.says_nothing, found.is_stopped], line, total)
 
-    def _hist(self, finder: Lines, io: Ints, total: int) -> npt.NDArray[np.int32]:
+    def _hist(self, finder: Lines, io: Ints, total: int) -> tuple[npt.NDArray[np.int32], slice]:
+        """Latencies of each line, shape (lines, BUCKETS); and those of the buckets that have all of them."""
         lens = [len(t.cut.hist) for t in self.taken]
         # An entry is {u16 row, u16 bucket, u32 count}: two words, which are taken apart faster.
         entries = np.frombuffer(b"".join([t.cut.hist.tobytes() for t in self.taken]), "<u4")
@@ -332,10 +331,19 @@ class CutBatch:
             count[
                 ((kind == IO_READ) & (bucket >= TOTAL_WRITE)) | ((kind == IO_WRITE) & (bucket < TOTAL_WRITE))
             ] = 0
-        cell = line * BUCKETS
-        cell += _BUCKET_OF[bucket]
-        dense = np.bincount(cell, weights=count, minlength=total * BUCKETS)
-        return dense.astype(np.int32).reshape(total, BUCKETS)
+        hist = np.zeros((total, BUCKETS), np.int32)
+        if not len(bucket):
+            return hist, _LEAST_BUCKETS
+        bucket = _BUCKET_OF[bucket]
+        # Latencies of a second are in some 20 buckets: to sum and to search all 99 takes three times as long.
+        first = min(int(bucket.min()), BUCKETS - 2)
+        width = max(int(bucket.max()) + 1 - first, 2)
+        cell = line * width
+        cell += bucket - first
+        used = slice(first, first + width)
+        dense = np.bincount(cell, weights=count, minlength=total * width)
+        hist[:, used] = dense.reshape(total, width)
+        return hist, used
 
     def targets(self) -> tuple[Ints, Ints]:
         """Members of the signal table that each line feeds, over all backends and on one."""
@@ -346,8 +354,9 @@ def _joined(arrays: Sequence[npt.NDArray[Any]], axis: int = 0) -> npt.NDArray[An
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=axis)
 
 
-def _sums(parts: npt.NDArray[Any], index: Ints, total: int) -> Floats:
-    """Sums of each of ``parts``, shape (m, n), by ``index``, shape (n,): shape (m, total)."""
-    cells = (np.arange(len(parts))[:, None] * total + index).ravel()
-    sums = np.bincount(cells, weights=parts.ravel(), minlength=len(parts) * total)
-    return sums.astype(np.float64, copy=False).reshape(len(parts), total)
+def _sums(parts: Sequence[npt.NDArray[Any]], index: Ints, total: int) -> Floats:
+    """Sums of each of ``parts``, shape (n,), by ``index``, likewise: shape (parts, total)."""
+    sums = np.empty((len(parts), total))
+    for into, part in zip(sums, parts, strict=True):
+        into[:] = np.bincount(index, weights=part, minlength=total)
+    return sums

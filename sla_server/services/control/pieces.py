@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from pmdaemon.wire.histogram import EDGES_NS
+from pmdaemon.wire.histogram import BUCKETS, EDGES_NS
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -28,6 +28,7 @@ Counts = npt.NDArray[np.int32]
 Pick = Ints | slice
 """Which pieces of a batch: numbers, or all of them in their order, which needs no copy."""
 _EDGES: Final = EDGES_NS.astype(np.float64)
+ALL_BUCKETS: Final = slice(0, BUCKETS)
 
 
 @dataclass(slots=True)
@@ -89,14 +90,14 @@ class Pieces:
 
 
 MIX: Final = 4
-"""Columns of ``PieceSums.mix``."""
+"""Figures of ``PieceSums.mix``."""
 
 
 @dataclass(slots=True)
 class PieceSums:
     """What goes into a window of each of some rows, which are distinct.
 
-    ``mix``: reads and writes completed, reads, bytes, I/Os that they are of; shape (rows, MIX).
+    ``mix``: reads and writes completed, reads, bytes, I/Os that they are of; shape (MIX, rows).
     """
 
     done: Floats
@@ -114,7 +115,7 @@ class PieceSums:
         """Of some of the rows."""
         return PieceSums(
             self.done[index],
-            self.mix[index],
+            self.mix[:, index],
             self.counted[index],
             self.missed[index],
             self.failed[index],
@@ -130,25 +131,30 @@ class PieceSums:
         return PieceSums(*(getattr(self, each.name).copy() for each in fields(self)))
 
 
-def percentiles_us(hist: npt.NDArray[Any], percentile: Floats) -> Floats:
-    """``histogram.percentile_us`` of each row of ``hist``, shape (rows, 99); 0 for a row without I/O."""
+def percentiles_us(hist: npt.NDArray[Any], percentile: Floats, used: slice = ALL_BUCKETS) -> Floats:
+    """``histogram.percentile_us`` of each row of ``hist``, shape (rows, 99); 0 for a row without I/O.
+
+    ``used``: all I/Os are in these buckets, which are two at least; the others are not looked at.
+    """
+    hist = hist[:, used]
     cumulative = hist.cumsum(axis=1, dtype=np.int32)
-    want = percentile / 100 * cumulative[:, -1]
+    total = cumulative[:, -1]
+    want = percentile / 100 * total
     least = np.ceil(want).astype(np.int32)  # of whole numbers the same, and compared in half the time
     index = (cumulative >= least[:, None]).argmax(axis=1)
     every = np.arange(len(hist))
     count = hist[every, index]
     before = cumulative[every, index] - count
     inside = np.where(count > 0, (want - before) / np.maximum(count, 1), 1.0)
-    low = _EDGES[index]
-    latency: Floats = (low + (_EDGES[index + 1] - low) * np.clip(inside, 0.0, 1.0)) / 1000
-    latency[cumulative[:, -1] == 0] = 0.0
+    low, high = _EDGES[used.start :][index], _EDGES[used.start + 1 :][index]
+    latency: Floats = (low + (high - low) * np.minimum(np.maximum(inside, 0.0), 1.0)) / 1000
+    latency[total == 0] = 0.0
     return latency
 
 
 def mix_of(pieces: Pieces, pick: Pick) -> Floats:
     parts = (pieces.completed, pieces.reads, pieces.size_bytes, pieces.sized)
-    return np.stack([part[pick] for part in parts], axis=1)
+    return np.array([part[pick] for part in parts])
 
 
 def running_sums(values: npt.NDArray[Any], first: Ints, run: Ints) -> Floats:

@@ -14,7 +14,7 @@ With what failed they break a slice as failures do. They go on as long as some h
 Of a mean latency an I/O that is outstanding counts in each slice with its whole age, as in stored ones; the
 pieces have what was added to it (``WindowTable.add_to_slices``), so its age so far goes into each new slice.
 
-State, in arrays by row of the signal table: ``now`` and ``former``, of shape (rows, columns); when the
+State, in arrays by row of the signal table: ``now`` and ``former``, of shape (figures, rows); when the
 present slice began, from and until when it was seen (server's clock, as the cuts of gateways have it, us),
 whether the former was bad, and how many I/Os count of it (``former_n``, infinite if not all of it was seen).
 Changed only by the controller's one thread. Pure: no clock.
@@ -33,10 +33,10 @@ _UNSEEN: Final = -(1 << 62)
 _UNSEEN_RATIO: Final = 0.1
 """As slices: less than nine tenths of one say nothing."""
 _BY_STEP: Final = 3
-"""Counted, missed and overdue have a column for each step of the curve."""
+"""Counted, missed and overdue have a figure for each step of the curve."""
 _DONE, _FAILED, _OFFERED, _STUCK = range(4)
 _REST: Final = 4 + MIX
-"""Columns behind those, of the promise's kind: done, failed, offered, stuck; the mix (``pieces``)."""
+"""Figures behind those, of the promise's kind: done, failed, offered, stuck; the mix (``pieces``)."""
 _ROUNDING: Final = 1 + 1e-9
 
 
@@ -61,7 +61,7 @@ class SliceSums:
         self._make(len(terms.r_on))
 
     def _make(self, rows: int) -> None:
-        self.now = np.zeros((rows, _BY_STEP * self._terms.steps + _REST))
+        self.now = np.zeros((_BY_STEP * self._terms.steps + _REST, rows))
         self.former = np.zeros_like(self.now)
         self.begin_us, self.from_us = np.full(rows, _UNSEEN), np.full(rows, _UNSEEN)
         self.until_us, self.was_bad = np.full(rows, _UNSEEN), np.zeros(rows, np.bool_)
@@ -69,15 +69,15 @@ class SliceSums:
 
     def grow(self) -> None:
         """The terms have more rows, or longer curves."""
-        old, steps = arrays_of(self), (self.now.shape[1] - _REST) // _BY_STEP
+        old, steps = arrays_of(self), (len(self.now) - _REST) // _BY_STEP
         self._make(len(self._terms.r_on))
         copy_arrays({name: value for name, value in old.items() if value.ndim == 1}, self)
-        count = len(old["now"])
+        count = old["now"].shape[1]
         for name, into in (("now", self.now), ("former", self.former)):
             for part in range(_BY_STEP):
                 first = part * self._terms.steps
-                into[:count, first : first + steps] = old[name][:, part * steps : (part + 1) * steps]
-            into[:count, -_REST:] = old[name][:, -_REST:]
+                into[first : first + steps, :count] = old[name][part * steps : (part + 1) * steps]
+            into[-_REST:, :count] = old[name][-_REST:]
 
     def forget(self, rows: Ints) -> None:
         """What was counted of them is of something else than what is promised now."""
@@ -96,19 +96,19 @@ class SliceSums:
         follows = self.begin_us[found] == begin - length
         late_us = self.from_us[found] - self.begin_us[found]
         is_whole = follows & (late_us <= _UNSEEN_RATIO * length)
-        self.former[found] = self.now[found]
-        n, is_bad = self._judged(self.former[found], found, length)
+        self.former[:, found] = self.now[:, found]
+        n, is_bad = self._judged(self.former[:, found], found, length)
         self.was_bad[found] = is_whole & is_bad
         self.former_n[found] = np.where(is_whole, n, np.inf)
-        self.now[found] = 0.0
+        self.now[:, found] = 0.0
         self.begin_us[found], self.from_us[found], self.until_us[found] = begin, start_us, start_us
         return found
 
     def carry(self, row: int, counted: Floats, missed: Floats) -> None:
         """I/Os outstanding at the beginning of a slice count in it; both of shape (steps,)."""
         steps = self._terms.steps
-        self.now[row, :steps] += counted
-        self.now[row, steps : 2 * steps] += missed
+        self.now[:steps, row] += counted
+        self.now[steps : 2 * steps, row] += missed
 
     def belong(self, rows: Ints, start_us: Ints) -> Bools:
         """Whether pieces of these rows that start then are of the present slice."""
@@ -122,14 +122,15 @@ class SliceSums:
         """
         mine = np.flatnonzero(self.belong(rows, start_us))
         rows, lines = rows[mine], lines[mine]
-        parts = (pieces.done, pieces.failed, pieces.offered)
-        rest = np.stack((*[part[lines] for part in parts], stuck[mine]), axis=1)
-        compared = pieces.counted[lines], pieces.missed[lines], pieces.overdue[lines]
-        sums = np.concatenate((*compared, rest, mix_of(pieces, lines)), axis=1)
-        if len(rows) and (np.bincount(rows) > 1).any():  # of several gateways
-            np.add.at(self.now, rows, sums)
-        else:
-            self.now[rows] += sums
+        compared = (part for each in (pieces.counted, pieces.missed, pieces.overdue) for part in each.T)
+        done, failed, offered = pieces.done[lines], pieces.failed[lines], pieces.offered[lines]
+        rest = done, failed, offered, stuck[mine], *mix_of(pieces, lines)
+        of_several = len(rows) > 0 and bool((np.bincount(rows) > 1).any())  # gateways
+        for into, part in zip(self.now, (*(each[lines] for each in compared), *rest), strict=True):
+            if of_several:
+                np.add.at(into, rows, part)
+            else:
+                into[rows] += part
         self.until_us[rows] = np.maximum(self.until_us[rows], start_us[mine] + pieces.covered_us[lines])
 
     def are_broken(self, rows: Ints, goes_on: Bools, is_shown: Bools) -> Bools:
@@ -146,22 +147,22 @@ class SliceSums:
             rows = rows[at]
             span_us = self.until_us[rows] - self.begin_us[rows]
             is_late = span_us >= self._terms.remember_us[rows] / 2
-            is_bad = self._judged(self.now[rows], rows, span_us)[1]
+            is_bad = self._judged(self.now[:, rows], rows, span_us)[1]
             found[at] = np.where(is_late, is_bad, is_shown[at])
         return found
 
     def figures(self, row: int) -> SliceFigures:
         """What both slices of a row that is broken by them say together."""
         rows, steps = np.array([row]), self._terms.steps
-        sums = self.now[rows] + self.former[rows]
+        sums = self.now[:, row] + self.former[:, row]
         span_us = self.until_us[rows] - self.begin_us[rows] + self._terms.remember_us[rows]
-        offered = sums[:, _OFFERED - _REST] * 1e6 / span_us
+        offered = sums[_OFFERED - _REST] * 1e6 / span_us
         step = self._step(rows, offered)[0]
-        counted, missed = sums[0, step[0]], sums[0, steps + step[0]]
+        counted, missed = sums[step[0]], sums[steps + step[0]]
         u = missed / max(counted, 1.0) / self._terms.allowed[row]
-        failed_ratio = sums[0, _FAILED - _REST] / max(counted, 1.0)
+        failed_ratio = sums[_FAILED - _REST] / max(counted, 1.0)
         limit_us = int(self._terms.threshold_us[row, step[0]])
-        stuck = int(self.now[row, _STUCK - _REST]) if self._are_stuck(rows)[0] else 0
+        stuck = int(self.now[_STUCK - _REST, row]) if self._are_stuck(rows)[0] else 0
         return SliceFigures(float(u), limit_us, float(failed_ratio), float(offered[0]), stuck)
 
     def _step(self, rows: Ints, offered: Floats) -> tuple[Ints, Bools]:
@@ -173,14 +174,14 @@ class SliceSums:
 
     def _are_stuck(self, rows: Ints) -> Bools:
         """Whether some I/O hangs in the present slice, of promises for which that counts."""
-        found: Bools = (self.now[rows, _STUCK - _REST] > 0) & ~self._terms.is_outage[rows]
+        found: Bools = (self.now[_STUCK - _REST, rows] > 0) & ~self._terms.is_outage[rows]
         return found
 
     def _judged(self, sums: Floats, rows: Ints, span_us: Ints) -> tuple[Floats, Bools]:
         """As slices are judged (``agreements.slices``), but for streams that complete nothing.
 
         Args:
-            sums: shape (n, columns).
+            sums: shape (figures, n).
             rows: of each.
             span_us: length of each.
 
@@ -189,10 +190,10 @@ class SliceSums:
         """
         terms, steps, every = self._terms, self._terms.steps, np.arange(len(rows))
         seconds = np.maximum(span_us, 1) / 1e6
-        done, failed, offered, stuck = sums[:, -_REST:-MIX].T
-        completed, reads, size_bytes, sized = sums[:, -MIX:].T
+        done, failed, offered, stuck = sums[-_REST:-MIX]
+        completed, reads, size_bytes, sized = sums[-MIX:]
         step, inside = self._step(rows, offered / seconds)
-        counted, missed, overdue = (sums[every, part * steps + step] for part in range(_BY_STEP))
+        counted, missed, overdue = (sums[part * steps + step, every] for part in range(_BY_STEP))
         is_latency, is_rate = terms.percentile[rows] > 0, terms.is_rate[rows]
         left_out = np.maximum(done - sized, 0.0) * terms.excludes[rows]
         n = np.where(is_latency & ~inside, done, counted)

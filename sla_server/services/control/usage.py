@@ -133,7 +133,7 @@ class UsageTable:
             span: the time of the cut, shape (n,).
             is_present: whether the cut has the place, shape (n,).
         """
-        before = self.values[:, places]
+        before = self.values.take(places, axis=1)
         if not is_present.all():
             waiting = (before[11] > 0) & (span.now_ns - before[_SEEN] <= self._silent_ns)
             says_nothing = ~is_present & (waiting | span.is_apart(before[_END]))
@@ -164,10 +164,9 @@ class UsageTable:
         self._is_gap[places] = ~is_present
         self.values[_END, seen], self.values[_SEEN, seen] = times.end_us, times.now_ns
         smoothed += SMOOTHING * (last - smoothed)
-        self.values[:3, places] = smoothed
-        self.values[3, places] = np.maximum(last[0], PEAK_DECAY * before[3])
-        self.values[4:9, places] = sums[:5]
-        self.values[9, places] = sums[5] / seconds
+        peak = np.maximum(last[0], PEAK_DECAY * before[3])
+        for row, part in enumerate((*smoothed, peak, *sums[:5], sums[5] / seconds)):
+            self.values[row, places] = part
 
     def faults(self, silent: Iterable[GatewayTable], stall_us: float) -> dict[str, str]:
         """Backends that hang or fail as the newest cuts have it; see ``storage_faults``.

@@ -197,9 +197,9 @@ def _applies(windows: WindowTable, rows: Ints, slots: Ints, valid: Bools, offere
     most_bytes, least_reads = terms.most_bytes[rows], terms.least_reads[rows]
     asks = np.flatnonzero((most_bytes < np.inf) | (least_reads > 0))
     if len(asks):
-        mix = (windows.w_mix[slots[:, asks]] * valid[:, asks, None]).sum(axis=0)
-        ios = np.maximum(mix[:, 3], 1)
-        applies[asks] &= (mix[:, 2] <= most_bytes[asks] * ios) & (mix[:, 1] >= least_reads[asks] * mix[:, 0])
+        completed, reads, size_bytes, sized = (windows.w_mix[:, slots[:, asks]] * valid[:, asks]).sum(axis=1)
+        applies[asks] &= size_bytes <= most_bytes[asks] * np.maximum(sized, 1)
+        applies[asks] &= reads >= least_reads[asks] * completed
     return applies
 
 

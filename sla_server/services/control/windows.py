@@ -114,7 +114,7 @@ class WindowTable:
         self.first_ns = np.full(rows, NEVER, np.int64)
         self.last_ns = np.full(rows, NEVER, np.int64)
         self.active_ns = np.full(rows, NEVER, np.int64)
-        self.o_mix, self.w_mix = np.zeros((rows, MIX)), np.zeros((rows * depth, MIX))
+        self.o_mix, self.w_mix = np.zeros((MIX, rows)), np.zeros((MIX, rows * depth))
         self.o_done, self.o_failed, self.o_stall_us = np.zeros(rows), np.zeros(rows), np.zeros(rows)
         self.o_counted, self.o_missed = np.zeros((rows, steps)), np.zeros((rows, steps))
         self.o_hist = np.zeros((rows, BUCKETS), np.int32)
@@ -246,7 +246,7 @@ class WindowTable:
         # A cut may reach into the time of one before it (of another plane, or a late one): that is not new.
         span_us, end_us, former_us = pieces.covered_us[pick], pieces.end_us[pick], self.m_end_us[members]
         is_put_back = former_us - end_us > span_us  # the agent's clock
-        new_us = np.where(is_put_back, span_us, np.clip(end_us - former_us, 0, span_us))
+        new_us = np.where(is_put_back, span_us, np.minimum(np.maximum(end_us - former_us, 0), span_us))
         self.m_new_us[members] = new_us
         self.m_end_us[members] = np.where(is_put_back, end_us, np.maximum(end_us, former_us))
         self.m_stall_us[members] = (self.m_stall_us[members] + new_us) * pieces.is_stuck[pick]
@@ -464,7 +464,7 @@ class WindowTable:
         hist = np.add.reduceat(pieces.hist[pick], first, axis=0)
         return PieceSums(
             np.add.reduceat(pieces.done[pick], first),
-            np.add.reduceat(mix_of(pieces, pick), first, axis=0),
+            np.add.reduceat(mix_of(pieces, pick), first, axis=1),
             np.add.reduceat(pieces.counted[pick], first, axis=0),
             np.add.reduceat(pieces.missed[pick], first, axis=0),
             np.add.reduceat(pieces.failed[pick], first),
@@ -489,7 +489,7 @@ class WindowTable:
     def _add_open(self, sums: PieceSums, at: Ints, rows: Ints) -> None:
         """Add the open windows of ``rows`` to ``sums`` at ``at``."""
         sums.done[at] += self.o_done[rows]
-        sums.mix[at] += self.o_mix[rows]
+        sums.mix[:, at] += self.o_mix[:, rows]
         sums.counted[at] += self.o_counted[rows]
         sums.missed[at] += self.o_missed[rows]
         sums.failed[at] += self.o_failed[rows]
@@ -500,7 +500,7 @@ class WindowTable:
         sums.latency_us[at] = percentiles_us(sums.hist[at], self.terms.percentile[rows])
 
     def _keep_open(self, rows: Ints, sums: PieceSums) -> None:
-        self.o_mix[rows] = sums.mix
+        self.o_mix[:, rows] = sums.mix
         self.o_done[rows], self.o_counted[rows], self.o_missed[rows] = sums.done, sums.counted, sums.missed
         self.o_failed[rows], self.o_stall_us[rows], self.o_hist[rows] = sums.failed, sums.stall_us, sums.hist
         self.o_inexact[rows], self.o_excused[rows] = sums.inexact, sums.excused
@@ -518,7 +518,9 @@ class WindowTable:
         shown = rows[self.terms.remember_us[rows] > 0]
         self.active_ns[shown] = self.last_ns[shown]
         slot = rows * self.depth + self.pos[rows]
-        self.w_iops[slot], self.w_done[slot], self.w_mix[slot] = iops, sums.done, sums.mix
+        self.w_iops[slot], self.w_done[slot] = iops, sums.done
+        for into, part in zip(self.w_mix, sums.mix, strict=True):
+            into[slot] = part
         self.w_counted[slot], self.w_missed[slot], self.w_hist[slot] = sums.counted, sums.missed, sums.hist
         self.w_failed[slot], self.w_stall_us[slot] = sums.failed, stall_us
         self.w_inexact[slot], self.w_latency[slot] = sums.inexact, sums.latency_us

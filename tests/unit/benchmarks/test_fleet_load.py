@@ -15,7 +15,7 @@ from pmdaemon.wire import frame, names
 from pmdaemon.wire.cut import COL
 from pmdaemon.wire.frame_template import encode_poll
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.messages.server import ThresholdsOrder
+from pmdaemon.wire.messages.orders import ThresholdsOrder
 from sla_server.agreements.load import load_documents
 
 GATEWAYS, STREAMS = 3, 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.clock import boot_ns
 from pmdaemon.runtime.stop import Stop
 from sla_server import config as configuration
+from sla_server.db.errors import ServerStandsBy
+from sla_server.db.fence import Fence, acting_fence
 from sla_server.db.process import own_fence
 from sla_server.lease_file import FENCE, LeaseFile, LeaseState
 from sla_server.nodes_file import FRESH_US, RunningNode, read_nodes, write_nodes
+from sla_server.reports import job as report_job
 from sla_server.supervisor import Supervisor
 from sla_server.topology import ACTING, PARTS, parts_of
 
@@ -115,6 +119,38 @@ def test_a_writer_that_was_started_without_a_lease_is_refused(
     monkeypatch.delenv(FENCE)
     with pytest.raises(ConfigError, match="the environment has no SLA_FENCE"):
         own_fence(_config(tmp_path))
+
+
+def test_a_job_or_a_command_that_writes_is_refused_where_the_server_stands_by(tmp_path: Path) -> None:
+    config = _config(tmp_path)
+    for holder, said in (("n2", "Run this on n2"), ("", "no server acts just now"), ("n1", "no server acts")):
+        _publish(tmp_path, holder, 7, 0)
+        with pytest.raises(ServerStandsBy, match=said) as caught:
+            acting_fence(config)
+        assert caught.value.exit_status == 69
+    _publish(tmp_path, "n1", 8, boot_ns() + LONG_NS)
+    assert acting_fence(config) == Fence(8, "n1", config.cluster.takeover.lease_s if config.cluster else 0)
+    assert acting_fence(_config(tmp_path, enabled=False)) is None
+
+
+@pytest.mark.parametrize("module", ["policy_jobs.job", "policy_jobs.back_test_job", "policy_jobs.rollup_job"])
+def test_each_job_asks_for_the_fence_first(tmp_path: Path, module: str) -> None:
+    job = importlib.import_module(f"sla_server.{module}")
+    config = _config(tmp_path)
+    config = config.model_copy(
+        update={"database": config.database.model_copy(update={"url": "postgresql+psycopg:///none"})}
+    )
+    _publish(tmp_path, "n2", 7, 0)
+    with pytest.raises(ServerStandsBy, match="the server of node n2 acts"):
+        job.run(config, "test")
+
+
+def test_the_report_job_asks_for_the_fence_first(tmp_path: Path) -> None:
+    config = _config(tmp_path)
+    database = config.database.model_copy(update={"url": "postgresql+psycopg:///none"})
+    _publish(tmp_path, "n2", 7, 0)
+    with pytest.raises(ServerStandsBy, match="the server of node n2 acts"):
+        report_job.run(config.model_copy(update={"database": database}), "test", 1)
 
 
 def test_a_lease_file_that_is_damaged_or_gone_holds_nothing(tmp_path: Path) -> None:

@@ -30,9 +30,11 @@ def test_versions_count_up_and_come_with_their_caps(store, rig):
     newest, oldest = rig.reader.policies()
     assert (newest["version"], newest["state"], newest["report"]) == (2, "published", {"fit": "none"})
     assert oldest["job"] == {"rows": 3}
-    assert rig.reader.policy_caps(1) == [{"version": 1, **CAP}]
+    assert rig.reader.policy_caps(1) == [{"version": 1, **CAP, "burst_s": None}]
     assert rig.reader.policy_caps(2, 3)[0]["cost_per_s"] is None
     assert rig.reader.policy_caps(2, 4) == []
+    assert store.publish([{**CAP, "burst_s": 2.5}], **META) == 3
+    assert rig.reader.policy_caps(3)[0]["burst_s"] == 2.5
 
 
 def test_publishing_is_all_or_nothing(store, rig):

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from sqlalchemy import text
 
+from sla_server import jobs
 from sla_server.config import load
 from sla_server.db.engine import begin, make_engine
 from sla_server.db.errors import DbError
 from sla_server.db.ingest.transaction import mark_alive
 from sla_server.db.reports import NO_REPORT, ReportStore
 from sla_server.db.schema import agreements, audit, slices
-from sla_server.reports.errors import IssueRunning, NothingToReport, NotYetFinal
+from sla_server.errors import JobRunning
+from sla_server.jobs import only_one
+from sla_server.reports import job
+from sla_server.reports.errors import NothingToReport, NotYetFinal
 from sla_server.reports.issue import due_periods, issue
-from sla_server.reports.job import _only_one, describe, issue_due, run
+from sla_server.reports.job import describe, issue_due, run
 from sla_server.reports.verify import taken_away, verify_chain, verify_report
 from sla_server.services.reports import SINCE_US, announcement
 from tests.support.agreements import simple
@@ -241,8 +248,25 @@ def test_the_job_issues_what_is_due_and_notes_its_run(
     with pytest.raises(NothingToReport):
         run(config, "ann", AFTER, agreement="nobody")
     assert store.reader.jobs(1)[0]["state"] == "failed"
-    with _only_one(database.data_dir / "report-job" / "lock"), pytest.raises(IssueRunning):
+    with only_one(database.data_dir / "report-job" / "lock", "report"), pytest.raises(JobRunning):
         run(config, "ann", AFTER)
+
+
+def test_a_job_that_is_stopped_notes_it_and_ends_as_one(
+    store: ReportStore, database: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load(None).model_copy(update={"data_dir": database.data_dir, "database": database.config})
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(jobs.configuration, "load", lambda _path: config)
+    # The handler runs before the next step of Python.
+    monkeypatch.setattr(job, "issue_due", lambda *_args: os.kill(os.getpid(), signal.SIGTERM))
+    signal.signal(signal.SIGTERM, lambda *_: None)  # without the job's own handler it would end the tests
+    try:
+        assert CliRunner().invoke(job.main, []).exit_code == 128 + signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    (noted,) = store.reader.jobs()
+    assert (noted["state"], noted["text"], noted["exit_status"]) == ("failed", "it was stopped", 143)
 
 
 def test_the_configuration_has_a_schedule(tmp_path: Path) -> None:

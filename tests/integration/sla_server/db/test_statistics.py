@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import text
 
-from sla_server.db import statistics
+from sla_server.db import schema, statistics
 from sla_server.db.engine import begin
 from sla_server.db.errors import SnapshotGone
 from sla_server.db.statistics import StatisticsSnapshot
@@ -165,3 +165,22 @@ def test_a_snapshot_that_has_ended_is_no_empty_one(database, rig, take):
         source = Source("sqlite", source.address + "-on-another-machine")
     with pytest.raises(SnapshotGone, match=r"Run the job again\. With SQLite, Spark must run on the machine"):
         list(read_part(source, part, COLUMNS["rollups"]))
+
+
+def test_slices_lie_in_time_by_their_begin_and_are_read_with_text_and_truths(rig, take, database, tmp_path):
+    rows = [
+        {"name": "gold, \"1\"", "objective": "latency", "start_us": T0 + at, "revision": 0, "state": "good",
+         "length_us": MINUTE_US, "inexact": at > 0, "ours": at == 0}
+        for at in (0, MINUTE_US, 99 * MINUTE_US)
+    ]  # fmt: skip
+    with begin(rig.engine) as connection:
+        connection.execute(schema.slices.insert(), rows)
+    columns = {"slices": ("start_us", "name", "state", "inexact", "ours")}
+    window_us = (T0, T0 + 99 * MINUTE_US)
+    with contextlib.closing(
+        StatisticsSnapshot(database.config, database.data_dir, window_us, columns, tmp_path)
+    ) as snapshot:
+        assert snapshot.rows("slices") == 2
+        (part,) = snapshot.parts("slices")
+        found = pa.Table.from_batches(read_part(snapshot.source, part, columns["slices"])).to_pylist()
+    assert found == [{name: row[name] for name in columns["slices"]} for row in rows[:2]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import closing
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from sla_server.cli import server
 from sla_server.db import migrate
 from sla_server.db.engine import make_engine
 from sla_server.db.policies import open_policies
-from sla_server.policy_jobs import back_test_job, job
-from sla_server.schedule import MODULES
+from sla_server.jobs import only_one
+from sla_server.policy_jobs import back_test_job
+from sla_server.schedule import MODULES, arguments_of
 from tests.integration.sla_server.db.conftest import Database
 from tests.support.fleet_history import fill
 
@@ -56,10 +58,10 @@ def test_the_policy_in_force_is_tested_and_stays(tmp_path: Path, monkeypatch: py
 def test_a_job_is_run_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the place of the command, so that signals and exit status are the job's."""
     became: list[list[str]] = []
-    monkeypatch.setattr(server.os, "execv", lambda _program, command: became.append(command))
-    for name, module in MODULES.items():
+    monkeypatch.setattr(os, "execv", lambda _program, command: became.append(command))
+    for name in MODULES:
         CliRunner().invoke(server.cli, ["jobs", "run", "--config", "c.toml", name, "-o", "json"])
-        assert became.pop()[1:] == ["-m", module, "--config", "c.toml", "-o", "json"]
+        assert became.pop()[1:] == [*arguments_of(name), "--config", "c.toml", "-o", "json"]
     assert CliRunner().invoke(server.cli, ["jobs", "run", "no-such"]).exit_code == 2
     assert not became
 
@@ -67,7 +69,7 @@ def test_a_job_is_run_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_second_run_ends_with_79(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "server.toml"
     path.write_text(f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n')
-    with job.only_one(tmp_path / "data" / "back-test-job" / "lock"):
+    with only_one(tmp_path / "data" / "back-test-job" / "lock", "back-test"):
         (tmp_path / "data" / "sla.db").touch()
         assert CliRunner().invoke(back_test_job.main, ["--config", str(path)]).exit_code == 79
     assert "another back-test job is running" in capfd.readouterr().err

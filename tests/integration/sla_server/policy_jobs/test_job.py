@@ -5,16 +5,38 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from sqlalchemy import insert
 
+from sla_server.config import PolicyJobConfig
+from sla_server.db import migrate, schema
+from sla_server.db.config import DatabaseConfig
+from sla_server.db.engine import begin, make_engine
+from sla_server.db.queries.reader import SqlReader
+from sla_server.db.schema import HOUR_US
+from sla_server.db.statistics import StatisticsSnapshot
+from sla_server.policy_jobs import report_inputs_job
+from sla_server.policy_jobs.compute import STEPS, Found, compute
 from sla_server.policy_jobs.inputs import Statistics
-from sla_server.policy_jobs.job import Found, compute
-from sla_server.policy_jobs.transforms import MISSED_COLUMNS, MISSED_DDL, SLOT_COLUMNS, SLOT_DDL
+from sla_server.policy_jobs.sql_source import rows_in_sql
+from sla_server.policy_jobs.step_job import Turns, stored_steps
+from sla_server.policy_jobs.stored_results import fresh
+from sla_server.policy_jobs.transforms import (
+    MISSED_COLUMNS,
+    MISSED_DDL,
+    SLICE_COLUMNS,
+    SLICE_DDL,
+    SLOT_COLUMNS,
+    SLOT_DDL,
+)
 from tests.support.histories import known_history
+from tests.support.job_results import ResultsInMemory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -100,3 +122,87 @@ def test_a_row_in_several_parts_counts_once(spark: SparkSession, tmp_path: Path)
     assert found.harms == expected.harms
     assert caps_of(found) == caps_of(expected)
     assert [row["volume"] for row in found.capped] == ["batch"]
+
+
+def test_steps_by_themselves_are_stored_and_make_the_same_policy(spark: SparkSession) -> None:
+    """One session, one snapshot, a turn each; the policy of what they stored is that of all computed."""
+    history = known_history()
+    rows, results, turns = history.statistics(spark), ResultsInMemory(), Turned()
+    store: Any = SimpleNamespace(results=results)
+    turns.store = store
+    config: Any = SimpleNamespace(policy=PolicyJobConfig())
+    said = stored_steps(spark, rows, history.inputs, turns, list(STEPS), config, 600_000_000)
+    assert turns.said == [
+        "1 backends' costs of an I/O stored", "begin capacity", "1 capacities for promises stored",
+        "begin demand", "2 hours of volumes' demand stored",
+        "begin attribution", "1 causes of broken promises stored",
+    ]  # fmt: skip
+    assert [row["cost_per_s"] for row in said["capacity"]] == [400.0]
+    assert [(row["volume"], row["p95"]) for row in said["demand"]] == [("batch", 420.0), ("erp", 80.0)]
+    stored = fresh(results, STEPS, history.inputs, config.policy, 600_000_000)  # type: ignore[arg-type]
+    assert list(stored) == list(STEPS)
+    nothing: Any = None  # of all that the steps read; slots are read for bursts
+    found = compute(spark, Statistics(rows.slots, nothing, nothing), history.inputs, stored)
+    assert found == compute(spark, rows, history.inputs)
+
+
+class Turned(Turns):
+    """Turns without rows in SQL."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def begin(self, name: str) -> None:
+        self.said.append(f"begin {name}")
+
+    def report(self, text: str) -> None:
+        self.said.append(text)
+
+
+def test_period_sums_are_those_of_the_reports(spark: SparkSession, tmp_path: Path) -> None:
+    """Slices in SQL, some judged again: what Spark adds up at once is what SQL adds up for each report."""
+    config = DatabaseConfig()
+    engine = make_engine(config, tmp_path)
+    migrate.upgrade(engine)
+    states = ("good", "good", "bad", "no_data", "excluded")
+    rows = [
+        {
+            "name": name, "objective": objective, "start_us": hour * HOUR_US, "revision": revision,
+            "version": 1 + hour // 6, "length_us": HOUR_US, "state": states[(hour + revision) % 5],
+            "inexact": hour % 4 == 0, "ours": hour % 3 == 0,
+        }
+        for name in ("gold", "silver")
+        for objective in ("latency", "iops")
+        for hour in range(12)
+        for revision in range(1 + hour % 2)
+    ]  # fmt: skip
+    with begin(engine) as connection:
+        connection.execute(insert(schema.slices), rows)
+    spans = [("gold", "a", 0, 8), ("gold", "b", 4, 12), ("silver", "a", 0, 24), ("none", "a", 0, 24)]
+    table = pa.Table.from_pylist(
+        [
+            {"name": name, "period": period, "from_us": first * HOUR_US, "to_us": last * HOUR_US}
+            for name, period, first, last in spans
+        ],
+        schema=report_inputs_job.SPANS,
+    )
+    columns = {"slices": SLICE_COLUMNS}
+    with closing(StatisticsSnapshot(config, tmp_path, (0, 24 * HOUR_US), columns, tmp_path)) as snapshot:
+        assert snapshot.rows("slices") == len(rows)
+        slices = rows_in_sql(spark, snapshot, "slices", SLICE_COLUMNS, SLICE_DDL)
+        found = report_inputs_job.sums_of(spark, slices, table)
+    assert found.schema.equals(report_inputs_job.SUMS)
+    reader = SqlReader(engine)
+    expected = [
+        {"name": name, "objective": objective, "period": period, **row}
+        for name, period, first, last in spans
+        for objective in ("latency", "iops")
+        for row in reader.slice_sums(name, objective, first * HOUR_US, last * HOUR_US)
+    ]
+    engine.dispose()
+
+    def order(row: dict[str, Any]) -> list[str]:
+        return [str(row[name]) for name in report_inputs_job.SUMS.names]
+
+    assert sorted(found.to_pylist(), key=order) == sorted(expected, key=order)
+    assert sum(row["n"] for row in expected) == 2 * (8 + 8 + 12)

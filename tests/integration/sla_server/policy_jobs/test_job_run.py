@@ -17,6 +17,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkRuntimeError
 
 from sla_server import config as configuration
+from sla_server import jobs
 from sla_server.cli.main import cli
 from sla_server.config import PolicyJobConfig
 from sla_server.db import migrate
@@ -24,7 +25,8 @@ from sla_server.db.engine import make_engine
 from sla_server.db.errors import DatabaseUnavailable, NoRightToPublish
 from sla_server.db.policies import PolicyStore, open_policies
 from sla_server.db.statistics import Files
-from sla_server.policy_jobs import errors, job
+from sla_server.errors import JobRunning
+from sla_server.policy_jobs import errors, inputs, job, session, spark_run
 from sla_server.policy_jobs.session import FEW, FOR_FEW, JAVA_FOR_FEW, RESULTS, settings, stderr_to
 
 
@@ -51,16 +53,16 @@ def test_stderr_is_back_after_a_failure(tmp_path: Path, capfd: pytest.CaptureFix
 
 def test_every_failure_has_a_status_of_its_own() -> None:
     lock = Path("lock")
-    failures = [errors.NoJava([]), errors.SparkFailed("x", lock), errors.JobRunning(lock)]
+    failures = [errors.NoJava([]), errors.SparkFailed("x", lock), JobRunning(lock, "policy")]
     failures.append(errors.NothingToLearn(7))
-    assert [job.status_of(error) for error in failures] == [69, 70, 79, 80]
-    assert job.status_of(DatabaseUnavailable("sqlite:///x", "locked")) == 69
+    assert [jobs.status_of(error) for error in failures] == [69, 70, 79, 80]
+    assert jobs.status_of(DatabaseUnavailable("sqlite:///x", "locked")) == 69
 
 
 def test_a_second_run_says_so_and_ends_with_79(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "server.toml"
     path.write_text(f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n')
-    with job.only_one(tmp_path / "data" / "policy-job" / "lock"):
+    with jobs.only_one(tmp_path / "data" / "policy-job" / "lock", "policy"):
         (tmp_path / "data" / "sla.db").touch()
         told = CliRunner().invoke(job.main, ["--config", str(path)])
     assert told.exit_code == 79
@@ -86,9 +88,9 @@ def test_nothing_of_spark_is_left_when_the_job_ends(
     snapshot = SimpleNamespace(
         rows=lambda _table: 1, slot_files=Files(), hour_files=Files(), close=lambda: None
     )
-    monkeypatch.setattr(job, "StatisticsSnapshot", lambda *_: snapshot)
-    monkeypatch.setattr(job.inputs, "read", lambda *_: None)
-    monkeypatch.setattr(job, "on_spark", compute)
+    monkeypatch.setattr(spark_run, "StatisticsSnapshot", lambda *_: snapshot)
+    monkeypatch.setattr(inputs, "read", lambda *_: None)
+    monkeypatch.setattr(spark_run, "on_spark", compute)
     with pytest.raises(type(ends)):
         job.run(config, "me")
     assert found == [False]
@@ -117,11 +119,12 @@ def test_a_run_that_the_server_stops_is_not_shown_as_running(
     snapshot = SimpleNamespace(
         rows=lambda _table: 1, slot_files=Files(), hour_files=Files(), close=lambda: None
     )
-    monkeypatch.setattr(job, "StatisticsSnapshot", lambda *_: snapshot)
-    monkeypatch.setattr(job.inputs, "read", lambda *_: None)
-    monkeypatch.setattr(job, "on_spark", compute)
+    monkeypatch.setattr(spark_run, "StatisticsSnapshot", lambda *_: snapshot)
+    monkeypatch.setattr(inputs, "read", lambda *_: None)
+    monkeypatch.setattr(spark_run, "on_spark", compute)
     # The real one would end every Java of this process, and one is the session of the other tests.
-    monkeypatch.setattr(job, "end_java", lambda: told_to_end.append("java"))
+    java = SimpleNamespace(kill=lambda: told_to_end.append("java"))
+    monkeypatch.setattr(session, "_java_children", lambda: [java])
     assert CliRunner().invoke(job.main, []).exit_code == 128 + signal.SIGTERM
     assert told_to_end == ["java"]
     assert signal.getsignal(signal.SIGTERM) is before
@@ -129,17 +132,21 @@ def test_a_run_that_the_server_stops_is_not_shown_as_running(
     assert not (tmp_path / "policy-job" / "scratch").exists()
     with contextlib.closing(open_policies(config.database, tmp_path)) as store:
         (row,) = store.reader.jobs()
-    assert (row["state"], row["exit_status"], row["text"]) == ("failed", 130, "it was stopped")
+    assert (row["state"], row["exit_status"], row["text"]) == (
+        "failed",
+        128 + signal.SIGTERM,
+        "it was stopped",
+    )
 
 
 def test_a_failure_of_spark_names_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_gateway(*_: Any) -> NoReturn:
         raise PySparkRuntimeError("Java gateway process exited before sending its port number\nmore")
 
-    monkeypatch.setattr(job, "build_session", no_gateway)
+    monkeypatch.setattr(spark_run, "build_session", no_gateway)
     action: Any = None  # Spark fails before it is called
     with pytest.raises(errors.SparkFailed, match=r"its port number\. Its log is .*spark\.log") as caught:
-        job.on_spark(PolicyJobConfig(), tmp_path, action, tmp_path / "spark.log", 1)
+        spark_run.on_spark(PolicyJobConfig(), tmp_path, action, tmp_path / "spark.log", 1)
     assert "more" not in str(caught.value)
 
 
@@ -147,9 +154,9 @@ def test_java_that_was_killed_is_a_failure_of_spark(tmp_path: Path, monkeypatch:
     def refused(*_: Any) -> NoReturn:
         raise ConnectionRefusedError(111, "Connection refused")
 
-    monkeypatch.setattr(job, "build_session", lambda *_: SimpleNamespace(stop=refused))
+    monkeypatch.setattr(spark_run, "build_session", lambda *_: SimpleNamespace(stop=refused))
     with pytest.raises(errors.SparkFailed, match="its Java process has ended"):
-        job.on_spark(PolicyJobConfig(), tmp_path, refused, tmp_path / "spark.log", 1)
+        spark_run.on_spark(PolicyJobConfig(), tmp_path, refused, tmp_path / "spark.log", 1)
 
 
 @pytest.mark.parametrize("ends", [SystemExit(143), KeyboardInterrupt()])
@@ -164,9 +171,9 @@ def test_a_job_that_is_stopped_is_no_failure_of_spark(
     def action(_spark: Any) -> NoReturn:
         raise ends
 
-    monkeypatch.setattr(job, "build_session", lambda *_: SimpleNamespace(stop=stop))
+    monkeypatch.setattr(spark_run, "build_session", lambda *_: SimpleNamespace(stop=stop))
     with pytest.raises(type(ends)):
-        job.on_spark(PolicyJobConfig(), tmp_path, action, tmp_path / "spark.log", 1)
+        spark_run.on_spark(PolicyJobConfig(), tmp_path, action, tmp_path / "spark.log", 1)
 
 
 @pytest.mark.parametrize(

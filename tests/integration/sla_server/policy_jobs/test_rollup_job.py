@@ -21,8 +21,8 @@ from sla_server.db.engine import begin, make_engine
 from sla_server.db.rollups import RollupStore
 from sla_server.db.schema import DAY_US
 from sla_server.db.statistics import StatisticsSnapshot
+from sla_server.jobs import JobRun
 from sla_server.policy_jobs import inputs, rollup_job, transforms
-from sla_server.policy_jobs.publishing import JobRun
 from sla_server.policy_jobs.transforms import HOUR_COLUMNS, US_AN_HOUR
 from tests.support.archive import FilesRig, later
 from tests.support.histories import utc_hours

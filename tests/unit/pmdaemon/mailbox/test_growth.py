@@ -141,3 +141,23 @@ def test_without_room_in_the_file_system_it_is_full_and_says_so_once_a_pause(
     a.post("b", b"3" * 2 * FIRST)  # there is room again
     assert [len(payload) for payload in drain(b)] == [2 * FIRST]
     audit(a)
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_without_room_to_grow_what_fits_into_the_first_part_finds_room_once_all_is_taken(
+    boxes: tuple[Mailbox, Mailbox], monkeypatch: pytest.MonkeyPatch, many: bool
+) -> None:
+    a, b = boxes
+
+    def refuse(_fd: int, _at_bytes: int, _size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("pmdaemon.mailbox.segment.os.posix_fallocate", refuse)
+    a.post("b", b"1" * (FIRST * 3 // 8))  # not past half of it
+    assert len(drain(b)) == 1
+    b.release()
+    large = b"2" * (FIRST * 7 // 8)
+    a.post_many("b", [large]) if many else a.post("b", large)
+    assert drain(b) == [large]
+    assert a._outlets["b"][0].reserved == FIRST
+    audit(a)

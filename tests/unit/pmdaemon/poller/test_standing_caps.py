@@ -12,7 +12,8 @@ from pmdaemon.poller.standing_caps import LEASE_FRESH_NS, StandingCaps
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.agent import CapSet
-from pmdaemon.wire.messages.server import CapsOrder, DurableNotice, ThresholdsOrder, WatermarksNotice
+from pmdaemon.wire.messages.orders import CapsOrder, ThresholdsOrder
+from pmdaemon.wire.messages.server import DurableNotice, WatermarksNotice
 
 
 def test_newest_caps_are_kept_per_gateway_and_unchanged() -> None:

@@ -11,8 +11,8 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.agent import Hello
 from pmdaemon.wire.messages.costs import FITTED_COSTS, MAX_BACKENDS, Costs
+from pmdaemon.wire.messages.orders import CostsOrder
 from pmdaemon.wire.messages.planes import DpCosts, DpHandOver
-from pmdaemon.wire.messages.server import CostsOrder
 from pmdaemon.wire.session import TABLE, SessionState, Side
 
 DISK = {"backend": "disk", "cost_write": 2.5, "cost_bytes": 32768.0}

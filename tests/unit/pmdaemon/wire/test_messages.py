@@ -11,7 +11,18 @@ from docs import messages as page
 from pmdaemon.errors import MalformedFrame, WireError
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.messages import agent, alerts, api, ends, mirror, plane_report, planes, server, thresholds
+from pmdaemon.wire.messages import (
+    agent,
+    alerts,
+    api,
+    ends,
+    mirror,
+    orders,
+    plane_report,
+    planes,
+    server,
+    thresholds,
+)
 from pmdaemon.wire.messages.base import WireMessage
 from pmdaemon.wire.messages.client_caps import caps_client
 from tests.support.paths import FIXTURES
@@ -31,7 +42,7 @@ def test_the_page_is_what_make_docs_writes() -> None:
 def test_every_kind_has_one_class() -> None:
     kinds = [
         message.KIND
-        for module in (*page.OF_AGENT, server, api, planes, plane_report, mirror)
+        for module in (*page.OF_AGENT, server, orders, api, planes, plane_report, mirror)
         for message in page.messages_of(module)
     ]
     assert sorted(kinds) == sorted(set(Kind) - {Kind.CUT})
@@ -76,12 +87,12 @@ def test_golden_frames_survive_parse_and_encode(message: Any) -> None:
         (server.StreamsSeen(GATEWAY, []), server.StreamsSeen.parse),
         (server.CapsState(GATEWAY, 3, "sent", "", 5), lambda header: server.CapsState.parse(header, 9)),
         (server.GatewayAlert(ALERT, GATEWAY), lambda header: server.GatewayAlert.parse(header, 9)),
-        (server.CapsOrder.of(GATEWAY, agent.CapSet(1, 2, ())), server.CapsOrder.parse),
+        (orders.CapsOrder.of(GATEWAY, agent.CapSet(1, 2, ())), orders.CapsOrder.parse),
         (agent.CapSet(1, 2, (), (CLIENT_CAP,)), agent.CapSet.parse),
         (planes.DpCaps(1, 2, (), (CLIENT_CAP,)), planes.DpCaps.parse),
         (agent.Hello.of(GATEWAY, "g", 7, "s"), agent.Hello.parse),
-        (server.ThresholdsOrder.of(GATEWAY, thresholds.Thresholds(1, ())), server.ThresholdsOrder.parse),
-        (server.Lease(5), server.Lease.parse),
+        (orders.ThresholdsOrder.of(GATEWAY, thresholds.Thresholds(1, ())), orders.ThresholdsOrder.parse),
+        (orders.Lease(5), orders.Lease.parse),
         (server.WatermarksNotice(5, [["a", 1, 2]]), server.WatermarksNotice.parse),
         (server.DurableNotice(5, []), server.DurableNotice.parse),
         (server.Recorded("r", ok=False, error="no"), server.Recorded.parse),

@@ -11,10 +11,10 @@ from tests.support import api
 from tests.support.cli import Terminal
 
 
-def draw(snapshot: dict[str, object], trouble: str = "") -> str:
+def draw(snapshot: dict[str, object], trouble: str = "", view: TopView | None = None) -> str:
     console = Console(width=80, color_system=None)
     with console.capture() as captured:
-        console.print(frame(snapshot, trouble))
+        console.print(frame(snapshot, trouble, view))
     return captured.get()
 
 
@@ -49,6 +49,18 @@ def test_promises_that_need_a_look_come_first() -> None:
     text = draw({**api.snapshot(), "slas": slas})
     places = [text.index(f"s{number}/latency") for number in (4, 3, 1, 0, 2)]
     assert places == sorted(places)
+
+
+def test_filters_and_orders_say_of_how_many_they_are() -> None:
+    many = {**api.snapshot(), "totals": {"slas": {"ok": 64_000}, "volumes": 5000, "throttles": 1}}
+    assert "and 4,998 more: sla get volumes" in draw(many)
+    assert "are live here" not in draw(many)
+    none = draw(many, view=TopView(names=("s63*",), sections=("slas",)))
+    assert "None of them fits what was asked for." in none
+    assert "Looked at were the 3 of 64,000 that are live here: sla get slas has all" in none
+    by_rate = draw(many, view=TopView(sort="rate", sections=("volumes", "throttles")))
+    assert by_rate.count("are live here") == 1
+    assert "the 2 of 5,000 that are live here: sla get volumes has all" in by_rate
 
 
 def test_how_many_more_promises_there_are() -> None:

@@ -85,6 +85,11 @@ def test_labels_of_a_volume_are_a_document_of_its_name(sla: Terminal) -> None:
     document = json.loads(asked["documents"])
     assert (document["kind"], document["metadata"]["name"]) == ("VolumeLabels", "batch")
     assert document["spec"] == {"volumes": ["batch"], "labels": {"tier": "gold", "env": None}}
+    count = len(sla.asked)
+    unknown = sla("volumes", "label", "betch", "tier=gold")
+    assert (unknown.exit_code, len(sla.asked)) == (1, count), (
+        "nothing is applied for a volume that is not there"
+    )
     wrong = sla("volumes", "label", "batch", "a b=c")
     assert (wrong.exit_code, "write KEY=VALUE, or KEY- to take it away" in wrong.stderr) == (2, True)
 

@@ -24,9 +24,9 @@ from sla_server.db.engine import begin, make_engine
 from sla_server.db.errors import FileDamaged, FilesUnavailable
 from sla_server.db.rollups import DueDay, FilesAt, RollupStore
 from sla_server.db.schema import DAY_US
+from sla_server.jobs import JobRun
 from sla_server.policy_jobs import rollup_job
 from sla_server.policy_jobs import rollups as jobs
-from sla_server.policy_jobs.publishing import JobRun
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

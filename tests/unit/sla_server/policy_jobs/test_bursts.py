@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sla_server.policy_jobs.bursts import burst_pair, excess
+from sla_server.policy_jobs.bursts import burst_pair, burst_seconds, excess
 
 SLOT_S = 60
 SLOT_US = 60_000_000
@@ -48,7 +48,7 @@ def test_a_short_burst_goes_into_the_bucket() -> None:
     assert found is not None
     assert found.cost_per_s == 100, "candidates begin at the median"
     assert found.burst_cost == pytest.approx(2 * 60 * 400)
-    assert found.burst_s == pytest.approx(480)
+    assert found.burst_cost / found.cost_per_s == pytest.approx(480)
     assert found.days == 7
 
 
@@ -86,3 +86,20 @@ def test_little_or_nothing_seen_gives_no_pair() -> None:
     at_us, demand = days(1, {})
     assert burst_pair(at_us[:29], demand[:29], SLOT_S, DAY_US, 14) is None
     assert burst_pair(at_us, np.zeros(1440), SLOT_S, DAY_US, 14) is None
+
+
+def test_a_cap_lets_the_usual_bursts_of_its_volume_pass() -> None:
+    found = burst_seconds(
+        cap=np.array([100.0, 50.0, 100.0, 1e6, 0.5]),
+        bucket=np.array([400.0, 100.0, 100.0, 10.0, 1000.0]),
+        group=np.array([0, 0, 1, 2, 3]),
+        room=np.array([500.0, 50.0, 1e9, 1e9]),
+    )
+    assert found[:3] == pytest.approx([4.0, 2.0, 0.5]), "of the second group half: there is no more room"
+    assert np.isnan(found[3]), "shorter than what gateways let pass anyway"
+    assert found[4] == 300.0, "the longest that gateways take"
+
+
+def test_where_no_capacity_is_known_there_is_no_room() -> None:
+    nothing = burst_seconds(np.array([100.0]), np.array([400.0]), np.array([0]), np.array([0.0]))
+    assert np.isnan(nothing).all()

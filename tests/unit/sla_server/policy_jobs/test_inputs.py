@@ -10,10 +10,11 @@ import pytest
 
 from sla_server.config import PolicyJobConfig
 from sla_server.db.statistics import Files
+from sla_server.jobs import status_of
 from sla_server.policy_jobs.errors import NoSuchCalendar, NothingToLearn, UnreadableAgreement
 from sla_server.policy_jobs.inputs import read
-from sla_server.policy_jobs.job import status_of
 from tests.support.agreements import in_force, simple
+from tests.support.job_results import ResultsInMemory
 
 STREAMS = pa.table(
     {
@@ -62,6 +63,7 @@ class OldStore:
     """A database whose agreement in force is of another release."""
 
     reader: Any
+    results = ResultsInMemory()
 
     def __init__(self, spec: dict[str, Any]) -> None:
         row = {"name": "gold", "version": 3, "spec": spec, "applied_us": 1, "ended_us": None}

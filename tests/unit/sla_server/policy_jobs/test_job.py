@@ -7,19 +7,20 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sla_server.policy_jobs import grouped, job
+from sla_server.jobs import status_of
+from sla_server.policy_jobs import compute, grouped, spark_run
 from sla_server.policy_jobs.errors import FilesNotForSpark
 from sla_server.policy_jobs.session import check_files, for_spark
 
 
 def test_caps_come_some_at_a_time_and_those_that_limit_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "ROWS_AT_A_TIME", 2)
+    monkeypatch.setattr(compute, "ROWS_AT_A_TIME", 2)
     columns: list[list[Any]] = [["a", "b", "c"], [0, 1, 2], [None, 5.0, None], [1.0] * 3, [2.0] * 3]
     table = pa.table(
         [pa.array(column, field.type) for column, field in zip(columns, grouped.CAPS, strict=True)],
         schema=grouped.CAPS,
     )
-    found = job.Found(table, [], [])
+    found = compute.Found(table, [], [])
     assert [row["volume"] for row in found.cap_rows()] == ["a", "b", "c"]
     assert [(row["volume"], row["cost_per_s"]) for row in found.capped] == [("b", 5.0)]
 
@@ -33,15 +34,15 @@ def test_curves_are_kept_apart_and_of_the_most_loaded_alone(monkeypatch: pytest.
              (50.0, '{"points": [[5, 6, 7]], "queueing": [0.1, 0.2, 9.0]}')]
         )
     ]  # fmt: skip
-    plain, curves = job.split_curves(rows)
+    plain, curves = compute.split_curves(rows)
     assert plain == [{key: value for key, value in row.items() if key != "curve"} for row in rows]
     assert [row["step"] for row in curves] == [3, 2, 0]
     assert curves[0] == {
         "backend": "disk", "sla": "gold", "objective": "latency", "step": 3,
         "points": [[5, 6, 7]], "queueing": [0.1, 0.2, 9.0],
     }  # fmt: skip
-    monkeypatch.setattr(job, "MOST_CURVES", 1)
-    assert [row["step"] for row in job.split_curves(rows)[1]] == [3]
+    monkeypatch.setattr(compute, "MOST_CURVES", 1)
+    assert [row["step"] for row in compute.split_curves(rows)[1]] == [3]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,7 @@ def test_urls_are_as_connectors_call_them(path: str, expected: str) -> None:
 def test_a_store_that_spark_has_no_connector_for_is_refused_at_once(url: str) -> None:
     with pytest.raises(FilesNotForSpark, match="there is no connector for") as caught:
         check_files(url)
-    assert job.status_of(caught.value) == 69
+    assert status_of(caught.value) == 69
     assert "secret" not in str(caught.value)
 
 
@@ -74,8 +75,8 @@ Traceback (most recent call last):
   File "x.py", line 1, in read_part
 sla_server.db.errors.SnapshotGone: the statistics in x cannot be read: gone. Run the job again.
 """
-    assert job.reason_of(RuntimeError(text)) == (
+    assert spark_run.reason_of(RuntimeError(text)) == (
         "the statistics in x cannot be read: gone. Run the job again"
     )
-    assert job.reason_of(RuntimeError("no memory.\nat java")) == "no memory"
-    assert job.reason_of(KeyError()) == "KeyError"
+    assert spark_run.reason_of(RuntimeError("no memory.\nat java")) == "no memory"
+    assert spark_run.reason_of(KeyError()) == "KeyError"

@@ -577,7 +577,7 @@ def test_a_published_policy_is_put_in_force_once_and_its_caps_each_hour() -> Non
     bench.sql_worker.found.put(policy(version=2))
     bench.tick(1)
     assert bench.controller.names().count("set_policy_caps") == 2
-    assert bench.controller.last("set_policy_caps") == (3, {"vol-1": 50.0, "vol-2": None})
+    assert bench.controller.last("set_policy_caps") == (3, {"vol-1": 50.0, "vol-2": None}, {})
     assert bench.controller.last("set_coming_caps") == ({"vol-1": 40.0}, START_US)
     assert bench.app.take_posted(Kind.SNAPSHOT)[-1][1]["policy"] == {
         "version": 3,
@@ -636,7 +636,7 @@ def test_a_policy_rolled_back_gives_way_to_the_one_before_it_and_stays_away() ->
     none = PublishedPolicy(0, published=False, hour_of_week=96, caps={}, orders=2)
     bench.sql_worker.found.put(SqlState(policy_looked=True, policy=none))
     bench.tick()
-    assert bench.controller.last("set_policy_caps") == (None, {})
+    assert bench.controller.last("set_policy_caps") == (None, {}, {})
     assert [row["kind"] for table, row in bench.confirm() if table == "events"] == ["policy-applied"]
 
 

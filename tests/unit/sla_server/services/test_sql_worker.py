@@ -87,9 +87,10 @@ def test_an_issued_report_is_handed_over_once() -> None:
 
 def test_caps_by_another_hand_that_are_no_rates_are_no_caps() -> None:
     rates = {"a": 5.0, "b": None, "c": math.nan, "d": math.inf, "e": -1.0, "f": 0.0}
-    rows = [{"volume": name, "cost_per_s": rate} for name, rate in rates.items()]
+    bursts = {"a": 2.5, "b": None, "c": math.nan, "d": 301.0, "e": 0.0}
+    rows = [{"volume": name, "cost_per_s": rate, "burst_s": bursts.get(name)} for name, rate in rates.items()]
     reader: Any = SimpleNamespace(policy_caps=lambda _version, _hour: rows)
-    assert SqlReads(reader).policy_caps(3, 96) == {"a": 5.0, **dict.fromkeys("bcdef")}
+    assert SqlReads(reader).policy_caps(3, 96) == ({"a": 5.0, **dict.fromkeys("bcdef")}, {"a": 2.5})
 
 
 def test_operators_choose_the_policy_until_they_let_it_go() -> None:

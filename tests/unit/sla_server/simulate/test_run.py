@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 
 from sla_server.agreements.promise import CurveStep, Priority
@@ -110,6 +111,31 @@ def test_a_policy_acts_by_the_hour_in_enforce_only():
     assert [cost for _, cost in cap_history(runs["enforce"], "greedy", 1.0625)] == [200.0]
     other = dataclasses.replace(capped, policy={(hour + 1) % 168: {"greedy": 200.0}})
     assert cap_history(run_mode(other, "enforce"), "greedy", 1.0625) == []
+
+
+def test_a_burst_of_a_policy_passes_and_then_its_rate_holds():
+    """Idle for five seconds, then as much as it can: at once ten seconds of the cap, afterwards the cap."""
+    hour = hour_of_week(plan().start_unix_us)
+    load = Load(volume="greedy", depth=32, from_s=5.0)
+
+    def ios_by_second(bursts):
+        made = plan(
+            load,
+            contract=Contract([], []),
+            policy={hour: {"greedy": 106.25}},
+            bursts={hour: bursts},
+            length_s=25.0,
+        )
+        (log,) = run_mode(made, "enforce").logs.values()
+        done_s = log.arrays()["at"] + log.arrays()["latency"]
+        return np.bincount(done_s[np.isfinite(done_s)].astype(np.int64), minlength=25)
+
+    burst, plain = ios_by_second({"greedy": 10.0}), ios_by_second({})
+    # 100 I/Os of 4 KiB a second are 106.25 cost units.
+    assert plain[5:8].sum() == pytest.approx(300, abs=40)
+    assert burst[5:8].sum() == pytest.approx(1300, abs=60)
+    assert burst[10:25].sum() == pytest.approx(1500, rel=0.05), "the rate, once the burst is used"
+    assert plain[10:25].sum() == pytest.approx(1500, rel=0.05)
 
 
 def test_an_agreed_cap_of_iops_is_held():

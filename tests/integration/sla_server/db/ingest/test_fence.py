@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import event, select
 
+from pmdaemon.runtime.clock import Deadline
 from sla_server.db import schema
-from sla_server.db.errors import FenceLost
+from sla_server.db.engine import make_engine, translated
+from sla_server.db.errors import DatabaseUnavailable, FenceLost
 from sla_server.db.fence import Fence
+from sla_server.db.policies import open_policies
+from sla_server.db.queries.reader import SqlReader
 from tests.support.database import Rig, archived, identity
 from tests.support.samples import (
     assert_database_holds,
@@ -94,6 +99,22 @@ def test_a_server_that_has_lost_its_fence_writes_nothing_and_what_it_had_counts_
     assert servers.start("n1", 8).queue.refused == ()  # the files have passed it
 
 
+def test_what_another_server_has_stored_is_no_gap_to_the_one_that_comes_again(servers: Servers) -> None:
+    cuts = [make_cut(seq) for seq in range(1, 8)]
+    first = servers.start("n1", 5)
+    first.feed(gateway_message(), streams_message(), *(cuts_message([item]) for item in cuts[:3]))
+    servers.stop(first)
+    second = servers.start("n2", 6)
+    second.feed(*(cuts_message([item]) for item in cuts[3:6]))
+    servers.stop(second)
+    again = servers.start("n1", 7)  # its queue still has cut 3: the next one does not follow that
+    again.feed(cuts_message([cuts[6]]))
+    assert_database_holds(again.reader, cuts)
+    with again.engine.connect() as connection:
+        unseen = select(schema.coverage.c.gap_ios)
+        assert {int(row[0]) for row in connection.execute(unseen)} == {0}
+
+
 def test_the_last_one_that_wrote_keeps_what_it_had_when_it_comes_again(servers: Servers) -> None:
     cuts = [make_cut(seq) for seq in range(1, 4)]
     first = servers.start("n1", 5)
@@ -116,3 +137,72 @@ def test_rows_of_a_former_term_are_refused_with_its_cuts(servers: Servers) -> No
     again.drain(final=True)
     with again.engine.connect() as connection:
         assert list(connection.execute(select(schema.processes))) == []
+
+
+def _taken(engine: Any, fence: Fence, queue_id: str) -> None:
+    """Take it, as often as the process does that waits for the database."""
+    deadline = Deadline(60)
+    while True:
+        try:
+            fence.take(engine, queue_id, 0, 0)
+        except DatabaseUnavailable:
+            assert not deadline.passed
+        else:
+            return
+
+
+@pytest.mark.parametrize("database", [pytest.param("postgresql", marks=pytest.mark.db)], indirect=True)
+def test_a_transaction_whose_machine_is_gone_holds_no_takeover_up(database: Any, tmp_path: Path) -> None:
+    former, engine = make_engine(database.config, tmp_path), make_engine(database.config, tmp_path)
+    fence = Fence(5, "n1", lease_s=2)
+    fence.take(former, "q1", 0, 0)
+    fence.guard(former)
+    with former.connect() as connection:
+        connection.execute(select(schema.meta))  # and not a word more: power was lost, no end is sent
+        _taken(engine, Fence(6, "n2"), "q2")
+        with pytest.raises(DatabaseUnavailable), translated(former):
+            connection.execute(select(schema.meta))
+        connection.invalidate()
+    former.dispose()
+    engine.dispose()
+
+
+@pytest.mark.parametrize("database", [pytest.param("postgresql", marks=pytest.mark.db)], indirect=True)
+def test_of_two_that_are_the_first_ever_the_higher_fence_stays(database: Any, tmp_path: Path) -> None:
+    config = database.config.model_copy(update={"lock_timeout_s": 0.1})
+    late, engine = make_engine(config, tmp_path), make_engine(config, tmp_path)
+    taken: list[str] = []
+
+    @event.listens_for(late, "before_cursor_execute")
+    def _another_is_quicker(_connection: Any, _cursor: Any, statement: str, *_more: Any) -> None:
+        if statement.startswith("INSERT INTO fences") and not taken:
+            taken.append("tried")
+            with contextlib.suppress(DatabaseUnavailable):  # it has to wait, and comes again
+                Fence(6, "n2").take(engine, "q2", 0, 0)
+                taken.append("taken")
+
+    with contextlib.suppress(FenceLost):
+        Fence(5, "n1").take(late, "q1", 0, 0)
+    if "taken" not in taken:
+        Fence(6, "n2").take(engine, "q2", 0, 0)
+    with engine.connect() as connection:
+        assert [
+            tuple(row) for row in connection.execute(select(schema.fences.c.fence, schema.fences.c.server))
+        ] == [(6, "n2")]
+    late.dispose()
+    engine.dispose()
+
+
+def test_a_job_of_a_server_that_has_lost_its_fence_stores_nothing(database: Any, tmp_path: Path) -> None:
+    engine = make_engine(database.config, tmp_path)
+    Fence(5, "n1").take(engine, "q1", 0, 0)
+    store = open_policies(database.config, database.data_dir, Fence(5, "n1"))
+    job_id = store.begin_job("policy", "test")
+    Fence(6, "n2").take(engine, "q2", 0, 0)
+    with pytest.raises(FenceLost, match="server n2 writes to this database"):
+        store.publish([], job={}, report={}, published_by="test")
+    with pytest.raises(FenceLost):
+        store.end_job(job_id, "done", 0)
+    store.close()
+    assert SqlReader(engine).policies() == []
+    engine.dispose()

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from sla_server.db.queries import pages as module
+from sla_server.db.queries import records
 from sla_server.services.store import SqlReads
 from tests.support.samples import (
     T0,
@@ -124,3 +125,39 @@ def test_slices_by_the_hour_are_of_the_newest_revision(pages):
     ]
     assert rows[0]["newest_us"] == begin + 60_000_000
     assert pages.slice_hours("erp-gold", "latency", begin + HOUR_US, begin + HOUR_US + 1)[0]["n"] == 1
+
+
+def test_records_are_paged_in_every_order_and_what_had_ended_before_is_left_out(rig):
+    entries = [
+        {"audit_id": f"a{n:02}", "at_us": T0 + n // 2, "who": f"p{n % 3}", "action": f"act-{n % 2}"}
+        for n in range(20)
+    ]
+    rig.feed(record_message([("audit", row) for row in entries]))
+    newest = sorted(entries, key=lambda row: (row["at_us"], row["audit_id"]), reverse=True)
+    for sort, expected in (
+        ("newest", newest),
+        ("oldest", newest[::-1]),
+        ("who", sorted(newest, key=lambda row: row["who"])),
+    ):
+        found, before = [], None
+        while page := rig.reader.pages.records(records.AUDIT, records.Wanted(7, before, sort=sort)):
+            found += page
+            before = page[-1]["cursor"]
+        assert [row["audit_id"] for row in found] == [row["audit_id"] for row in expected]
+    wanted = records.Wanted(match="P1", values={"action": ["act*", "x"]}, to_us=T0 + 5)
+    assert {row["audit_id"] for row in rig.reader.pages.records(records.AUDIT, wanted)} == {
+        "a01",
+        "a04",
+        "a07",
+    }
+    for listed in (records.JOBS, records.POLICIES):
+        for sort in listed.order_names:
+            assert rig.reader.pages.records(listed, records.Wanted(5, "1:1", match="x", sort=sort)) == []
+    throttles = [{"throttle_id": f"t{n}", "requested_us": T0, "released_us": T0 + n} for n in (1, 2)]
+    rig.feed(
+        record_message(
+            [("throttles", row) for row in (*throttles, {"throttle_id": "t3", "requested_us": T0})]
+        )
+    )
+    assert {row["throttle_id"] for row in rig.reader.throttles(since_us=T0 + 2)} == {"t2", "t3"}
+    assert len(rig.reader.throttles()) == 3

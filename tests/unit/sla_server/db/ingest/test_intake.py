@@ -19,12 +19,14 @@ from pmdaemon.wire import cut as cuts
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.server import spool_floors
+from sla_server import config as configuration
 from sla_server.db.errors import IngestQueuePoisoned
 from sla_server.db.ingest import receiver as post_office_module
 from sla_server.db.ingest.intake import CutAdmission, HighWater, IngestIntake
 from sla_server.db.ingest.queue import IngestRecord
 from sla_server.db.ingest.receiver import IngestReceiver
 from sla_server.db.ingest.records import check_row
+from sla_server.db.process import make_receiver
 from tests.support.samples import (
     EPOCH,
     cuts_message,
@@ -369,6 +371,22 @@ def test_one_of_several_servers_confirms_what_sql_has():
     stored[0] = 2
     assert not post_office.round()
     assert log[4:] == [("pair-0", "DURABLE"), ("pair-0", "WATERMARKS")]
+
+
+@pytest.mark.parametrize("takes_over", [False, True])
+def test_a_server_by_itself_confirms_what_its_queue_has_and_one_of_several_what_sql_has(takes_over):
+    cluster = {"node": "n1", "takeover": {"enabled": takes_over}}
+    config = configuration.resolve(configuration.ServerConfig.model_validate({"cluster": cluster}))
+    log: list = []
+    writer = SimpleNamespace(wake=lambda: None, sql_seq=0)
+    manager = SimpleNamespace(intake=new_intake(), queue=Queue(log), writer=writer)
+    box = Box([[Message(cuts_message([make_cut(1)]))]], log)
+    receiver = make_receiver(config, [box], manager, lambda: None)
+    assert receiver.round()
+    assert log == [("queue", 1), *([] if takes_over else [("pair-0", "DURABLE")])]
+    writer.sql_seq = 1
+    assert not receiver.round()
+    assert log == [("queue", 1), ("pair-0", "DURABLE")]
 
 
 def test_nothing_is_confirmed_when_the_queue_cannot_keep_it():

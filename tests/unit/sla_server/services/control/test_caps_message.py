@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pmdaemon.wire.messages.agent import CLIENT_CAPS, LARGE_CAPS, CapSet
-from pmdaemon.wire.messages.server import CapsOrder
+from pmdaemon.wire.messages.orders import CapsOrder
 from pmdaemon.wire.rates import Rates
 from sla_server.services.control.caps_message import entries, fitting
 from tests.support.worlds import A, Feeder, caps_of, controller, events_of

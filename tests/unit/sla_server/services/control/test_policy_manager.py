@@ -189,6 +189,18 @@ def test_policy_caps_act_in_enforce_only_and_manual_takes_their_place():
     assert events_of(found, "throttle-released")[0].details["ended"] == "withdrawn"
 
 
+def test_a_burst_of_a_policys_cap_is_sent_and_recorded_with_it():
+    made = feeder("enforce")
+    made.controller.set_policy_caps(3, {"v": 90.0}, {"v": 2.5})
+    found = busy(made)
+    assert (caps_of(found, A).caps[0]["cost_per_s"], caps_of(found, A).caps[0]["burst_s"]) == (90, 2.5)
+    assert rows_of(found)[0]["burst_s"] == 2.5
+    made.controller.set_policy_caps(4, {"v": 90.0}, {"v": 5.0})
+    assert caps_of(busy(made), A).caps[0]["burst_s"] == 5.0, "a longer burst alone is sent, too"
+    made.controller.manual_set("t1", "v", cost_per_s=50)
+    assert caps_of(busy(made), A).caps[0].get("burst_s") is None, "an operator's cap has no burst"
+
+
 def test_policies_are_observed_before_they_are_enforced_backend_by_backend():
     made = feeder("enforce")
     made.controller.set_policy_stage("observe", {})

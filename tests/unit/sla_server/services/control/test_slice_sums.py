@@ -90,9 +90,9 @@ def test_a_row_of_several_gateways_has_the_sums_of_all() -> None:
     made = OneRow()
     for at in range(20):
         made.second(at, FAST, gateways=2)
-    assert made.slices.now[made.row, 0] == 4000
+    assert made.slices.now[0, made.row] == 4000
     made.second(20, SLOW, gateways=2)
-    assert (made.slices.now[made.row, 0], made.slices.now[made.row, 1]) == (200, 200)
+    assert (made.slices.now[0, made.row], made.slices.now[1, made.row]) == (200, 200)
     assert made.slices.former[made.row, 0] == 4000
 
 

@@ -1,0 +1,268 @@
+"""Everything between reading and publishing: the steps, each by itself, and the policy of all of them.
+
+A step is a thin line from shared tables (``Frames``) through the transforms to a model in Spark's workers,
+and gives a table as small as the fleet: *capacity*, *cost model*, *demand*, *attribution*. Each is a job of
+its own, too (``step_job``); what such a job has stored may stand here for computing it again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from sla_server.policy_jobs import grouped, inputs, model, transforms
+from sla_server.policy_jobs.inputs import CAPACITY
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from sla_server.policy_jobs.demand import HourTables
+
+BURST_DAYS: Final = 7  # slots of a volume come to one call: a week of minutes is 10,000
+ROWS_AT_A_TIME: Final = 10_000  # of caps as Python objects
+MOST_CURVES: Final = 1000  # some 1 MB of a report
+COSTS: Final = "cost-model"
+DEMAND: Final = "demand"
+HARMS: Final = "attribution"
+NOTHING: Final[Mapping[str, pa.Table]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a run found: as many rows as the fleet has volumes times hours of the week, and no more.
+
+    Attributes:
+        caps: columns of ``grouped.CAPS``, and burst_s.
+        capacity: one row a (backend, promise, step of its curve).
+        curves: of the most loaded of them what people look at, see ``split_curves``.
+        costs: one row a backend.
+        harms: one row for each volume that hurt a promise.
+        bursts: one row for each volume with a cap.
+    """
+
+    caps: pa.Table
+    capacity: list[dict[str, Any]]
+    costs: list[dict[str, Any]]
+    harms: list[dict[str, Any]] = field(default_factory=list)
+    bursts: list[dict[str, Any]] = field(default_factory=list)
+    curves: list[dict[str, Any]] = field(default_factory=list)
+
+    def cap_rows(self) -> Iterator[dict[str, Any]]:
+        """The caps, as ``PolicyStore.publish`` takes them, some at a time."""
+        for batch in self.caps.to_batches(max_chunksize=ROWS_AT_A_TIME):
+            yield from batch.to_pylist()
+
+    @property
+    def demands(self) -> dict[str, float]:
+        """The largest demand of each volume in the hours of the week, cost units a second."""
+        largest = self.caps.group_by("volume").aggregate([("demand_p95", "max")])
+        values = zip(largest["volume"].to_pylist(), largest["demand_p95_max"].to_pylist(), strict=True)
+        return {volume: float(demand or 0.0) for volume, demand in values}
+
+    @property
+    def capped(self) -> list[dict[str, Any]]:
+        """Rows with a cap."""
+        rows: list[dict[str, Any]] = self._with_cap().to_pylist()
+        return rows
+
+    @property
+    def capped_volumes(self) -> list[str]:
+        """Names of the volumes with a cap, without a Python object for each of their hours."""
+        return sorted(self._with_cap()["volume"].unique().to_pylist())
+
+    def _with_cap(self) -> pa.Table:
+        import pyarrow.compute as pc
+
+        return self.caps.filter(pc.field("cost_per_s").is_valid())
+
+
+class Frames:
+    """The tables that steps share, each made when the first step needs it; Spark keeps what several read.
+
+    The owner calls ``release`` when all steps are done.
+    """
+
+    def __init__(self, spark: SparkSession, rows: inputs.Statistics, read: inputs.JobInputs) -> None:
+        self.spark, self.rows, self.read = spark, rows, read
+        self._kept: list[DataFrame] = []
+
+    def release(self) -> None:
+        """Let Spark forget what it keeps."""
+        for frame in reversed(self._kept):
+            frame.unpersist()
+        self._kept.clear()
+
+    def _keep(self, frame: DataFrame) -> DataFrame:
+        self._kept.append(frame.cache())
+        return frame
+
+    @cached_property
+    def streams(self) -> DataFrame:
+        """Of ``transforms.streams_now``."""
+        frame = self.spark.createDataFrame
+        return transforms.streams_now(frame(self.read.streams), frame(self.read.volumes))
+
+    @cached_property
+    def promised(self) -> DataFrame:
+        """Of ``transforms.promised_streams``."""
+        scope = self.read.scope
+        small = (
+            self.spark.createDataFrame(table) for table in (scope.promises, scope.volumes, scope.clients)
+        )
+        return transforms.promised_streams(self.streams, *small)
+
+    @cached_property
+    def slots(self) -> DataFrame:
+        """Of ``transforms.volume_slots``."""
+        return self._keep(transforms.volume_slots(self.rows.slots, self.streams, "slot_us"))
+
+    @cached_property
+    def loads(self) -> DataFrame:
+        """Of ``transforms.backend_slots``."""
+        return transforms.backend_slots(self.slots)
+
+    @cached_property
+    def points(self) -> DataFrame:
+        """Of ``transforms.promise_points``."""
+        return self._keep(transforms.promise_points(self.loads, self.rows.missed, self.promised))
+
+    @cached_property
+    def zones(self) -> DataFrame:
+        """Backend and time zone."""
+        return self.spark.createDataFrame(self.read.hours.zones)
+
+
+# -- Steps
+
+
+def capacity_of(frames: Frames) -> pa.Table:
+    """What each backend can take for each promise, unknown ones as the last valid; ``grouped.CAPACITY``."""
+    rows = [
+        model.with_former(row, frames.read.former_capacity)
+        for row in _rows(grouped.capacities(frames.points))
+    ]
+    return _table(rows, grouped.CAPACITY)
+
+
+def costs_of(frames: Frames) -> pa.Table:
+    """What an I/O costs each backend; ``grouped.COST``."""
+    return _table(_rows(grouped.costs(transforms.cost_slots(frames.loads))), grouped.COST)
+
+
+def hourly_demand(frames: Frames) -> DataFrame:
+    """Demand of each volume by local hour of the week; columns of ``transforms.hourly_demand``."""
+    hours = transforms.volume_slots(frames.rows.hours, frames.streams, "hour_us")
+    rates = transforms.slots_and_hours(frames.slots, hours, frames.read.slots_an_hour)
+    learned = frames.spark.createDataFrame(frames.read.hours.learned)
+    return transforms.hourly_demand(rates, frames.zones, learned)
+
+
+def demand_of(frames: Frames) -> pa.Table:
+    """The same as a table, in order."""
+    found = hourly_demand(frames).toArrow()
+    return found.sort_by([(name, "ascending") for name in ("backend", "volume", "hour_of_week")])
+
+
+def harms_of(frames: Frames) -> pa.Table:
+    """Who hurt which promise; ``grouped.HARMS``."""
+    intervals = transforms.intervals_to_attribute(frames.points, frames.promised)
+    uses = transforms.uses_of_backends(frames.slots, intervals)
+    return _table(_rows(grouped.harms(intervals, uses), 5), grouped.HARMS)
+
+
+STEPS: Final[Mapping[str, Callable[[Frames], pa.Table]]] = MappingProxyType(
+    {COSTS: costs_of, CAPACITY: capacity_of, DEMAND: demand_of, HARMS: harms_of}
+)
+"""Each is a job of its own."""
+
+
+def compute(
+    spark: SparkSession,
+    rows: inputs.Statistics,
+    read: inputs.JobInputs,
+    stored: Mapping[str, pa.Table] = NOTHING,
+) -> Found:
+    """The policy.
+
+    Args:
+        spark: the session.
+        rows: of the window.
+        read: what the driver knows.
+        stored: of steps, what they found recently; all others are computed.
+    """
+    frames = Frames(spark, rows, read)
+
+    def step(name: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = (stored[name] if name in stored else STEPS[name](frames)).to_pylist()
+        return found
+
+    try:
+        capacity, curves = split_curves(step(CAPACITY))
+        caps = _caps(frames, capacity, stored.get(DEMAND))
+        bursts = _bursts(frames, caps, read.hours)
+        caps = grouped.with_bursts(caps, bursts, inputs.lowest_known(capacity))
+        return Found(caps, capacity, step(COSTS), step(HARMS), bursts, curves)
+    finally:
+        frames.release()
+
+
+def _caps(frames: Frames, capacity: list[dict[str, Any]], known: pa.Table | None) -> pa.Table:
+    spark, read = frames.spark, frames.read
+    demand = hourly_demand(frames) if known is None else spark.createDataFrame(known)
+    coming = spark.createDataFrame(read.hours.coming)
+    needs = [
+        (backend, model.encode(each)) for backend, each in model.needs_of(capacity, read.promises).items()
+    ]
+    limited = transforms.demand_under_limits(
+        transforms.expected_demand(demand, frames.zones, coming),
+        spark.createDataFrame(read.scope.classes),
+        spark.createDataFrame(needs, "backend string, needs string"),
+    )
+    caps = grouped.caps(limited).toArrow()
+    return caps.sort_by([("volume", "ascending"), ("hour_of_week", "ascending")])
+
+
+def _bursts(frames: Frames, caps: pa.Table, hours: HourTables) -> list[dict[str, Any]]:
+    """Burst pairs of volumes with a cap: only there they have a use."""
+    from pyspark.sql import functions as F
+
+    capped = Found(caps, [], []).capped_volumes
+    if not capped:
+        return []
+    recent = frames.slots.where(F.col("at_us") >= hours.end_us - BURST_DAYS * 86_400 * transforms.US_A_SECOND)
+    names = frames.spark.createDataFrame([(name,) for name in capped], "volume string")
+    return _rows(
+        grouped.bursts(recent.join(F.broadcast(names), "volume"), hours.half_life_days, hours.end_us), 2
+    )
+
+
+def split_curves(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows of CAPACITY without their curves, and the curves.
+
+    Every reader of a policy reads its whole report, so of a large fleet there are ``MOST_CURVES``: those
+    whose highest load comes nearest to their capacity, or exceeds it.
+    """
+    plain = [{key: value for key, value in row.items() if key != "curve"} for row in rows]
+    drawn = [row for row in rows if row["curve"]]
+    drawn.sort(key=lambda row: -row["highest_load"] / (row["cost_per_s"] or math.inf))
+    keys = ("backend", "sla", "objective", "step")
+    curves = [{**{key: row[key] for key in keys}, **json.loads(row["curve"])} for row in drawn[:MOST_CURVES]]
+    return plain, curves
+
+
+def _rows(frame: DataFrame, columns: int = 4) -> list[dict[str, Any]]:
+    """The rows of a small result, in the order of its first columns."""
+    rows: list[dict[str, Any]] = frame.toArrow().to_pylist()
+    return sorted(rows, key=lambda row: [str(value) for value in list(row.values())[:columns]])
+
+
+def _table(rows: list[dict[str, Any]], kind: pa.Schema) -> pa.Table:
+    import pyarrow as pa
+
+    return pa.Table.from_pylist(rows, schema=kind)
