@@ -35,6 +35,7 @@ from gateway_agent.nbd.limits import KIND_FLUSH, KIND_READ, KIND_WRITE, KIND_ZER
 from gateway_agent.nbd.loop import GONE, IN, OUT
 from gateway_agent.nbd.refusals import Refusal, refusal
 from gateway_agent.nbd.sockets import Connection
+from gateway_agent.nbd.tls import certificate_of
 from gateway_agent.nbd.volume import PlaneContext, Volume
 from pmdaemon.wire.rates import Allowance, io_cost
 
@@ -165,6 +166,11 @@ class NbdSession(ABC):
     def client(self) -> str:
         """See ``volume.ThrottledSession``."""
         return self._stream.client
+
+    @property
+    def certificate(self) -> bytes | None:
+        """See ``accounting.CountedSession``."""
+        return certificate_of(self._sock)
 
     def gauges(self) -> tuple[int, int]:
         """See ``accounting.CountedSession``."""

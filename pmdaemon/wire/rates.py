@@ -41,6 +41,7 @@ DEFAULT_BURST_S: Final = 0.02
 """Of a rate that says no other: late wake-ups cost no throughput, and no second is far above the rate."""
 LEAST_BURST_S: Final = 0.001
 _ANY_BYTES: Final = 1 << 62
+_LEAST_FORMER: Final = 64  # so many rates of before are kept without a look whether they must be
 MOST_BURST_S: Final = 300.0
 
 
@@ -370,14 +371,19 @@ class FormerRates:
     def __init__(self, tau_ns: int) -> None:
         self._tau_ns = tau_ns
         self._by_name: dict[str, RateSet] = {}
+        self._most = _LEAST_FORMER
 
     def keep(self, name: str, rates: RateSet, now_ns: int) -> None:
-        """An entry has gone. Forgets those that have rested."""
-        for other in [other for other, kept in self._by_name.items() if kept.is_rested(now_ns)]:
-            del self._by_name[other]
+        """An entry has gone. When those kept have doubled, those that have rested are forgotten."""
         rates.set_caps(NO_CAPS, now_ns)
-        if not rates.is_rested(now_ns):
-            self._by_name[name] = rates
+        if rates.is_rested(now_ns):
+            return
+        if len(self._by_name) >= self._most:  # not each time: all clients of a volume may go at once
+            self._by_name = {
+                other: kept for other, kept in self._by_name.items() if not kept.is_rested(now_ns)
+            }
+            self._most = max(2 * len(self._by_name), _LEAST_FORMER)
+        self._by_name[name] = rates
 
     def take(self, name: str) -> RateSet:
         """For an entry that comes: the rates it had, or new ones."""
