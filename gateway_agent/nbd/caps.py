@@ -6,8 +6,9 @@ the set. A dropped set does not come back by a late renewal: the gateway reports
 decides again. Pure; time is an argument.
 
 While an upgrade lets former processes of the plane keep their clients, several processes serve its volumes.
-None knows what the others let through, so each has an equal part of every cap: together they do not exceed
-it. What one of them does not use of its part is lost; that ends with the former processes, after ``drain_s``.
+None knows what the others let through, so each has an equal part of every cap, and the bursts of the next one
+begin empty (``PlaneContext.bursts_since_ns``): together they do not exceed it. What one of them does not use
+of its part is lost; that ends with the former processes, after ``drain_s``.
 """
 
 from __future__ import annotations

@@ -183,9 +183,12 @@ class ExportTable:
             self._add(export)
 
     def _add(self, export: ExportConfig) -> None:
-        volume = Volume(export, RateSet(BURST_NS), self._context, MAX_HOLD_NS)
+        volume = Volume(export, self._rates(), self._context, MAX_HOLD_NS)
         self.volumes[export.volume] = volume
         self._open_first(volume)
+
+    def _rates(self) -> RateSet:
+        return RateSet(BURST_NS, self._context.bursts_since_ns)
 
     def _open_first(self, volume: Volume) -> None:
         if volume.export.file is not None:

@@ -137,9 +137,9 @@ class VolumeGroup:
 class GroupTable:
     """The groups of a plane; empty while neither the server nor the configuration has one."""
 
-    def __init__(self, loop: EventLoop, tau_ns: int) -> None:
+    def __init__(self, loop: EventLoop, tau_ns: int, since_ns: int | None = None) -> None:
         self.groups: dict[GroupKey, VolumeGroup] = {}
-        self._loop, self._former = loop, FormerRates(tau_ns)
+        self._loop, self._former = loop, FormerRates(tau_ns, since_ns)
         self._members: dict[Volume, tuple[VolumeGroup, ...]] = {}
 
     def apply(

@@ -105,7 +105,8 @@ class Plane:
         scratch = memoryview(bytearray(SCRATCH_BYTES))
         memory = MemoryBudget(self._loop), MemoryBudget(self._loop)
         self._tls_engine = TlsEngine(self._loop)
-        context = PlaneContext(self._loop, self._clock, cuts, scratch, *memory, self._tls_engine)
+        since_ns = self._clock.monotonic_ns() if inherited is not None else None
+        context = PlaneContext(self._loop, self._clock, cuts, scratch, *memory, self._tls_engine, since_ns)
         self._context = context
         self._other = context.other
         path = config.control_socket
@@ -113,7 +114,7 @@ class Plane:
         self._cuts = cuts
         self._caps = CapsInForce(*configured_caps(config))
         self._exports = ExportTable(config, context, self._on_learned, self._ask_upstream)
-        self._groups = GroupTable(self._loop, BURST_NS)
+        self._groups = GroupTable(self._loop, BURST_NS, since_ns)
         self._guard = ListenerGuard(
             config.plane, config.security, self._loop, self._tls_engine, self._on_lists
         )

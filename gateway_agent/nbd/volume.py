@@ -56,6 +56,7 @@ class PlaneContext:
         scratch: buffer for one handler's use; nothing stays in it between events.
         payload_memory: for large writes; ``reply_memory`` for large reads (see ``buffers``).
         tls_engine: for handshakes with upstreams.
+        bursts_since_ns: for ``RateSet``; of a process that takes over, when it began.
         other: whether ledgers can be believed.
         farewells: connections to upstreams that end.
         ledgers: by upstream, also of those that no export has now.
@@ -68,6 +69,7 @@ class PlaneContext:
     payload_memory: MemoryBudget
     reply_memory: MemoryBudget
     tls_engine: TlsEngine | None = None
+    bursts_since_ns: int | None = None
     other: OtherProcess = field(default_factory=OtherProcess)
     farewells: set[UpstreamFarewell] = field(default_factory=set)
     ledgers: dict[str, ChangeLedger] = field(default_factory=dict)
@@ -144,7 +146,7 @@ class Volume:
     def __init__(self, export: ExportConfig, rates: RateSet, context: PlaneContext, max_hold_ns: int) -> None:
         self.export = export
         self.rates = rates
-        self.clients = ClientRates(rates.tau_ns)
+        self.clients = ClientRates(rates.tau_ns, rates.since_ns)
         self.groups: tuple[VolumeGroup, ...] = ()
         self.sessions: set[ThrottledSession] = set()
         self.facts: ExportFacts | None = None

@@ -242,6 +242,8 @@ class RateSet:
 
     Args:
         tau_ns: burst depth of each, unless the caps say another.
+        since_ns: bursts are empty at this time, monotonic, because what was used before is not known; None:
+            none was used.
 
     The peak of a burst is a rate of its own, whose burst is ``tau_ns``. A rate that goes and returns has of
     its burst what was left, and what time has brought since: caps that come and go give no bursts.
@@ -249,10 +251,11 @@ class RateSet:
     Invariant: a rate is present exactly when ``caps`` names it; ``is_open`` is then False.
     """
 
-    def __init__(self, tau_ns: int) -> None:
+    def __init__(self, tau_ns: int, since_ns: int | None = None) -> None:
         self.caps = NO_CAPS
         self.is_open = True
         self.tau_ns = tau_ns
+        self.since_ns = since_ns
         self._ops: Gcra | None = None
         self._bytes: Gcra | None = None
         self._cost: Gcra | None = None
@@ -286,7 +289,9 @@ class RateSet:
         if rate is None:
             rate = self._former.pop(name, None)
         if rate is None or (rate not in self._present and rate.tat_ns <= now_ns):
-            return Gcra(rate_per_s, tau_ns)
+            made = Gcra(rate_per_s, tau_ns)
+            made.tat_ns = self.since_ns + tau_ns if self.since_ns is not None else 0
+            return made
         rate.change(rate_per_s, tau_ns, now_ns)
         return rate
 
@@ -365,11 +370,11 @@ class FormerRates:
     """Rates of entries that are gone, by name, until their bursts would be whole again.
 
     Args:
-        tau_ns: burst depth of those that were never there.
+        tau_ns: burst depth of those that were never there; ``since_ns``: see ``RateSet``.
     """
 
-    def __init__(self, tau_ns: int) -> None:
-        self._tau_ns = tau_ns
+    def __init__(self, tau_ns: int, since_ns: int | None = None) -> None:
+        self._tau_ns, self._since_ns = tau_ns, since_ns
         self._by_name: dict[str, RateSet] = {}
         self._most = _LEAST_FORMER
 
@@ -387,4 +392,4 @@ class FormerRates:
 
     def take(self, name: str) -> RateSet:
         """For an entry that comes: the rates it had, or new ones."""
-        return self._by_name.pop(name, None) or RateSet(self._tau_ns)
+        return self._by_name.pop(name, None) or RateSet(self._tau_ns, self._since_ns)

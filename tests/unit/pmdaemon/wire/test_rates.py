@@ -294,3 +294,14 @@ def test_many_entries_that_go_at_once_are_looked_at_a_few_times_each(monkeypatch
         rates.charge(now_ns, 0, 0.0)
         former.keep(str(number), rates, now_ns)
     assert len(looked) < 4 * 2000
+
+
+def test_bursts_may_begin_empty_where_it_is_not_known_what_was_used():
+    now_ns = 100 * SECOND
+    rates = RateSet(TAU, now_ns)
+    rates.set_caps(LONG, now_ns)
+    assert passes(rates, now_ns) == 1
+    assert passes(rates, now_ns + 2 * SECOND) == 200
+    late = RateSet(TAU, now_ns)
+    late.set_caps(LONG, now_ns + 50 * SECOND)
+    assert passes(late, now_ns + 50 * SECOND) == 1001, "a pause that was seen"
