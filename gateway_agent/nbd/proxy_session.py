@@ -227,6 +227,10 @@ class ProxySession(NbdSession):
     def _watch_upstreams(self, *, is_stuck: bool) -> None:
         """Watch each connection for what is wanted now; ``is_stuck``: bytes wait for the sending one."""
         is_out, replying = self._out.is_empty, self._replying
+        if self._runs is None:
+            mask = IN if is_out else 0
+            self._watch(self._sending, mask | OUT if is_stuck else mask)
+            return
         for used in self._used:
             if replying is None:
                 used.waits = False
@@ -235,15 +239,16 @@ class ProxySession(NbdSession):
 
     def _watch(self, used: UsedUpstream, mask: int) -> None:
         """Watch one; with mask 0 not at all, or its hang-up would be reported again and again."""
+        if mask == used.mask:
+            return
         loop, fd = self._context.loop, used.upstream.sock.fileno()
-        if mask and used.is_watched:
-            loop.want(fd, mask)
-        elif mask:
+        before, used.mask = used.mask, mask
+        if not before:
             loop.watch(fd, mask, partial(self._on_upstream, used), self._on_failure)
-            used.is_watched = True
-        elif used.is_watched:
+        elif mask:
+            loop.want(fd, mask)
+        else:
             loop.forget(fd)
-            used.is_watched = False
 
     # -- several connections --------------------------------------------------------------------------------
 
@@ -318,9 +323,9 @@ class ProxySession(NbdSession):
     def _on_upstream(self, used: UsedUpstream, events: int) -> None:
         if events & OUT:
             self._serve_on()
-        if self.is_closed or self._ending or not events & (IN | GONE) or not self._out.is_empty:
+        if self.is_closed or self._ending or self._is_away or not self._out.is_empty:
             return
-        if self._is_away or not used.is_watched:
+        if not events & (IN | GONE) or not used.mask:
             return
         if self._replying is not None and self._replying is not used:
             used.waits = True
@@ -416,11 +421,10 @@ class ProxySession(NbdSession):
 
     def _fail(self) -> None:
         """Answer all with errors, and end."""
-        torn, within = self._replying, self._within
+        is_torn, within = self._replying is not None, self._within
         if within is not None:
             self.inflight[_NO_COOKIE] = (*within, 0)  # to be counted; it cannot be answered any more
-        is_torn = torn is not None
-        if torn is not None:
+        if is_torn:
             self._replying = None
             self._local.clear()  # nor can what waits for its end
         self._fail_all(p.EIO, can_reply=not is_torn)

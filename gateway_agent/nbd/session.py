@@ -481,9 +481,10 @@ class NbdSession(ABC):
         """
         if self.is_closed:
             return
-        out_is_empty = self._out.is_empty
-        if out_is_empty and not self._ending and self._is_finished():
-            if self.requests.disconnecting:
+        out_is_empty, requests = self._out.is_empty, self.requests
+        may_end = requests.disconnecting or self._drain_ns is not None  # most of the time not
+        if may_end and out_is_empty and not self._ending and self._is_finished():
+            if requests.disconnecting:
                 self.close("disconnected")
                 return
             # What the client sent before it could know is read before the next turn of the timers.
@@ -494,7 +495,7 @@ class NbdSession(ABC):
             if out_is_empty:
                 with contextlib.suppress(OSError):
                     self._sock.shutdown(socket.SHUT_WR)
-        elif self._may_receive and self.requests.wants_input:
+        elif self._may_receive and requests.wants_input:
             mask |= IN
         self._context.loop.want(self._fd, mask)
 

@@ -38,14 +38,14 @@ class UsedUpstream:
         upstream: the connection.
         reader: of its replies.
         partial_header: first bytes of a reply of which the rest has not come.
-        is_watched: whether the loop watches it.
+        mask: what the loop watches it for; 0: it does not.
         waits: it has something to read, but a reply of another connection comes first.
     """
 
     upstream: Upstream
     reader: Replies
     partial_header: bytes = b""
-    is_watched: bool = False
+    mask: int = 0
     waits: bool = False
 
 
