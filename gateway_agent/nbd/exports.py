@@ -441,6 +441,9 @@ class ExportTable:
         if is_news:
             log.info("volume-known", volume=volume.export.volume, size_bytes=seen.size_bytes)
             self._on_learned()
+            if volume.export.upstream_connections > 1 and not seen.flags & p.TX_CAN_MULTI_CONN:
+                text = "its upstream lacks CAN_MULTI_CONN: each of a client's connections has one to it"
+                log.warning("one-upstream-connection", volume=volume.export.volume, text=text)
         return seen
 
     @staticmethod

@@ -1,6 +1,7 @@
 from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway_agent.errors import ExportRefused
 from gateway_agent.nbd import protocol as p
@@ -150,4 +151,16 @@ def test_a_process_that_takes_over_gives_no_second_burst():
     now_ns = rig.clock.monotonic_ns()
     for rates in (volume.rates, volume.clients.held_of("host-a").own):
         assert rates.ready_ns() == now_ns - SECOND, "what a second has brought"
+    table.close()
+
+
+@pytest.mark.parametrize("flags", [0, p.TX_CAN_MULTI_CONN])
+def test_that_an_upstream_allows_one_connection_is_said_once(flags):
+    settings = {"volume": "up", "backend": "b", "upstream": "nbd://127.0.0.1/x", "upstream_connections": 4}
+    table = ExportTable(plane_config(settings), Rig().context, lambda: None)
+    with capture_logs() as logs:
+        for _ in range(3):
+            table.learn(table.volumes["up"], p.ExportFacts(MIB, p.TX_HAS_FLAGS | flags))
+    said = [entry["event"] for entry in logs if entry["log_level"] == "warning"]
+    assert said == ([] if flags else ["one-upstream-connection"])
     table.close()
