@@ -16,7 +16,7 @@ import numpy as np
 
 from sla_server.agreements.document import Agreement
 from sla_server.agreements.load import load_documents
-from sla_server.policy_jobs.back_test import Caps, ReplaySums, by_hour, outcome
+from sla_server.policy_jobs.back_test import NO_POLICY, ReplayedPolicy, ReplaySums, by_hour, outcome
 from sla_server.policy_jobs.capacity import Intervals, capacity
 from sla_server.policy_jobs.model import caps_of_week, needs_of
 from sla_server.policy_jobs.transforms import HOURS_A_WEEK
@@ -58,7 +58,7 @@ def plan(seed: int, minutes: int) -> Plan:
     return Plan(contract, feeds, {"disk": DEVICE}, [span], seed=seed)
 
 
-def learnt(history: Plan) -> tuple[Caps, float]:
+def learnt(history: Plan) -> tuple[ReplayedPolicy, float]:
     """The policy of a history, and the capacity it rests on."""
     run = run_mode(history, "off")
     minutes = int(history.seconds) // MINUTE_S
@@ -117,6 +117,6 @@ def tried(seed: int, learn_minutes: int = 60, minutes: int = 60) -> Trial:
     """Learn from one history, try on another."""
     policy, _ = learnt(plan(1000 + seed, learn_minutes))
     other = plan(seed, minutes)
-    cap = policy[0]["batch"]
+    cap = policy.caps[0]["batch"]
     assert cap is not None
-    return Trial(outcome(other, {}), outcome(dataclasses.replace(other), policy), cap)
+    return Trial(outcome(other, NO_POLICY), outcome(dataclasses.replace(other), policy), cap)

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from sla_server.config import PolicyJobConfig
+from sla_server.db.queries.job_results import table_of
 from sla_server.policy_jobs import inputs, stored_results
 from sla_server.policy_jobs.compute import STEPS
 from tests.support.histories import known_history, utc_hours
@@ -78,9 +79,9 @@ def test_a_large_table_comes_in_parts_and_an_empty_one_in_one(monkeypatch: pytes
     monkeypatch.setattr(stored_results, "ROWS_A_PART", 1)
     parts = stored_results.encoded(TABLE)
     assert [rows for _, rows in parts] == [1, 1]
-    assert stored_results.decoded([body for body, _ in parts]).equals(TABLE)
+    assert table_of([body for body, _ in parts]).equals(TABLE)
     (only,) = stored_results.encoded(TABLE.slice(0, 0))
-    assert stored_results.decoded([only[0]]).schema == TABLE.schema
+    assert table_of([only[0]]).schema == TABLE.schema
 
 
 def test_the_last_valid_capacities_are_those_of_whichever_is_newer() -> None:
