@@ -11,6 +11,7 @@ import pytest
 
 from pmdaemon.wire.cut import IO_KINDS
 from sla_server.config import ServerConfig, resolve
+from sla_server.db.errors import FileDamaged
 from sla_server.db.queries.replay import StoredSlots, TooManyRows
 from sla_server.db.queries.replay_cuts import COUNTED
 from sla_server.policy_jobs import back_test
@@ -224,3 +225,11 @@ def test_a_small_world_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyP
     tested = back_test.made(store, config, caps, START_US + 4 * MINUTE_US)  # type: ignore[arg-type]
     assert tested["publish"]
     assert (samples, "sampled" in tested) == ([None], False)
+
+    def damaged(*_args: Any) -> Any:
+        raise FileDamaged("cuts/2026-11-28/1-2.parquet", "the file is missing")
+
+    monkeypatch.setattr(back_test, "read_cuts", damaged)
+    without = back_test.made(store, config, caps, START_US + 4 * MINUTE_US)  # type: ignore[arg-type]
+    assert (without["publish"], without["new"]) == (True, tested["new"])
+    assert any("within slots is not known" in note and "1-2.parquet" in note for note in without["notes"])

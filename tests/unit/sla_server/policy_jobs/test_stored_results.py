@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.metadata import version
 from typing import Any
 
 import pyarrow as pa
@@ -62,6 +63,27 @@ def test_of_other_promises_volumes_or_zones_it_is_computed(read: Any) -> None:
 
 def test_of_another_window_it_is_computed() -> None:
     assert taken(stored(), settings=PolicyJobConfig(results_max_age_s=60, window_days=7)) == {}
+
+
+@pytest.mark.parametrize("package", ["storage-sla-server", "pyspark"])
+def test_of_another_release_it_is_computed(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its columns may be others, and what the models make of the same rows."""
+    before = stored()
+    monkeypatch.setattr(stored_results, "version", lambda name: "0" if name == package else version(name))
+    assert taken(before) == {}
+
+
+def test_what_is_replaced_while_it_is_looked_at_is_not_taken() -> None:
+    results = stored()
+    head = results.head
+
+    def replaced(kind: str) -> Any:
+        found = head(kind)
+        results.replace("capacity", END_US, "of other promises", stored_results.encoded(TABLE))
+        return found
+
+    results.head = replaced  # type: ignore[method-assign]
+    assert taken(results) == {}
 
 
 def test_the_order_of_names_does_not_matter() -> None:
