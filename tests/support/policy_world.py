@@ -64,10 +64,10 @@ def learnt(history: Plan) -> tuple[ReplayedPolicy, float]:
     minutes = int(history.seconds) // MINUTE_S
     used: dict[str, Any] = {}
     for stream, log in run.logs.items():
-        found = log.arrays()
-        at = np.minimum((found["at"] // MINUTE_S).astype(int), minutes - 1)
-        cost = np.bincount(at, 1 + found["size"] / 65_536, minutes) / MINUTE_S
-        late = np.bincount(at, found["latency"] > LIMIT_MS / 1000, minutes)
+        ios = log.arrays()
+        at = np.minimum((ios["at"] // MINUTE_S).astype(int), minutes - 1)
+        cost = np.bincount(at, 1 + ios["size"] / 65_536, minutes) / MINUTE_S
+        late = np.bincount(at, ios["latency"] > LIMIT_MS / 1000, minutes)
         used[stream.volume] = cost, np.bincount(at, minlength=minutes).astype(float), late
     (promise,) = history.contract.promises
     _, counted, missed = used["gold"]
