@@ -272,7 +272,8 @@ class _Reading:
 
     def _scope(self, sources: list[Json | None]) -> Json:
         """That of all sources; empty where they differ, or where one says nothing of volumes."""
-        scopes = [{key: each[key] for key in _SCOPE if key in each} for each in sources if each is not None]
+        ours = [each for each in sources if each is not None]
+        scopes: list[Json] = [{key: each[key] for key in _SCOPE if key in each} for each in ours]
         if scopes and len(scopes) == len(sources) and all(each == scopes[0] for each in scopes):
             return scopes[0]
         if scopes and len(scopes) == len(sources):

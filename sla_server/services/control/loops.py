@@ -5,8 +5,8 @@ more when it is calm again (what was noted of it is withdrawn then). The others 
 whose loop is idle needs only the promise that would lead it; one that is active needs all of them.
 
 So that a day on which everything is at risk at once does not make the whole server late, backends
-take turns once they have more than ``MOST_VOLUMES`` volumes together; active ones come first, and one that is
-larger than that rests in between.
+take turns once they have more than ``MOST_VOLUMES`` volumes together; half of each is for those that are not
+active yet, and a backend that is larger than that rests in between.
 
 Modes: a promise is enforced or only observed (``PolicyManager.mode_of``). The loop of a backend works for
 those enforced; for the others a loop that is thrown away says what it would do first.
