@@ -45,7 +45,7 @@ from sla_server.db.archive.upkeep import ArchiveUpkeep, storage_lock
 from sla_server.db.archive.writer import CutFileWriter
 from sla_server.db.engine import make_engine
 from sla_server.db.errors import DatabaseDamaged, DatabaseUnavailable, DbError, FilesUnavailable
-from sla_server.db.fence import Fence
+from sla_server.db.fence import Fence, check_alone
 from sla_server.db.gateway_list import REFRESH_S, GatewayListFile
 from sla_server.db.ingest.intake import HighWater, IngestIntake
 from sla_server.db.ingest.queue import STEP_BYTES, IngestQueue, IngestRecord
@@ -212,9 +212,13 @@ def open_manager(
     outage = DatabaseOutage()
     damage_event = _damage_event(queue, clock.unix_us())
     is_guarded = False
+    if fence is not None:
+        fence.limit(engine)
     while not stop.is_set():
         try:
-            if fence is not None and not is_guarded:
+            if fence is None:
+                check_alone(engine)
+            elif not is_guarded:
                 fence.check(engine)
             migrate.upgrade(engine)
             if fence is not None and not is_guarded:
