@@ -56,7 +56,7 @@ def test_a_gateway_goes_on_at_the_other_server_and_every_io_counts_once(
         taking.wait(lambda name=next_one: servers.acts(name), f"{next_one} to take over")
         taking.wait(lambda stage=taking, n=before: _stored_ios(stage) > n, "newer counts in SQL")
         servers.start(dying)  # it stands by, with what its queue has held
-        states = {dying: "runs", next_one: "acts", "n3": "runs"}
+        states = {dying: "stands-by", next_one: "acts", "n3": "runs"}
         taking.wait(lambda stage=taking, wanted=states: _node_states(stage) == wanted, f"{states}")
     command = [
         sys.executable,
