@@ -128,6 +128,8 @@ class ClusterChaos:
                     self.faults[name] += 1
                     heals.append(heal)
                     done.append(name)
+            if not done:  # what was chosen cannot be done now
+                continue
             time.sleep(self._rng.uniform(0.5, LONGEST_S))
             for heal in heals:
                 heal()
@@ -248,7 +250,8 @@ class ClusterChaos:
         return postgres.start
 
 
-def _gateways(site: Site) -> list[Gateway]:
+def gateways_of(site: Site) -> list[Gateway]:
+    """For the proof."""
     folder = site.stage.folder
     return [
         Gateway(
@@ -262,7 +265,8 @@ def _gateways(site: Site) -> list[Gateway]:
     ]
 
 
-def _is_stored(site: Site, newest: dict[tuple[str, int], int]) -> bool:
+def is_stored(site: Site, newest: dict[tuple[str, int], int]) -> bool:
+    """Whether SQL has these cuts: (gateway, epoch) -> seq."""
     reader = open_reader(site.database, site.folder)
     try:
         found = {(gateway_id, epoch): seq for gateway_id, epoch, seq in reader.watermarks()}
@@ -271,7 +275,8 @@ def _is_stored(site: Site, newest: dict[tuple[str, int], int]) -> bool:
     return all(found.get(key, 0) >= seq for key, seq in newest.items())
 
 
-def _made(gateways: list[Gateway]) -> dict[tuple[str, int], int]:
+def made_by(gateways: list[Gateway]) -> dict[tuple[str, int], int]:
+    """The newest cut of each epoch that was not dropped: (gateway, epoch) -> seq."""
     newest: dict[tuple[str, int], int] = {}
     for gateway in gateways:
         made, dropped = ledger(gateway.log, gateway.gateway_id)
@@ -280,7 +285,7 @@ def _made(gateways: list[Gateway]) -> dict[tuple[str, int], int]:
     return newest
 
 
-def _stop_in_order(site: Site) -> None:
+def stop_in_order(site: Site) -> None:
     """Gateways, then each server after it has acted: what its queue has kept for files goes into one."""
     for agent in site.agents:
         for process in site.stage.running(agent.name):
@@ -307,14 +312,14 @@ def run(
         finally:
             site.clients.finish()
             messages.finish()
-        gateways = _gateways(site)
-        made = _made(gateways)  # the last I/Os are in the cut that is open now
+        gateways = gateways_of(site)
+        made = made_by(gateways)  # the last I/Os are in the cut that is open now
         site.wait(
-            lambda: all(_made(gateways).get(key, 0) >= seq + 2 for key, seq in made.items()), "newer cuts"
+            lambda: all(made_by(gateways).get(key, 0) >= seq + 2 for key, seq in made.items()), "newer cuts"
         )
-        made = _made(gateways)
-        site.wait(lambda: _is_stored(site, made), "the gateways' cuts in SQL", SETTLE_S)
-        _stop_in_order(site)
+        made = made_by(gateways)
+        site.wait(lambda: is_stored(site, made), "the gateways' cuts in SQL", SETTLE_S)
+        stop_in_order(site)
         proof = prove(site.database, folder, gateways)
         proof.problems += site.losses() + messages.problems()
         for agent in site.agents:

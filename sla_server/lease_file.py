@@ -13,7 +13,7 @@ server starts, before the process ``cluster`` does.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -109,4 +109,12 @@ class LeaseFile:
 
 def _parsed(data: bytes) -> LeaseState:
     found = json.loads(data)
-    return LeaseState(**{each.name: found[each.name] for each in fields(LeaseState)})
+    return LeaseState(
+        str(found["node"]),
+        str(found["holder"]),
+        int(found["fence"]),
+        int(found["until_ns"]),
+        float(found.get("lease_s", 0.0)),  # a former release has no more than the above
+        int(found.get("heard_ns", 0)),
+        str(found.get("page", "")),
+    )

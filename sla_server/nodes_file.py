@@ -56,9 +56,9 @@ def read_nodes(runtime_dir: Path, now_us: int) -> dict[str, RunningNode]:
         found = json.loads((runtime_dir / NAME).read_bytes())
         if not 0 <= now_us - found["at_us"] < FRESH_US:
             return {}
+        names = [each.name for each in fields(RunningNode)]
         nodes = [
-            RunningNode(**{each.name: node[each.name] for each in fields(RunningNode)})
-            for node in found["nodes"]
+            RunningNode(**{name: node[name] for name in names if name in node}) for node in found["nodes"]
         ]
     except (OSError, ValueError, KeyError, TypeError):
         return {}
