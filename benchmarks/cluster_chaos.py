@@ -186,7 +186,12 @@ class ClusterChaos:
         names = [name for name in NODES if servers.runs(name)]
         for name in names:
             servers.power_off(name)
-        return lambda: [servers.start(name) for name in names] and None
+
+        def heal() -> None:
+            for name in names:
+                servers.start(name)
+
+        return heal
 
     def _one_way(self) -> Heal:
         links = self._site.servers.links
@@ -225,7 +230,11 @@ class ClusterChaos:
         name = self._rng.choice((*SERVERS, STEPPED))
         path = self._site.step_file(name)
         path.write_text(str(self._rng.randrange(-STEP_US, STEP_US)))
-        return lambda: path.write_text("0") and None
+
+        def heal() -> None:
+            path.write_text("0")
+
+        return heal
 
     def _node(self) -> Heal | None:
         servers = self._site.servers

@@ -182,7 +182,8 @@ class Upgrade:
         self._site.wait(
             lambda: self._rows("SELECT 1 FROM throttles WHERE confirmed_us IS NOT NULL"), "the cap confirmed"
         )
-        [(self.began_us,)] = self._rows("SELECT min(start_us) FROM slices WHERE state = 'bad'")
+        [(began_us,)] = self._rows("SELECT min(start_us) FROM slices WHERE state = 'bad'")
+        self.began_us = int(str(began_us))
 
     def _apply(self, server: str, name: str, volume: str, milliseconds: str) -> None:
         path = self._site.folder / f"{name}.yaml"

@@ -87,7 +87,8 @@ class FenceLost(DbError):
         self.server = server
         super().__init__(
             f"server {server} writes to this database since its fence {fence}, this server's is {own}: it "
-            "has lost the lease, and stands by until it has it again; see 'sla get nodes'"
+            "has lost the lease, and stands by until it has it again; see 'sla get nodes'. If each of them "
+            "says that it acts, they are nodes of two clusters, which must be one: 'sla cluster status'"
         )
 
 
