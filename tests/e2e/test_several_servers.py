@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.conftest import Driver
 from tests.support.postgres import PostgresServer
-from tests.support.servers import NODES, Servers
+from tests.support.servers import NODES, SERVERS, Servers
 from tests.support.stage import LIMIT_S, Agent, Stage
 
 
@@ -75,6 +75,11 @@ def test_a_gateway_goes_on_at_the_other_server_and_every_io_counts_once(
     refused = servers.stages[other].sla("mode", "enforce", check=False)
     assert refused.returncode != 0
     assert f"the server of node {acting} acts" in refused.stderr
+    rows = {row["name"]: row for row in servers.stages[other].get("nodes")["items"]}
+    pages = {name: f"http://127.0.0.1:{servers.stages[name].api_port}" for name in SERVERS}
+    assert {name: rows[name]["page"] for name in NODES} == {**pages, "n3": None}
+    assert all(row["release"] for row in rows.values())
+    assert f"the server of {acting}, {pages[acting]}" in refused.stderr
     driver.stop(load)
     assert not load.errors
     stage = servers.stages[acting]
