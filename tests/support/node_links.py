@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final
 
 PIECE_BYTES: Final = 1 << 16
@@ -22,6 +22,7 @@ LOOK_S: Final = 0.02
 _NAME: Final = re.compile(rb'"server_name":"([^"]+)"')
 Way = tuple[str, str]
 """From one node to another."""
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 def hidden_host(place: int) -> str:
@@ -73,7 +74,7 @@ class NodeLinks:
             serve = self._server_of(name)
             self._servers.append(await asyncio.start_server(serve, "127.0.0.1", port))
 
-    def _server_of(self, name: str) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], object]:
+    def _server_of(self, name: str) -> Serve:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.ensure_future(self._join(name, reader, writer))
             self._tasks.add(task)
