@@ -10,7 +10,7 @@ REAL := tests/crash tests/e2e tests/integration
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 unexport PYTHONDONTWRITEBYTECODE # some hundred interpreters start: each would compile everything again
-.PHONY: help demo demo-cluster test test-loaded setup setup-bench crash crash-events chaos chaos-cluster fuzz bench-mailbox bench-queue bench-poll bench-fleet bench-cluster bench-spark bench-spark_large bench-spark_fleet fmt lint types check unit bench docs wheel deb deb-try screenshots bench-cluster clean
+.PHONY: help demo demo-cluster test test-loaded setup setup-bench crash crash-events chaos chaos-cluster upgrade-cluster fuzz bench-mailbox bench-queue bench-poll bench-fleet bench-cluster bench-spark bench-spark_large bench-spark_fleet fmt lint types check unit bench docs wheel deb deb-try screenshots clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -95,8 +95,11 @@ bench-poll: setup-bench ## polling 50 to 4000 gateways against other ways, a C l
 bench-fleet: setup-bench ## the whole server under 4,000 simulated gateways for ten minutes; ARGS="--for 60"
 	@$(PY) -m benchmarks.fleet $(ARGS)
 
-chaos-cluster: setup ## kill, stop and cut off two servers and their nodes, then prove every count; ARGS="--seed 2 --for 60"
+chaos-cluster: setup ## kill, stop, cut off, fill and step two servers and their nodes, then prove every count; ARGS="--seed 2 --for 60"
 	@$(PY) -m benchmarks.cluster_chaos $(ARGS)
+
+upgrade-cluster: setup ## two servers go from the former release to this one under load, then prove every count; ARGS="--from COMMIT"
+	@$(PY) -m benchmarks.cluster_upgrade $(ARGS)
 
 bench-cluster: setup ## messages on three nodes: rates, failover, kills, transactions, an hour; ARGS="--only small"
 	@$(PY) -m benchmarks.cluster $(ARGS)

@@ -49,7 +49,7 @@ from benchmarks.chaos_faults import ProcessFaults
 from benchmarks.chaos_proof import Gateway, Proof, ledger, prove
 from benchmarks.chaos_recipients import BROKEN, EVENTS_TOML, Recipients
 from benchmarks.harness import machine_facts, rows_for, table
-from gateway_agent.clock import STEP_FILE
+from pmdaemon.runtime.clock import STEP_FILE
 from sla_server.db.config import DatabaseConfig
 from tests.support.cutting_proxy import CuttingProxy
 from tests.support.postgres import PostgresServer

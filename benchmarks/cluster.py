@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +23,8 @@ from typing import Any, Final
 from benchmarks import cluster_faults, cluster_rates, cluster_servers, harness
 from tests.support.cluster import LocalCluster
 
-Row = Callable[[LocalCluster, Path, argparse.Namespace], tuple[dict[str, float], dict[str, Any]]]
+Found = tuple[dict[str, float], dict[str, Any]]
+Row = Callable[[LocalCluster, Path, argparse.Namespace], Found]
 ROWS: Final[dict[str, Row]] = {
     "small": lambda cluster, path, asked: cluster_rates.small(cluster, path, asked.messages),
     "stopped": lambda cluster, path, asked: cluster_rates.stopped(cluster, path, asked.topic_messages),
@@ -62,24 +64,37 @@ def measure(asked: argparse.Namespace) -> harness.Sample:
     for name, row in ROWS.items():
         if asked.only and name not in asked.only:
             continue
-        print(f"{name} ...", flush=True)
         store_bytes = 3 * asked.large_bytes + (1 << 30) if name == "large" else 2 << 30
-        with (
-            tempfile.TemporaryDirectory(prefix="sla-bench-") as directory,
-            LocalCluster(store_bytes=store_bytes) as cluster,
-        ):
-            cluster.wait_ready()
-            sample.peers["nats-server"] = cluster.engine.text
-            values, raw = row(cluster, Path(directory), asked)
-        _add(sample, values, raw)
+
+        def on_cluster(row: Row = row, store_bytes: int = store_bytes) -> Found:
+            with (
+                tempfile.TemporaryDirectory(prefix="sla-bench-") as directory,
+                LocalCluster(store_bytes=store_bytes) as cluster,
+            ):
+                cluster.wait_ready()
+                sample.peers["nats-server"] = cluster.engine.text
+                return row(cluster, Path(directory), asked)
+
+        _add(sample, name, on_cluster)
     if not asked.only or TAKEOVER in asked.only:
-        print(f"{TAKEOVER} ...", flush=True)
-        with tempfile.TemporaryDirectory(prefix="sla-bench-") as directory:
-            _add(sample, *cluster_servers.takeover(Path(directory), asked.takeovers))
+
+        def on_servers() -> Found:
+            with tempfile.TemporaryDirectory(prefix="sla-bench-") as directory:
+                return cluster_servers.takeover(Path(directory), asked.takeovers)
+
+        _add(sample, TAKEOVER, on_servers)
     return sample
 
 
-def _add(sample: harness.Sample, values: dict[str, float], raw: dict[str, Any]) -> None:
+def _add(sample: harness.Sample, name: str, measure_row: Callable[[], Found]) -> None:
+    """Measure a row. One that fails lacks its values in the end; the others are not measured for nothing."""
+    print(f"{name} ...", flush=True)
+    try:
+        values, raw = measure_row()
+    except Exception:  # noqa: BLE001  # whatever it is, an hour of other rows is not lost
+        traceback.print_exc()
+        print(f"  {name} has failed", flush=True)
+        return
     print("  " + ", ".join(f"{key} {value:.4g}" for key, value in values.items()), flush=True)
     sample.values |= values
     sample.raw |= raw

@@ -1,26 +1,20 @@
 """``make chaos-cluster``: two servers and a third node, killed, stopped and cut off; every count is proved.
 
 Two gateways are under load, and messages go through the cluster all the time. From a seed, one after the
-other and each third time two at once, for up to 20 s:
-
-    power       all processes of a server, of its node and its parts, killed at once
-    restart     a server stopped in order and started again, as for an upgrade (to the same release)
-    pause       all of them stopped (SIGSTOP), also for longer than the lease, then they go on
-    cut-off     the engine of a server's node alone stopped: the server runs, reaches the database and its
-                gateways, and cannot renew its lease
-    node        the third node killed
-    links       what gateways and a server say to each other is held up, or their connections are cut
-    database    PostgreSQL is stopped, or dies, and is started again
+other and each third time two at once, for up to 20 s, the faults of ``FAULTS``; a table at the end says how
+often each was done. Processes and disks are real, links are proxies (``node_links``), steps of a wall clock
+are read from a file by the server's and the gateways' own processes: the engine's clock is not stepped.
 
 Then all is healed, and left alone until it is in order. Proved are: each cut that a gateway made is stored
 once, in SQL and in files, and sums agree (``chaos_proof``); SQL has each I/O that a client counted; no event
 says that cuts were lost; each message that was confirmed came once (``cluster_faults``). Exit status 1 if
-not. Links between nodes are not cut here: a node that is cut off is one whose engine stands still.
+not.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import random
 import shutil
@@ -30,7 +24,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -43,11 +37,30 @@ from benchmarks.cluster_servers import GATEWAYS, SPOOL_BYTES, Site
 from sla_server.cluster import account_file
 from sla_server.cluster.messages import Destination, MessageSession
 from sla_server.db.queries.reader import open_reader
-from tests.support.servers import SERVERS, send, tree_of
+from tests.support.servers import NODES, SERVERS, send
 from tests.support.stage import StageError
 
 Heal = Callable[[], None]
-FAULTS: Final = {"power": 4, "restart": 2, "pause": 4, "cut-off": 3, "node": 1, "links": 2, "database": 1}
+FAULTS: Final = {
+    "power": (4, "all processes of a server, its node and parts, killed at once"),
+    "restart": (2, "a server stopped in order and started again, as for an upgrade to the same release"),
+    "pause": (4, "all of a server stopped (SIGSTOP), also for longer than the lease, then it goes on"),
+    "cut-off": (2, "the engine of a server's node stopped: it polls and writes, and cannot renew its lease"),
+    "leader": (2, "the engine that leads a stream killed; its node starts it again"),
+    "node": (1, "the third node killed"),
+    "all": (1, "all servers and nodes killed at once, then started"),
+    "one-way": (3, "a link between two nodes held up in one direction"),
+    "isolated": (2, "all links of a node held up; its server reaches gateways and database"),
+    "slow": (1, "each 64 KiB at most of all that a node says or hears takes 50 to 300 ms"),
+    "disk": (1, "the data directory of a node is full: its queue, its streams; then it is restarted"),
+    "clock": (2, "the wall clock of a server, or of gateway b, stepped by up to 30 s"),
+    "links": (2, "what gateways and a server say to each other held up, or their connections cut"),
+    "database": (1, "PostgreSQL stopped, or killed, and started again"),
+}
+"""Weight, and what it is."""
+DATA_BYTES: Final = 256 << 20
+STEPPED: Final = "b"
+STEP_US: Final = 30_000_000
 LONGEST_S: Final = 20.0
 TWO_EVERY: Final = 3
 SETTLE_S: Final = 300.0
@@ -98,7 +111,8 @@ class Messages:
 class ClusterChaos:
     """One run. Attributes: ``faults``, what was done how often."""
 
-    def __init__(self, site: Site, seed: int) -> None:
+    def __init__(self, site: Site, seed: int, only: Sequence[str] = ()) -> None:
+        self._names = list(only or FAULTS)
         self._site = site
         self._rng = random.Random(seed)
         self.faults: Counter[str] = Counter()
@@ -107,16 +121,21 @@ class ClusterChaos:
         """Faults until then; all of them are healed."""
         end_s = time.monotonic() + duration_s
         while time.monotonic() < end_s and self.faults.total() < most_faults:
-            heals = []
+            heals, done = [], []
             for _ in range(2 if self._rng.randrange(TWO_EVERY) == 0 else 1):
-                [name] = self._rng.choices([*FAULTS], [*FAULTS.values()])
+                [name] = self._rng.choices(self._names, [FAULTS[each][0] for each in self._names])
                 if (heal := getattr(self, f"_{name.replace('-', '_')}")()) is not None:
                     self.faults[name] += 1
                     heals.append(heal)
+                    done.append(name)
+            if not done:  # what was chosen cannot be done now
+                continue
             time.sleep(self._rng.uniform(0.5, LONGEST_S))
             for heal in heals:
                 heal()
-            click.echo(f"  {self.faults.total()} faults, {end_s - time.monotonic():.0f} s left")
+            click.echo(
+                f"  {' and '.join(done)}: {self.faults.total()} faults, {end_s - time.monotonic():.0f} s left"
+            )
             time.sleep(self._rng.uniform(0.0, LONGEST_S))
 
     def _victim(self) -> str | None:
@@ -147,13 +166,75 @@ class ClusterChaos:
     def _cut_off(self) -> Heal | None:
         if (name := self._victim()) is None:
             return None
-        engines = [
-            pid
-            for pid in tree_of(self._site.servers.pid(name))
-            if b"nats-server" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        ]
+        engines = self._site.servers.engines(name)
         send(engines, signal.SIGSTOP)
         return lambda: send(engines, signal.SIGCONT)
+
+    def _leader(self) -> Heal | None:
+        """Of a stream of any kind: the lease's bucket, the catalogue, the destination, the cluster's own."""
+        said = self._site.stage.sla("cluster", "status", "-o", "json", check=False).stdout
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            streams = [row for row in json.loads(said)["streams"] if row["leader"]]
+            name = self._rng.choice(streams)["leader"] if streams else ""
+            if self._site.servers.runs(name):
+                send(self._site.servers.engines(name), signal.SIGKILL)
+                return lambda: None
+        return None  # there is no majority to ask
+
+    def _all(self) -> Heal | None:
+        servers = self._site.servers
+        names = [name for name in NODES if servers.runs(name)]
+        for name in names:
+            servers.power_off(name)
+
+        def heal() -> None:
+            for name in names:
+                servers.start(name)
+
+        return heal
+
+    def _one_way(self) -> Heal:
+        links = self._site.servers.links
+        way = self._rng.choice(links.ways)
+        links.hold([way])
+        return lambda: links.let_go([way])
+
+    def _isolated(self) -> Heal:
+        links, ways = self._site.servers.links, self._ways_of(self._rng.choice(NODES))
+        links.hold(ways)
+        return lambda: links.let_go(ways)
+
+    def _slow(self) -> Heal:
+        links, ways = self._site.servers.links, self._ways_of(self._rng.choice(NODES))
+        links.delay(ways, self._rng.uniform(0.05, 0.3))
+        return lambda: links.delay(ways, 0.0)
+
+    def _ways_of(self, name: str) -> list[tuple[str, str]]:
+        return [way for way in self._site.servers.links.ways if name in way]
+
+    def _disk(self) -> Heal | None:
+        servers, name = self._site.servers, self._rng.choice(NODES)
+        if not servers.has_disks or not servers.runs(name):
+            return None
+        ballast = servers.fill_disk(name)
+
+        def heal() -> None:
+            ballast.unlink(missing_ok=True)
+            if servers.runs(name):  # its engine stores nothing before
+                servers.stop(name)
+                servers.start(name)
+
+        return heal
+
+    def _clock(self) -> Heal:
+        name = self._rng.choice((*SERVERS, STEPPED))
+        path = self._site.step_file(name)
+        path.write_text(str(self._rng.randrange(-STEP_US, STEP_US)))
+
+        def heal() -> None:
+            path.write_text("0")
+
+        return heal
 
     def _node(self) -> Heal | None:
         servers = self._site.servers
@@ -178,7 +259,8 @@ class ClusterChaos:
         return postgres.start
 
 
-def _gateways(site: Site) -> list[Gateway]:
+def gateways_of(site: Site) -> list[Gateway]:
+    """For the proof."""
     folder = site.stage.folder
     return [
         Gateway(
@@ -186,12 +268,14 @@ def _gateways(site: Site) -> list[Gateway]:
             folder / f"{name}.log",
             folder / name / "spool",
             SPOOL_BYTES,
+            stepped=name == STEPPED,
         )
         for name in GATEWAYS
     ]
 
 
-def _is_stored(site: Site, newest: dict[tuple[str, int], int]) -> bool:
+def is_stored(site: Site, newest: dict[tuple[str, int], int]) -> bool:
+    """Whether SQL has these cuts: (gateway, epoch) -> seq."""
     reader = open_reader(site.database, site.folder)
     try:
         found = {(gateway_id, epoch): seq for gateway_id, epoch, seq in reader.watermarks()}
@@ -200,7 +284,8 @@ def _is_stored(site: Site, newest: dict[tuple[str, int], int]) -> bool:
     return all(found.get(key, 0) >= seq for key, seq in newest.items())
 
 
-def _made(gateways: list[Gateway]) -> dict[tuple[str, int], int]:
+def made_by(gateways: list[Gateway]) -> dict[tuple[str, int], int]:
+    """The newest cut of each epoch that was not dropped: (gateway, epoch) -> seq."""
     newest: dict[tuple[str, int], int] = {}
     for gateway in gateways:
         made, dropped = ledger(gateway.log, gateway.gateway_id)
@@ -209,7 +294,7 @@ def _made(gateways: list[Gateway]) -> dict[tuple[str, int], int]:
     return newest
 
 
-def _stop_in_order(site: Site) -> None:
+def stop_in_order(site: Site) -> None:
     """Gateways, then each server after it has acted: what its queue has kept for files goes into one."""
     for agent in site.agents:
         for process in site.stage.running(agent.name):
@@ -219,27 +304,31 @@ def _stop_in_order(site: Site) -> None:
         site.servers.stop(name)
 
 
-def run(folder: Path, seed: int, duration_s: float, most_faults: int) -> tuple[Proof, Counter[str], Messages]:
+def run(
+    folder: Path, seed: int, duration_s: float, most_faults: int, only: Sequence[str] = ()
+) -> tuple[Proof, Counter[str], Messages]:
     """One run in ``folder``."""
     with contextlib.ExitStack() as ends:
-        site = Site(folder, ends)
+        site = Site(folder, ends, has_links=True, data_bytes=DATA_BYTES)
+        if not site.servers.has_disks:
+            click.echo("no tmpfs can be mounted here: no disk is full in this run")
         site.start()
         messages = Messages(site, ends)
-        chaos = ClusterChaos(site, seed)
+        chaos = ClusterChaos(site, seed, only)
         try:
             chaos.run(duration_s, most_faults)
             site.wait(site.is_settled, "two servers and three nodes in order", SETTLE_S)
         finally:
             site.clients.finish()
             messages.finish()
-        gateways = _gateways(site)
-        made = _made(gateways)  # the last I/Os are in the cut that is open now
+        gateways = gateways_of(site)
+        made = made_by(gateways)  # the last I/Os are in the cut that is open now
         site.wait(
-            lambda: all(_made(gateways).get(key, 0) >= seq + 2 for key, seq in made.items()), "newer cuts"
+            lambda: all(made_by(gateways).get(key, 0) >= seq + 2 for key, seq in made.items()), "newer cuts"
         )
-        made = _made(gateways)
-        site.wait(lambda: _is_stored(site, made), "the gateways' cuts in SQL", SETTLE_S)
-        _stop_in_order(site)
+        made = made_by(gateways)
+        site.wait(lambda: is_stored(site, made), "the gateways' cuts in SQL", SETTLE_S)
+        stop_in_order(site)
         proof = prove(site.database, folder, gateways)
         proof.problems += site.losses() + messages.problems()
         for agent in site.agents:
@@ -254,14 +343,15 @@ def run(folder: Path, seed: int, duration_s: float, most_faults: int) -> tuple[P
 @click.option("--seed", type=int, default=1, show_default=True, help="Fixes the sequence of faults.")
 @click.option("--for", "duration_s", type=float, default=900.0, show_default=True, help="Seconds of faults.")
 @click.option("--faults", type=int, default=100, show_default=True, help="End after so many.")
+@click.option("--only", multiple=True, type=click.Choice([*FAULTS]), help="These faults alone.")
 @click.option("--keep", is_flag=True, help="Keep the folder with data and logs.")
-def main(seed: int, duration_s: float, faults: int, keep: bool) -> None:
+def main(seed: int, duration_s: float, faults: int, only: tuple[str, ...], keep: bool) -> None:
     """Break two servers and their nodes for a while, and prove that nothing was lost or doubled."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     base = Path(tempfile.mkdtemp(prefix="sla-chaos-cluster-"))
     began_s = time.monotonic()
     try:
-        proof, done, messages = run(base / "run", seed, duration_s, faults)
+        proof, done, messages = run(base / "run", seed, duration_s, faults, only)
     except StageError as exc:
         raise SystemExit(str(exc)) from exc
     finally:
@@ -269,7 +359,9 @@ def main(seed: int, duration_s: float, faults: int, keep: bool) -> None:
             click.echo(f"kept: {base}")
         else:
             shutil.rmtree(base, ignore_errors=True)
-    click.echo(f"seed {seed}, {time.monotonic() - began_s:.0f} s, faults: {dict(done.most_common())}")
+    click.echo(f"seed {seed}, {time.monotonic() - began_s:.0f} s, {done.total()} faults")
+    for name, (_, words) in FAULTS.items():
+        click.echo(f"  {name:<9} {done[name]:>3}  {words}")
     click.echo(
         f"cuts: {proof.made} made, {proof.delivered} stored, {proof.held} still in spools, "
         f"{proof.dropped} counted as dropped; lost {len(proof.lost)}, doubled {len(proof.doubled)}"

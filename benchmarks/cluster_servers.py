@@ -25,6 +25,7 @@ import httpx
 from sqlalchemy import func, select
 
 from benchmarks.chaos_clients import Clients
+from pmdaemon.runtime.clock import STEP_FILE
 from sla_server.db import schema
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import make_engine
@@ -47,14 +48,17 @@ class Site:
     Args:
         folder: for all of it.
         ends: closes everything.
+        has_links, data_bytes: see ``Servers``.
     """
 
-    def __init__(self, folder: Path, ends: contextlib.ExitStack) -> None:
+    def __init__(
+        self, folder: Path, ends: contextlib.ExitStack, *, has_links: bool = False, data_bytes: int = 0
+    ) -> None:
         self.folder = folder
         self.postgres = ends.enter_context(PostgresServer())
         url = self.postgres.create("sla")
         self.database = DatabaseConfig(url=url, rollup_s=10, parquet_dir=folder / "parquet")
-        self.servers = Servers(folder, url, ends)
+        self.servers = Servers(folder, url, ends, has_links=has_links, data_bytes=data_bytes)
         self.stage: Stage = self.servers.stages["n1"]
         self.proxies = {name: CuttingProxy(self.servers.stages[name].pm_port) for name in SERVERS}
         for proxy in self.proxies.values():
@@ -69,15 +73,20 @@ class Site:
                 name,
                 {f"vol-{name}": str(self.stage.folder / f"{name}.img")},
                 extra_toml=extra,
-                environment=DEBUG,
+                environment={**DEBUG, STEP_FILE: str(self.step_file(name))},
             )
             for name in GATEWAYS
         ]
         self.clients = Clients(self.stage, self.agents)
 
+    def step_file(self, name: str) -> Path:
+        """Of a node or a gateway: by how many microseconds its wall clock is stepped."""
+        return self.folder / f"{name}.step"
+
     def start(self) -> None:
         """Everything, up to the first cuts in SQL."""
         for name in NODES:
+            self.servers.stages[name].environment[STEP_FILE] = str(self.step_file(name))
             self.servers.start(name)
         self.wait(self.servers.acting, "a server that acts")
         for agent in self.agents:
@@ -127,7 +136,9 @@ class Site:
         if acting is None or not all(self.is_alive(name) for name in SERVERS):
             return False
         states = [row["state"] for row in self.servers.stages[acting].get("nodes")["items"]]
-        return sorted(states) == ["acts", "runs", "runs"] and self.stored_under() == self.held_fence(acting)
+        return sorted(states) == ["acts", "runs", "stands-by"] and self.stored_under() == self.held_fence(
+            acting
+        )
 
 
 def takeover(folder: Path, times: int) -> tuple[dict[str, float], dict[str, Any]]:

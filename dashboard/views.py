@@ -44,6 +44,7 @@ VIEWS: Final = (
     PageView("events", "/events", "Events"),
     PageView("approvals", "/approvals", "Approvals"),
     PageView("jobs", "/jobs", "Jobs"),
+    PageView("servers", "/servers", "Servers"),
     PageView("reports", "/reports", "Reports", elsewhere=True, own=True),
     PageView("audit", "/audit", "Audit"),
     PageView("users", "/users", "Users"),

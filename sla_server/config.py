@@ -116,6 +116,29 @@ class ServerConfig(StrictModel):
     cluster: ClusterConfig | None = None
 
     @model_validator(mode="after")
+    def _servers_share_what_they_take_over(self) -> ServerConfig:
+        if self.cluster is None or not self.cluster.takeover.enabled:
+            return self
+        url, files = self.database.url, self.database.parquet_dir
+
+        def named(value: object) -> str:
+            return repr(str(value)) if value else "not set"
+
+        if not url.startswith("postgresql"):
+            raise ValueError(
+                f"cluster.takeover.enabled: database.url is {named(url)}, a database of this machine "
+                "alone: the server that takes over would have none of it. Set the same "
+                "postgresql+psycopg:// URL on all servers"
+            )
+        if not self.database.files.url and (files is None or not files.is_absolute()):
+            raise ValueError(
+                f"cluster.takeover.enabled: database.parquet_dir is {named(files)}, "
+                "and so below data_dir, which is this server's own. Set an absolute directory that all "
+                "servers have (by NFS, for instance), or database.files.url"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _leases_outlast_polls(self) -> ServerConfig:
         interval_s, lease_s = self.pmdaemon.interval_s, self.services.control.lease_s
         if interval_s >= lease_s:

@@ -1,10 +1,12 @@
 """The lease of the acting server, as the process ``cluster`` has published it for the other processes.
 
-    RUNTIME_DIR/lease.json   {"node": "n1", "holder": "n1", "fence": 1795861200, "until_ns": 5123456789}
+    RUNTIME_DIR/lease.json   {"node": "n1", "holder": "n1", "fence": 1795861200, "until_ns": 5123456789,
+                              "lease_s": 6.0, "heard_ns": 5121456789, "page": "https://sla-1:8411"}
 
-``until_ns`` is of the clock since boot, which all processes of a machine have alike; when it has passed, the
-lease is not held, whatever has become of the process that wrote it. Writing and reading need no library of
-the cluster. What a crash can leave: a file that lapses; one of a boot before this one is removed as the
+Times are of the clock since boot, which all processes of a machine have alike. When ``until_ns`` has passed,
+the lease is not held, whatever has become of the process that wrote it. ``holder`` is whom the cluster named
+at ``heard_ns``; some seconds later that is no news of who acts. Writing and reading need no library of the
+cluster. What a crash can leave: a file that lapses; one of a boot before this one is removed as the
 server starts, before the process ``cluster`` does.
 """
 
@@ -19,6 +21,7 @@ from pmdaemon.runtime.clock import boot_ns
 from pmdaemon.runtime.files import write_whole
 
 NAME: Final = "lease.json"
+LEAST_FRESH_S: Final = 10.0
 FENCE: Final = "SLA_FENCE"
 """Environment of the process dbmanager: the number with which its supervisor has the lease."""
 
@@ -32,17 +35,40 @@ class LeaseState:
         holder: the node whose server acts, or did last; "": not known.
         fence: of its term.
         until_ns: until when this server has it; 0: it has not.
+        lease_s: of the holder; 0: not known.
+        heard_ns: when the cluster named the holder last; 0: never.
+        page: where the holder's page is; "": not known.
     """
 
     node: str = ""
     holder: str = ""
     fence: int = 0
     until_ns: int = 0
+    lease_s: float = 0.0
+    heard_ns: int = 0
+    page: str = ""
 
     @property
     def held_fence(self) -> int | None:
         """The fence with which this server acts; None: it stands by."""
         return self.fence if self.until_ns > boot_ns() else None
+
+    @property
+    def heard_s(self) -> float | None:
+        """How long ago the cluster named the holder; None: never."""
+        return (boot_ns() - self.heard_ns) / 1e9 if self.heard_ns else None
+
+    @property
+    def acting(self) -> str:
+        """The node whose server acts; "": not known.
+
+        This server's own lease may have lapsed. Another's is known while the cluster answers: once its record
+        is as old as ``lease_s`` and a quarter, this server takes the lease itself.
+        """
+        if self.held_fence is not None:
+            return self.node
+        is_fresh = self.heard_s is not None and self.heard_s < max(LEAST_FRESH_S, 2 * self.lease_s)
+        return self.holder if is_fresh and self.holder != self.node else ""
 
     def write(self, runtime_dir: Path) -> None:
         """Publish it.
@@ -83,4 +109,12 @@ class LeaseFile:
 
 def _parsed(data: bytes) -> LeaseState:
     found = json.loads(data)
-    return LeaseState(str(found["node"]), str(found["holder"]), int(found["fence"]), int(found["until_ns"]))
+    return LeaseState(
+        str(found["node"]),
+        str(found["holder"]),
+        int(found["fence"]),
+        int(found["until_ns"]),
+        float(found.get("lease_s", 0.0)),  # a former release has no more than the above
+        int(found.get("heard_ns", 0)),
+        str(found.get("page", "")),
+    )

@@ -1,6 +1,7 @@
 """The nodes of the cluster, as the process ``cluster`` has seen them last, for the API of this server.
 
-    RUNTIME_DIR/nodes.json   {"at_us": ..., "nodes": [{"name": "n1", "site": "berlin", "version": "2.15.1"}]}
+    RUNTIME_DIR/nodes.json   {"at_us": ..., "nodes": [{"name": "n1", "site": "berlin", "version": "2.15.1",
+                              "release": "0.1.0", "takes_over": true, "page": "https://sla-1:8411"}]}
 
 Written every ten seconds while this node's engine answers; whoever reads an old one knows nothing of the
 nodes. Writing and reading need no library of the cluster. What a crash can leave: a file that is too old.
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Final
 
@@ -23,11 +24,21 @@ FRESH_US: Final = 45_000_000
 
 @dataclass(frozen=True, slots=True)
 class RunningNode:
-    """A node that has answered."""
+    """A node that has answered.
+
+    Attributes:
+        version: of its engine.
+        release: of its server; "": not known, as of all that follows.
+        takes_over: whether its server is one of several over one database.
+        page: where that server's page is.
+    """
 
     name: str
     site: str
     version: str
+    release: str = ""
+    takes_over: bool = False
+    page: str = ""
 
 
 def write_nodes(runtime_dir: Path, nodes: Sequence[RunningNode], now_us: int) -> None:
@@ -45,7 +56,10 @@ def read_nodes(runtime_dir: Path, now_us: int) -> dict[str, RunningNode]:
         found = json.loads((runtime_dir / NAME).read_bytes())
         if not 0 <= now_us - found["at_us"] < FRESH_US:
             return {}
-        nodes = [RunningNode(node["name"], node["site"], node["version"]) for node in found["nodes"]]
+        names = [each.name for each in fields(RunningNode)]
+        nodes = [
+            RunningNode(**{name: node[name] for name in names if name in node}) for node in found["nodes"]
+        ]
     except (OSError, ValueError, KeyError, TypeError):
         return {}
     return {node.name: node for node in nodes}

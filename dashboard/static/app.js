@@ -17,7 +17,7 @@ const $ = (id) => document.getElementById(id);
 const STALE_MS = 5000;
 const REFRESH_MS = 5000;
 const page = {snapshot: null, takenMs: Date.now(), connection: "connecting", signedIn: false, role: "", account: "", labels: "", notice: "",
-  database: "", standsBy: "", old: null, isOld: false};
+  database: "", standsBy: "", actingPage: null, others: {}, old: null, isOld: false};
 const shell = {name: document.body.dataset.name, title: document.body.dataset.title, signedIn: () => page.signedIn, labels: () => page.labels,
   role: () => page.role, account: () => page.account, notice, said, isStale};
 const view = await import(`./views/${document.body.dataset.view}.js`);
@@ -72,7 +72,7 @@ async function ask() {
     page.takenMs = ageS === null ? 0 : Date.now() - ageS * 1000;
     page.isOld = ageS === null || ageS * 1000 > STALE_MS;
     onConnection("asking");
-    page.standsBy = health.stands_by || "";
+    takeServer(health);
     take({mode: mode?.mode, problems: health.problems, database: health.database === "ok" ? "" : health.database});
   } catch {
     onConnection("lost");
@@ -100,8 +100,25 @@ function showFeed() {
   const problem = lost || stale || (page.database && !page.notice);
   $("banner").hidden = !banner;
   $("banner").classList.toggle("notice", !problem);
-  setText($("banner"), banner);
+  const links = lost ? Object.entries(page.others) : stale && page.actingPage ? [["the server that acts", page.actingPage]] : [];
+  showBanner(banner, links);
   document.body.classList.toggle("stale", lost || stale);
+}
+
+// Of several servers: which one acts, and where the pages of the others are.
+function takeServer(server) {
+  page.standsBy = server.stands_by || "";
+  page.actingPage = page.standsBy ? server.acting_page || null : null;
+  page.others = server.pages || {};
+}
+
+// links: [name, page] of other servers, where the same view is shown.
+function showBanner(text, links) {
+  const shown = JSON.stringify([text, links]);
+  if ($("banner").dataset.shown === shown) return;
+  $("banner").dataset.shown = shown;
+  const view = location.pathname + location.search;
+  $("banner").replaceChildren(text, ...links.flatMap(([name, address]) => [" ", element("a", {href: address + view}, `Page of ${name}`)]));
 }
 
 function troubles() {
@@ -127,6 +144,7 @@ async function loadSession() {
 // A feed begins with the newest snapshot, however old it is: the server says when that came.
 async function loadAge() {
   const answer = view.onSnapshot && await read("/live");
+  if (answer) takeServer(answer.server);
   if (answer?.server.stale) page.old = {atUs: answer.at_us, takenMs: Date.now() - (answer.server.age_s ?? 0) * 1000};
 }
 
@@ -134,7 +152,7 @@ async function loadAge() {
 async function loadDatabase() {
   const live = isStale() ? await read("/live") : null;
   if (live) page.database = live.server.database;
-  if (live) page.standsBy = live.server.stands_by || "";
+  if (live) takeServer(live.server);
 }
 
 function notice(text) {

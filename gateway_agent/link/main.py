@@ -25,7 +25,6 @@ import click
 import structlog
 
 from gateway_agent.cgroups import find_group
-from gateway_agent.clock import agent_clock
 from gateway_agent.config import AgentConfig, load_agent, parse_server
 from gateway_agent.devices import size_bytes
 from gateway_agent.enforcers.base import Enforcer
@@ -52,7 +51,7 @@ from pmdaemon.errors import ConfigError
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.backoff import Backoff
 from pmdaemon.runtime.children import restarts_of_this_process
-from pmdaemon.runtime.clock import Clock
+from pmdaemon.runtime.clock import Clock, wall_clock
 from pmdaemon.runtime.config import parse_address
 from pmdaemon.runtime.failures import failure_recorded, outermost
 from pmdaemon.runtime.hangup import Hangup
@@ -295,7 +294,7 @@ def run(
     Raises:
         SlaError: this host cannot run the link; the parent starts it again with backoff.
     """
-    clock = agent_clock()
+    clock = wall_clock()
     set_os_thread_name("link-loop")
     gateway_id = state_files.gateway_id(config.state_dir, may_make=False)
     identity = Identity(config.state_dir, gateway_id, config.name, clock) if config.tls else None

@@ -17,6 +17,7 @@ Source: docs/adr/0018-server-time.md.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import struct
@@ -35,6 +36,9 @@ HOLD_S: Final = 600.0
 more than a mishap, what lasts longer is meant."""
 CLOCK_FILE: Final = "SLA_CLOCK_FILE"
 """Environment variable: where a supervisor publishes the offset to its children."""
+STEP_FILE: Final = "SLA_TEST_CLOCK_STEP_FILE"
+"""Environment variable, of tests alone: see ``SteppedClock``."""
+STEP_READ_NS: Final = 100_000_000
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _READING_NS: Final = 10_000_000  # one that took longer was interrupted, and means nothing
 
@@ -57,6 +61,33 @@ class SystemClock:
     def unix_us(self) -> int:
         """See ``Clock``."""
         return time.time_ns() // 1000
+
+
+class SteppedClock(SystemClock):
+    """The real clocks, the wall clock moved by the microseconds that a file holds (read 10 times/s).
+
+    For tests only: it does what an administrator, or NTP, does that steps this machine's clock.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._step_us = 0
+        self._read_ns = 0
+
+    def unix_us(self) -> int:
+        """See ``Clock``."""
+        now_ns = time.monotonic_ns()
+        if now_ns >= self._read_ns:
+            self._read_ns = now_ns + STEP_READ_NS
+            with contextlib.suppress(OSError, ValueError):
+                self._step_us = int(self._path.read_text())
+        return super().unix_us() + self._step_us
+
+
+def wall_clock() -> SystemClock:
+    """The clock of this machine: the real one unless a test named a file in ``STEP_FILE``."""
+    path = os.environ.get(STEP_FILE)
+    return SteppedClock(Path(path)) if path else SystemClock()
 
 
 class FakeClock:
@@ -124,7 +155,7 @@ class SteadyClock:
     def __init__(
         self, wall: Clock | None = None, base_ns: Callable[[], int] = boot_ns, hold_s: float = HOLD_S
     ) -> None:
-        self._wall = wall or SystemClock()
+        self._wall = wall or wall_clock()
         self._base_ns = base_ns
         self._hold_ns = round(hold_s * 1e9)
         self._held_since_ns: int | None = None

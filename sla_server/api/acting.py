@@ -7,12 +7,14 @@ again; so it is refused at once, with the name of the server that acts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from pmdaemon.runtime.clock import Clock, SystemClock
 from sla_server.api.errors import StandsBy
 from sla_server.lease_file import LeaseFile, LeaseState
+from sla_server.nodes_file import read_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +23,11 @@ class ActingServer:
 
     Attributes:
         runtime_dir: of this server; None: it is alone, and acts always.
+        clock: server time.
     """
 
     runtime_dir: Path | None = None
+    clock: Clock = field(default_factory=SystemClock)
 
     def check(self) -> None:
         """Before a change.
@@ -32,32 +36,42 @@ class ActingServer:
             StandsBy: this server does not act.
         """
         if reason := self.why_not_here():
-            raise StandsBy(reason, self._name_of(self._lease()))
+            lease = self._lease()
+            raise StandsBy(reason, lease.acting, lease.page)
 
     def why_not_here(self) -> str:
         """Why this server changes nothing now, in words; "" while it acts."""
         if self.runtime_dir is None or (lease := self._lease()).held_fence is not None:
             return ""
-        if name := self._name_of(lease):
+        if name := lease.acting:
             return f"the server of node {name} acts, this one (node {lease.node}) stands by"
+        if lease.holder and lease.heard_s is not None and lease.holder != lease.node:
+            return (
+                f"which server acts is not known here: node {lease.node} has had no answer of the cluster "
+                f"for {lease.heard_s:.0f} s; the server of node {lease.holder} acted then"
+            )
         return "no server acts just now: none that is known here has the lease of the cluster"
 
     def described(self) -> dict[str, Any] | None:
-        """For answers: ``acting`` (null: not known), and ``stands_by``, see ``why_not_here``; None: alone."""
+        """For answers; None: alone.
+
+        ``acting``: the node whose server acts; null: not known. ``acting_page``: where its page is, null: not
+        known. ``stands_by``: see ``why_not_here``. ``pages``: of the other servers, by node.
+        """
         if self.runtime_dir is None:
             return None
-        return {"acting": self._name_of(self._lease()) or None, "stands_by": self.why_not_here()}
+        lease, nodes = self._lease(), read_nodes(self.runtime_dir, self.clock.unix_us())
+        acting = lease.acting
+        return {
+            "acting": acting or None,
+            "acting_page": (lease.page if acting else "") or None,
+            "stands_by": self.why_not_here(),
+            "pages": {name: node.page for name, node in nodes.items() if node.page and name != lease.node},
+        }
 
     def _lease(self) -> LeaseState:
         assert self.runtime_dir is not None  # of a server that is alone nobody asks
         return LeaseFile(self.runtime_dir).read()
-
-    @staticmethod
-    def _name_of(lease: LeaseState) -> str:
-        """The node whose server acts; "": not known. This one's own lease may have lapsed."""
-        if lease.held_fence is not None:
-            return lease.node
-        return "" if lease.holder == lease.node else lease.holder
 
 
 ALONE: Final = ActingServer()

@@ -213,10 +213,11 @@ class StandsBy(Unavailable):
     slug = "stands-by"
     title = "This server stands by"
 
-    def __init__(self, reason: str, acting: str) -> None:
+    def __init__(self, reason: str, acting: str, page: str = "") -> None:
+        where = f"the server of {acting}{f', {page}' if page else ''}"
         super().__init__(
             reason,
-            f"Make the change at the server of {acting}; 'sla get nodes' lists the nodes"
+            f"Make the change at {where}; 'sla get nodes' lists the nodes"
             if acting
             else "Try again in some seconds; 'sla cluster status' says which nodes run",
         )

@@ -99,7 +99,13 @@ SCHEMAS: Final[dict[str, Any]] = {
                 "type": ["string", "null"],
                 "description": "Of several servers the node whose server acts, if that is known",
             },
+            "acting_page": {"type": ["string", "null"], "description": "Where the page of that server is"},
             "stands_by": {"type": "string", "description": "Why this server does not act; empty if it does"},
+            "pages": {
+                "type": "object",
+                "description": "Pages of the other servers, by node",
+                "additionalProperties": {"type": "string"},
+            },
         },
     },
     "Alive": {

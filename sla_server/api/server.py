@@ -494,7 +494,7 @@ def run(config: ResolvedConfig, stop: Stop) -> int:
         cluster = config.cluster
         nodes = (cluster.node, *(peer.name for peer in cluster.peers)) if cluster else ()
         takes_over = cluster is not None and cluster.takeover.enabled
-        acting = ActingServer(config.runtime_dir if takes_over else None)
+        acting = ActingServer(config.runtime_dir if takes_over else None, server_clock())
         server = WebServer(
             config.api,
             config.data_dir,

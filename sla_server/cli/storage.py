@@ -60,7 +60,9 @@ def _opened(
     if read_only:  # a restore makes the database
         check_made(config.database, config.data_dir)
     fence = acting_fence(config) if is_fenced else None
-    engine = fenced(make_engine(config.database, config.data_dir, read_only=read_only), fence)
+    engine = make_engine(config.database, config.data_dir, read_only=read_only)
+    if is_fenced:
+        fenced(engine, fence)
     try:
         yield Stores(config, engine, open_files(config.database, config.data_dir))
     finally:

@@ -73,6 +73,19 @@ def _node_state(row: Row) -> Text:
     return Text(state, formatting.BAD if state in ("away", "unknown") else formatting.GOOD)
 
 
+def _lease(row: Row) -> str:
+    """How long it holds without a renewal, and how long ago it was heard of."""
+    if row.get("lease_s") is None:
+        return formatting.DASH
+    heard = "" if row.get("heard_s") is None else f", {row['heard_s']:.0f} s ago"
+    return f"{row['lease_s']:g} s{heard}"
+
+
+def _server_of(row: Row) -> str:
+    """Which of several servers decided it."""
+    return str((row.get("figures") or {}).get("server") or formatting.DASH)
+
+
 def _helped(row: Row) -> str:
     return ", ".join(live(row, "victims") or ()) or formatting.DASH
 
@@ -116,6 +129,9 @@ KINDS: Final = {
             Column("SITE", plain("site")),
             counted("GATEWAYS", "gateways"),
             Column("SINCE", at("since_us"), number=True),
+            Column("RELEASE", plain("release")),
+            Column("PAGE", plain("page")),
+            Column("LEASE", lambda row, _now_us: _lease(row), number=True, wide=True),
             Column("FENCE", plain("fence"), number=True, wide=True),
             Column("ENGINE", plain("version"), wide=True),
         ),
@@ -179,6 +195,7 @@ KINDS: Final = {
             Column("CONTROL", lambda row, _now_us: decided(row) if row.get("kind") else formatting.DASH),
             Column("KIND", plain("kind"), wide=True),
             Column("BACKEND", plain("backend"), wide=True),
+            Column("SERVER", lambda row, _now_us: _server_of(row), wide=True),
             Column("CONFIRMED", at("confirmed_us"), number=True, wide=True),
             Column("SEEN", at("seen_us"), number=True, wide=True),
         ),

@@ -36,6 +36,7 @@ from sla_server.cluster.config import ClusterConfig
 from sla_server.cluster.errors import ClusterRefused, ClusterUnreachable
 from sla_server.cluster.membership import Membership
 from sla_server.cluster.server_conf import SYSTEM_USER
+from sla_server.cluster.server_facts import NOTHING_SAID, ServerFacts
 
 Answer = TypeVar("Answer")
 CONNECT_S: Final = 5.0
@@ -71,6 +72,7 @@ class NodeRow:
         members: nodes that the leader knows, with those that do not run; only the leader has them.
         stored_bytes: by the streams of this node.
         is_storing: False when its engine has turned storage off: its disk is full, or fails.
+        server: what the server around it says of itself.
     """
 
     name: str
@@ -84,6 +86,7 @@ class NodeRow:
     memory_bytes: int
     parameters: dict[str, str]
     is_storing: bool = True
+    server: ServerFacts = NOTHING_SAID
 
     @property
     def digest(self) -> str:
@@ -466,6 +469,7 @@ def node_row(answer: dict[str, Any]) -> NodeRow:
         memory_bytes=int(figures.get("mem", 0)),
         parameters=essentials.of_tags(tags),
         is_storing=is_storing,
+        server=ServerFacts.of_tags(tags),
     )
 
 

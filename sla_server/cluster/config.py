@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -22,6 +23,28 @@ def _address(value: str) -> str:
     if port == 0:
         raise ValueError(f'{value!r} has port 0; other nodes must know the port, for example "{host}:4222"')
     return value
+
+
+def page_address(value: str) -> str:
+    """Scheme, host and port of a page, in small letters; "" if ``value`` is no such address."""
+    try:
+        parts = urlsplit(value)
+        is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # of the port, or of an address of IPv6
+        return ""
+    is_plain = (
+        is_one and parts.username is None and not (parts.path.strip("/") or parts.query or parts.fragment)
+    )
+    return f"{parts.scheme}://{parts.netloc}".lower() if is_plain else ""
+
+
+def _page(value: str) -> str:
+    if value and not page_address(value):
+        raise ValueError(
+            f"{value!r} is no address of a page: write https, host and port, as in "
+            "https://sla-1.example.org:8411"
+        )
+    return page_address(value)
 
 
 Address = Annotated[str, AfterValidator(_address)]
@@ -59,6 +82,9 @@ class TakeoverConfig(StrictModel):
     lease_s: float = Field(default=6.0, ge=2, le=60)
     """The acting server renews its lease three times in so long. When it dies another one takes over after
     a quarter more than this."""
+    page: Annotated[str, AfterValidator(_page)] = ""
+    """Address of this server's page, to which the pages of the others lead, for example
+    `https://sla-1.example.org:8411`. Default: `external_url` of `[api]`, else its `listen`."""
 
 
 class ClusterConfig(StrictModel):

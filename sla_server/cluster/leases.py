@@ -2,7 +2,7 @@
 
 A lease is a record in the cluster that its holder writes again (*renews*) before it lapses:
 
-    {"holder": "n1", "fence": 1795861200, "lease_s": 6.0, "is_given_up": false}
+    {"holder": "n1", "fence": 1795861200, "lease_s": 6.0, "is_given_up": false, "page": "https://sla-1:8411"}
 
 ``fence`` rises with each holder. Whatever the holder writes elsewhere carries it, and the place that is
 written to (``sla_server.db.fence``) refuses a lower one than it has seen. That is what keeps a former holder
@@ -45,7 +45,7 @@ import structlog
 from nats.aio.client import Client
 
 from pmdaemon.runtime.clock import Clock, boot_ns
-from sla_server.cluster.errors import ClusterRefused
+from sla_server.cluster.errors import ClusterError, ClusterRefused
 
 log = structlog.get_logger("cluster")
 BUCKET: Final = "SLA_LEASES"
@@ -66,12 +66,14 @@ class LeaseRecord:
         fence: of its term.
         lease_s: how long it holds without being renewed.
         is_given_up: it was handed back; the next one need not wait.
+        page: where the holder's page is; "": not known, as of a former release.
     """
 
     holder: str
     fence: int
     lease_s: float
     is_given_up: bool = False
+    page: str = ""
 
     def encode(self) -> bytes:
         """As the value of the key."""
@@ -87,7 +89,11 @@ class LeaseRecord:
         try:
             found = json.loads(data)
             return cls(
-                str(found["holder"]), int(found["fence"]), float(found["lease_s"]), bool(found["is_given_up"])
+                str(found["holder"]),
+                int(found["fence"]),
+                float(found["lease_s"]),
+                bool(found["is_given_up"]),
+                str(found.get("page", "")),
             )
         except (KeyError, TypeError) as exc:
             raise ValueError(f"no record of a lease: {exc!r}") from exc
@@ -99,17 +105,21 @@ class ClusterLease:
     Args:
         holder: this server's node.
         lease_s: how long it is to hold without a renewal.
+        page: of this server.
 
     Attributes:
         record: as seen last; None if there was none.
         revision: of it, 0 for none.
+        heard_ns: when the cluster said so last; 0: never.
     """
 
-    def __init__(self, holder: str, lease_s: float) -> None:
+    def __init__(self, holder: str, lease_s: float, page: str = "") -> None:
         self._holder = holder
         self._lease_s = lease_s
+        self._page = page
         self._seen_ns = 0
         self._until_ns = 0
+        self.heard_ns = 0
         self.record: LeaseRecord | None = None
         self.revision = 0
 
@@ -126,7 +136,7 @@ class ClusterLease:
         """What is stored, as it was read; ``now_ns``: when the answer was there."""
         if revision != self.revision or record is None:
             self._seen_ns = now_ns
-        self.record, self.revision = record, revision
+        self.record, self.revision, self.heard_ns = record, revision, now_ns
         if record is None or record.holder != self._holder or record.is_given_up:
             self._until_ns = 0
 
@@ -136,7 +146,7 @@ class ClusterLease:
         if record is None:
             return self._own(unix_s)
         if record.holder == self._holder and not record.is_given_up:
-            return replace(record, lease_s=self._lease_s)
+            return replace(record, lease_s=self._lease_s, page=self._page)
         waited_ns = now_ns - self._seen_ns
         if record.is_given_up or waited_ns >= record.lease_s * (1 + MARGIN_RATIO) * 1e9:
             return self._own(max(record.fence + 1, unix_s))
@@ -152,7 +162,7 @@ class ClusterLease:
 
     def stored(self, record: LeaseRecord, revision: int, sent_ns: int) -> None:
         """``record`` was stored; ``sent_ns``: before it was sent."""
-        self.record, self.revision, self._seen_ns = record, revision, sent_ns
+        self.record, self.revision, self._seen_ns, self.heard_ns = record, revision, sent_ns, sent_ns
         self._until_ns = 0 if record.is_given_up else sent_ns + round(record.lease_s * 1e9)
 
     def wait_s(self) -> float:
@@ -161,7 +171,7 @@ class ClusterLease:
         return self._lease_s / (RENEWALS if own else LOOKS)
 
     def _own(self, fence: int) -> LeaseRecord:
-        return LeaseRecord(self._holder, fence, self._lease_s)
+        return LeaseRecord(self._holder, fence, self._lease_s, page=self._page)
 
 
 class LeaseStore(Protocol):
@@ -317,15 +327,34 @@ class LeaseTask:
         self._keeper = keeper
         self._lease = lease
         self._replicas = replicas
+        self._lease_s = lease_s
         self._limit_s = lease_s / RENEWALS
         self._store: BucketStore | None = None
+        self._failing_ns = 0  # since when; 0: the last round was in order
+        self._said = ""
 
     async def run(self, client: Client) -> None:
         """Until a round fails: the agent comes again, perhaps with another connection."""
         self._store = BucketStore(client, self._replicas, self._limit_s)
         while True:
-            await asyncio.wait_for(self._keeper.round(self._store), 2 * self._limit_s)
+            try:
+                await asyncio.wait_for(self._keeper.round(self._store), 2 * self._limit_s)
+            except (ClusterError, OSError, TimeoutError, nats.errors.Error) as exc:
+                self.failed(exc)
+                raise
+            self._failing_ns, self._said = 0, ""
             await asyncio.sleep(self._lease.wait_s())
+
+    def failed(self, exc: Exception) -> None:
+        """Say so once it matters: rounds fail for longer than a lease, or as they will fail again."""
+        now_ns, problem = boot_ns(), str(exc) or type(exc).__name__
+        self._failing_ns = self._failing_ns or now_ns
+        lasts = isinstance(exc, ClusterRefused) or now_ns - self._failing_ns > self._lease_s * 1e9
+        if lasts and problem != self._said:
+            self._said = problem
+            log.warning(
+                "lease-not-known", problem=problem, effect="this server can neither act nor take over"
+            )
 
     async def end(self) -> None:
         """Hand the lease back, before the connection ends."""

@@ -34,6 +34,7 @@ from sla_server.cluster import access, parameters, server_conf
 from sla_server.cluster.config import ClusterConfig
 from sla_server.cluster.engine import Engine
 from sla_server.cluster.server_conf import Secrets, TlsFiles
+from sla_server.cluster.server_facts import ServerFacts
 
 ENGINES: Final = ChildKind("engine", max_wait_s=10.0, healthy_s=30.0, stop_s=30.0)
 """To stop, the engine hands over what it leads and syncs; that waits for the disk."""
@@ -61,6 +62,7 @@ class Node:
         directory: of the node.
         tls: its files, if TLS is enabled.
         shared: what the nodes share, as it holds here; default: nothing was ever set.
+        facts: what the server around it says of itself.
 
     Attributes:
         engine: that it runs with.
@@ -78,6 +80,7 @@ class Node:
         *,
         tls: TlsFiles | None = None,
         shared: SharedSettings | None = None,
+        facts: ServerFacts | None = None,
     ) -> None:
         self.config = config
         self.directory = directory
@@ -86,6 +89,7 @@ class Node:
         self._tls = tls
         self._lock = threading.Lock()
         self._shared = shared or SharedSettings(parameters.values({}))
+        self._tags = facts.tags() if facts else []
         program = [str(engine.path), "-c", str(directory / CONF)]
         launcher = [sys.executable, "-m", "sla_server.cluster.launch", str(os.getpid())]
         self.child = Child(ENGINES, config.node, [*launcher, *program], pipe, clock)
@@ -119,6 +123,7 @@ class Node:
                 self._tls,
                 wanted.values,
                 wanted.users,
+                self._tags,
             )
             write_whole(self.directory / CONF, made)
             self._shared = wanted

@@ -30,11 +30,12 @@ from sla_server import directories
 from sla_server.cluster import accounts, admin, documents, engine, essentials, membership, parameters
 from sla_server.cluster.admin import NodeRow
 from sla_server.cluster.agent import NodeAgent, load_destinations, settings
-from sla_server.cluster.config import ClusterConfig
-from sla_server.cluster.leases import ACTING, ClusterLease, LeaseKeeper, LeaseTask
+from sla_server.cluster.config import ClusterConfig, page_address
+from sla_server.cluster.leases import ACTING, ClusterLease, LeaseKeeper, LeaseRecord, LeaseTask
 from sla_server.cluster.log_spool import LogSpool, copied
 from sla_server.cluster.log_stream import LogForwarder
 from sla_server.cluster.node import Node
+from sla_server.cluster.server_facts import ServerFacts
 from sla_server.cluster.shared import NodeDocuments
 from sla_server.cluster.transaction_keeper import TransactionKeeper
 from sla_server.cluster.watch import WATCH_S, NodeWatch
@@ -63,7 +64,8 @@ def run(config: ResolvedConfig, stop: Stop, *, is_alone: bool = False) -> int:
     assert config.cluster is not None  # the supervisor starts no such part without the table
     directory = config.cluster.directory(config.data_dir)
     runtime_dir = None if is_alone else config.runtime_dir
-    return NodeProcess(config.cluster, directory, stop, server_clock(), runtime_dir).run()
+    facts = ServerFacts.of(config, is_alone=is_alone)
+    return NodeProcess(config.cluster, directory, stop, server_clock(), runtime_dir, facts).run()
 
 
 class NodeProcess:
@@ -72,6 +74,7 @@ class NodeProcess:
     Args:
         runtime_dir: of the server, where nodes and the lease of the acting server are published; None: there
             is no server.
+        facts: what that server says of itself to the other nodes.
     """
 
     def __init__(
@@ -81,8 +84,10 @@ class NodeProcess:
         stop: Stop,
         clock: Clock,
         runtime_dir: Path | None = None,
+        facts: ServerFacts | None = None,
     ) -> None:
         self._config = config
+        self._facts = facts or ServerFacts()
         self._runtime_dir = runtime_dir
         self._directory = directory
         self._stop = stop
@@ -143,6 +148,7 @@ class NodeProcess:
             self._clock,
             tls=member.tls,
             shared=settings(held, load_destinations(self._directory).values(), member),
+            facts=self._facts,
         )
         agent = NodeAgent(config, member, node, held)
         forwarder = LogForwarder(
@@ -165,17 +171,35 @@ class NodeProcess:
 
     def _publish_nodes(self, rows: Sequence[NodeRow]) -> None:
         if self._runtime_dir is not None:
-            nodes = [RunningNode(row.name, row.site, row.version) for row in rows]
+            nodes = [
+                RunningNode(
+                    row.name,
+                    row.site,
+                    row.version,
+                    row.server.release,
+                    row.server.takes_over,
+                    row.server.page,
+                )
+                for row in rows
+            ]
             write_nodes(self._runtime_dir, nodes, self._clock.unix_us())
 
     def _add_lease(self, agent: NodeAgent, runtime_dir: Path) -> None:
         config = self._config
-        lease = ClusterLease(config.node, config.takeover.lease_s)
+        lease = ClusterLease(config.node, config.takeover.lease_s, self._facts.page)
 
         def publish(lease: ClusterLease) -> None:
-            record = lease.record
-            known = (record.holder, record.fence) if record else ("", 0)
-            LeaseState(config.node, *known, lease.until_ns).write(runtime_dir)
+            found = lease.record
+            record = found if found is not None and not found.is_given_up else LeaseRecord("", 0, 0)
+            LeaseState(
+                config.node,
+                record.holder,
+                record.fence,
+                lease.until_ns,
+                record.lease_s,
+                lease.heard_ns,
+                page_address(record.page),
+            ).write(runtime_dir)
 
         keeper = LeaseKeeper(ACTING, lease, self._clock, publish)
         task = LeaseTask(keeper, lease, min(config.replicas, len(config.peers) + 1), config.takeover.lease_s)

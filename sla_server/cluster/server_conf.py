@@ -50,6 +50,7 @@ def text(
     tls: TlsFiles | None,
     values: Mapping[str, parameters.Value],
     users: Sequence[Mapping[str, Any]] = (),
+    tags: Sequence[str] = (),
 ) -> str:
     """The whole file.
 
@@ -61,6 +62,7 @@ def text(
         tls: None unless ``[cluster.tls]`` is enabled.
         values: of acquirable parameters, all of them.
         users: named accounts with their permissions, beside the product's own user.
+        tags: that the engine carries beside the essential parameters.
     """
     routes = [
         f"nats-route://{ROUTE_USER}:{secrets.route}@{_host_and_port(peer.routes)}" for peer in config.peers
@@ -80,7 +82,7 @@ def text(
         streams["sync_interval"] = "always"
     document: dict[str, Any] = {
         "server_name": config.node,
-        "server_tags": essentials.tags(config),
+        "server_tags": [*essentials.tags(config), *tags],
         "listen": _host_and_port(config.listen),
         "max_payload": config.max_payload_bytes,
         "max_connections": values["max_connections"],

@@ -33,7 +33,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import Engine, insert, inspect, select, text, update
+from sqlalchemy import Engine, delete, insert, inspect, select, text, update
 
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.files import (
@@ -263,9 +263,17 @@ def restore(engine: Engine, files: FileStore, data_dir: Path, source: Path) -> B
         if not (data_dir / name).exists():
             copy_durably(kept, data_dir / name)
     _restore_dump(engine, source)
+    _forget_fences(engine)
     if head.unfiled is not None:
         _register_unfiled(engine, head.unfiled)
     return head
+
+
+def _forget_fences(engine: Engine) -> None:
+    """Of several servers none acts on an empty database; the first that does begins a new term."""
+    if inspect(engine).has_table(schema.fences.name):  # a former release had none
+        with begin(engine) as connection:
+            connection.execute(delete(schema.fences))
 
 
 def _digest(path: Path) -> str:

@@ -8,6 +8,7 @@
         ├── DatabaseRefused        the database refuses a value; retrying the same value cannot help
         ├── FenceLost              another server writes here now; nothing was written
         ├── ServerStandsBy         a command that writes was given to a server that does not act
+        ├── NotAlone               several servers use this database, and the file says that one does
         ├── SnapshotGone           rows of a snapshot cannot be read any more, or not from here
         ├── NoRightToPublish       the policy job's role lacks its rights; says which script grants them
         ├── SchemaTooNew           made by a newer release of this product; nothing was changed
@@ -86,7 +87,8 @@ class FenceLost(DbError):
         self.server = server
         super().__init__(
             f"server {server} writes to this database since its fence {fence}, this server's is {own}: it "
-            "has lost the lease, and stands by until it has it again; see 'sla get nodes'"
+            "has lost the lease, and stands by until it has it again; see 'sla get nodes'. If each of them "
+            "says that it acts, they are nodes of two clusters, which must be one: 'sla cluster status'"
         )
 
 
@@ -100,13 +102,32 @@ class ServerStandsBy(DbError):
     exit_status = 69  # EX_UNAVAILABLE
 
     def __init__(self, node: str, holder: str) -> None:
-        self.holder = "" if holder == node else holder
+        self.holder = holder
         super().__init__(
             f"the server of node {self.holder} acts, that of node {node} stands by. Run this on "
             f"{self.holder}: only the acting server writes to the database"
             if self.holder
             else f"no server acts just now, as far as node {node} knows: none has the lease of the cluster. "
             "See 'sla cluster status', and run this again on the server that 'sla get nodes' says acts"
+        )
+
+
+class NotAlone(DbError):
+    """Servers take over from each other on this database, and this one's file does not say so.
+
+    Attributes:
+        server: the node whose server acted last.
+    """
+
+    exit_status = 78  # EX_CONFIG of sysexits
+
+    def __init__(self, server: str) -> None:
+        self.server = server
+        super().__init__(
+            f"servers take over from each other on this database (that of node {server} acted last), and "  # noqa: S608
+            "[cluster.takeover] enabled is not true here: both would write. Set it, with the nodes of the "
+            "cluster in [cluster]. If all others were stopped for good, and this server goes on alone, run "
+            "'DELETE FROM fences' in the database first"
         )
 
 

@@ -17,7 +17,8 @@ which they compute for minutes. So ``guard_job`` looks at the row as a transacti
 before its commit, then under a lock of the database that ``take`` waits for (PostgreSQL lets nobody lock a
 row that may not change it).
 
-A server over a database of its own has no fence, asks for no row, and sends no statement more.
+A server over a database of its own has no fence. It looks once, as it starts, that no other one has taken
+one (``check_alone``), as its jobs do; after that it sends no statement more.
 
 What a former term leaves. Cuts that are in the ingest queue of a server and not in SQL when another server
 takes over come to that one again, from the agents: they are acknowledged only once they are in SQL
@@ -39,7 +40,7 @@ from sqlalchemy import Connection, Engine, delete, event, inspect, select, text
 
 from sla_server.db import schema
 from sla_server.db.engine import begin, translated
-from sla_server.db.errors import FenceLost, ServerStandsBy
+from sla_server.db.errors import FenceLost, NotAlone, ServerStandsBy
 from sla_server.db.upsert import upsert
 from sla_server.lease_file import LeaseFile
 
@@ -142,21 +143,26 @@ class Fence:
                 "queue": queue_id,
                 "since_us": now_us,
             }
-            if taken is None or taken[0] < self.number:
+            if taken is None or (taken[0], taken[2]) != (self.number, queue_id):
                 upsert(connection, schema.fences, [row], set_=("fence", "server", "queue", "since_us"))
             if taken is not None and taken[2] != queue_id:
                 _refuse_rest(connection, queue_id, newest_seq)
             former_seq = _cursor(connection, f"{queue_id}/former")
             return FormerTerms(_refused(connection, queue_id), former_seq)
 
-    def guard(self, engine: Engine) -> None:
-        """Have each transaction of ``engine`` begin with a look at the fence; raises ``FenceLost`` there.
+    def limit(self, engine: Engine) -> None:
+        """Have the database end each session of ``engine`` that is silent in a transaction.
 
-        Its connections of before are closed.
+        Before the first statement: a machine that dies as it makes the schema, or takes the fence, holds
+        nobody up either. Connections of before are closed.
         """
-        if engine.dialect.name == "postgresql":
+        if engine.dialect.name == "postgresql" and not event.contains(engine, "connect", self._limit_silence):
             event.listen(engine, "connect", self._limit_silence)
             engine.dispose()
+
+    def guard(self, engine: Engine) -> None:
+        """Have each transaction of ``engine`` begin with a look at the fence; raises ``FenceLost`` there."""
+        self.limit(engine)
         event.listen(engine, "begin", self._check)
 
     def guard_job(self, engine: Engine) -> None:
@@ -188,10 +194,42 @@ class Fence:
 
 
 def fenced(engine: Engine, fence: Fence | None) -> Engine:
-    """The engine of a job or a command, each of whose transactions looks at the fence, if there is one."""
+    """The engine of a job or a command, each of whose transactions looks at the fence, if there is one.
+
+    Without one its first transaction raises ``NotAlone`` if servers take over from each other here.
+    """
     if fence is not None:
         fence.guard_job(engine)
+        return engine
+
+    seen: list[bool] = []
+
+    def check_first(connection: Connection) -> None:
+        if not seen:
+            _check_alone(connection)
+            seen.append(True)
+
+    event.listen(engine, "begin", check_first)
     return engine
+
+
+def check_alone(engine: Engine) -> None:
+    """See that the servers of this database, if there are several, are not more than its file says.
+
+    Raises:
+        NotAlone: a server has taken a fence here.
+        DatabaseUnavailable: come again.
+    """
+    with begin(engine) as connection:
+        _check_alone(connection)
+
+
+def _check_alone(connection: Connection) -> None:
+    if not inspect(connection).has_table(schema.fences.name):
+        return
+    taken = _taken(connection, is_locked=False)
+    if taken is not None and taken[0]:
+        raise NotAlone(taken[1])
 
 
 def acting_fence(config: ResolvedConfig) -> Fence | None:
@@ -204,7 +242,7 @@ def acting_fence(config: ResolvedConfig) -> Fence | None:
         return None
     lease, node = LeaseFile(config.runtime_dir).read(), config.cluster.node
     if (number := lease.held_fence) is None:
-        raise ServerStandsBy(node, lease.holder)
+        raise ServerStandsBy(node, lease.acting)
     return Fence(number, node, config.cluster.takeover.lease_s)
 
 

@@ -40,12 +40,12 @@ from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
 from pmdaemon.wire.messages.server import DAMAGED, Problem
 from sla_server.db import migrate
-from sla_server.db.archive.store import open_files
+from sla_server.db.archive.store import FileStore, open_files
 from sla_server.db.archive.upkeep import ArchiveUpkeep, storage_lock
 from sla_server.db.archive.writer import CutFileWriter
 from sla_server.db.engine import make_engine
-from sla_server.db.errors import DatabaseDamaged, DatabaseUnavailable, DbError, FilesUnavailable
-from sla_server.db.fence import Fence
+from sla_server.db.errors import DatabaseDamaged, DatabaseUnavailable, DbError, FilesUnavailable, StorageBusy
+from sla_server.db.fence import Fence, check_alone
 from sla_server.db.gateway_list import REFRESH_S, GatewayListFile
 from sla_server.db.ingest.intake import HighWater, IngestIntake
 from sla_server.db.ingest.queue import STEP_BYTES, IngestQueue, IngestRecord
@@ -212,9 +212,13 @@ def open_manager(
     outage = DatabaseOutage()
     damage_event = _damage_event(queue, clock.unix_us())
     is_guarded = False
+    if fence is not None:
+        fence.limit(engine)
     while not stop.is_set():
         try:
-            if fence is not None and not is_guarded:
+            if fence is None:
+                check_alone(engine)
+            elif not is_guarded:
                 fence.check(engine)
             migrate.upgrade(engine)
             if fence is not None and not is_guarded:
@@ -234,9 +238,7 @@ def open_manager(
             is_complete = damage_event is None and queue.synced_seq >= store.newest_cursor and fence is None
             corrected = intake.recover(_queue_records(queue), cursors[0], is_complete=is_complete)
             store.correct_watermarks(corrected)
-            with storage_lock(files.lock_dir, wait=True):  # `sla storage compact` may be committing a file
-                kept = {row["path"] for row in reader.manifest(in_use=False)}
-                archive.sweep(kept, clock.unix_us())
+            _sweep(archive, files, reader, clock.unix_us())
         except (DatabaseUnavailable, FilesUnavailable) as exc:
             outage.failed(clock.unix_us(), str(exc))
             outage.announce(clock.unix_us())
@@ -255,6 +257,20 @@ def open_manager(
         initialized()
         return DatabaseManager(intake, queue, writer, upkeep, engine)
     return None
+
+
+def _sweep(archive: CutFileWriter, files: FileStore, reader: SqlReader, now_us: int) -> None:
+    """Remove what a crash has left of files, unless another process is looking after them.
+
+    That may be `sla storage compact`, or a server that was stopped in the midst of its upkeep and has not
+    died: it holds the lock for as long as it stands still. What is left over is removed at the next start.
+    """
+    try:
+        with storage_lock(files.lock_dir):
+            kept = {row["path"] for row in reader.manifest(in_use=False)}
+            archive.sweep(kept, now_us)
+    except StorageBusy as exc:
+        log.warning("archive-not-swept", problem=str(exc))
 
 
 def is_one_of_several(config: ResolvedConfig) -> bool:

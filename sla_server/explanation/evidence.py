@@ -194,8 +194,10 @@ def use_lines(decision: Row) -> list[str]:
 
 
 def decision_line(row: Row, times: Times) -> str:
-    """One decision with its time."""
-    return f"{times.when(row['at_us'])} {decided(row)}"
+    """One decision with its time, and which of several servers decided it."""
+    server = (row.get("figures") or {}).get("server")
+    whose = f" Server {server} decided it." if server else ""
+    return f"{times.when(row['at_us'])} {decided(row)}{whose}"
 
 
 def decided(row: Row) -> str:

@@ -90,6 +90,8 @@ def run(config: ResolvedConfig, stop: Stop) -> int:
                 return 0
             outbox = MailboxSender({"*": main, "appserver": app}, config.services.outbox_limit_bytes)
             controller = Controller(config.services.control)
+            if config.cluster is not None and config.cluster.takeover.enabled:
+                controller.log.server = config.cluster.node
             watcher = server_watcher(config.space, config.storage.array, clock, on_failure)
             worker = StorageWorker(store, clock, stop)
             storage = StorageManager(

@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.conftest import Driver
 from tests.support.postgres import PostgresServer
-from tests.support.servers import NODES, Servers
+from tests.support.servers import NODES, SERVERS, Servers
 from tests.support.stage import LIMIT_S, Agent, Stage
 
 
@@ -56,7 +56,7 @@ def test_a_gateway_goes_on_at_the_other_server_and_every_io_counts_once(
         taking.wait(lambda name=next_one: servers.acts(name), f"{next_one} to take over")
         taking.wait(lambda stage=taking, n=before: _stored_ios(stage) > n, "newer counts in SQL")
         servers.start(dying)  # it stands by, with what its queue has held
-        states = {dying: "runs", next_one: "acts", "n3": "runs"}
+        states = {dying: "stands-by", next_one: "acts", "n3": "runs"}
         taking.wait(lambda stage=taking, wanted=states: _node_states(stage) == wanted, f"{states}")
     command = [
         sys.executable,
@@ -75,6 +75,15 @@ def test_a_gateway_goes_on_at_the_other_server_and_every_io_counts_once(
     refused = servers.stages[other].sla("mode", "enforce", check=False)
     assert refused.returncode != 0
     assert f"the server of node {acting} acts" in refused.stderr
+    pages = {name: f"http://127.0.0.1:{servers.stages[name].api_port}" for name in SERVERS}
+
+    def shows_all() -> bool:  # a node that was slow to answer is in the next round
+        rows = {row["name"]: row for row in servers.stages[other].get("nodes")["items"]}
+        found = {name: rows[name]["page"] for name in NODES}
+        return found == {**pages, "n3": None} and all(row["release"] for row in rows.values())
+
+    servers.stages[other].wait(shows_all, "pages and releases of all nodes")
+    assert f"the server of {acting}, {pages[acting]}" in refused.stderr
     driver.stop(load)
     assert not load.errors
     stage = servers.stages[acting]

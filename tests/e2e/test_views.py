@@ -41,6 +41,7 @@ READY = {
     "events": "[data-event=e0003]",
     "approvals": "[data-approval='5c0f']",
     "jobs": "[data-job=j-1]",
+    "servers": "#servers .empty",
     "audit": "[data-entry=a-1]",
     "users": "#users .empty",
 }
@@ -54,6 +55,7 @@ SAYS = {
     "gateways": ("13.7 %", "gateway-a"),
     "approvals": ("mode enforce on the server (now observe)", "zoe"),
     "jobs": ("it helps", "version 3"),
+    "servers": ("This server is alone", "docs/operations/cluster.md"),
     "audit": ("token", "changed the mode"),
     "users": ("Accounts", "sign in"),
 }

@@ -21,11 +21,13 @@ import nats.js.errors
 
 from pmdaemon.runtime.children import stop_together
 from pmdaemon.runtime.clock import Deadline, SystemClock
+from pmdaemon.runtime.config import parse_address
 from pmdaemon.runtime.stop import ParentPipe
 from sla_server.cluster import engine as engines
 from sla_server.cluster.config import ClusterConfig, PeerConfig
 from sla_server.cluster.node import Node
 from sla_server.cluster.server_conf import Secrets
+from tests.support.node_links import NodeLinks, hidden_host
 from tests.support.ports import free_port
 
 READY_S: Final = 120.0
@@ -39,6 +41,7 @@ class LocalCluster:
         size: how many nodes.
         engine: the program; default: the one that the product finds.
         store_bytes: what a node may store.
+        has_links: nodes reach each other through ``links``, which can be cut.
 
     Attributes:
         directory: of all nodes, removed at the end.
@@ -46,7 +49,13 @@ class LocalCluster:
     """
 
     def __init__(
-        self, size: int = 3, *, engine: Path | None = None, sync: str = "always", store_bytes: int = 1 << 30
+        self,
+        size: int = 3,
+        *,
+        engine: Path | None = None,
+        sync: str = "always",
+        store_bytes: int = 1 << 30,
+        has_links: bool = False,
     ) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="sla-cluster-"))
         self.secrets = Secrets(*(secrets.token_hex(16) for _ in range(3)))
@@ -59,15 +68,18 @@ class LocalCluster:
             )
             for number in range(1, size + 1)
         }
+        ports = {name: parse_address(place.routes)[1] for name, place in places.items()}
+        self.links = NodeLinks(ports if has_links else {})
         self.nodes: list[Node] = []
-        for name, place in places.items():
+        for number, (name, place) in enumerate(places.items(), 1):
+            own_routes = f"{hidden_host(number)}:{ports[name]}" if has_links else place.routes
             config = ClusterConfig.model_validate(
                 {
                     "name": "test",
                     "node": name,
                     "site": f"site-{name}",
                     "listen": place.listen,
-                    "routes": place.routes,
+                    "routes": own_routes,
                     "peers": [peer for peer in places.values() if peer.name != name],
                     "store_bytes": store_bytes,
                     "sync": sync,
@@ -161,6 +173,7 @@ class LocalCluster:
             if node.child.is_running:
                 self.kill(index)
         self._pipe.close()
+        self.links.close()
         shutil.rmtree(self.directory, ignore_errors=True)
 
 

@@ -21,6 +21,7 @@ from sqlalchemy import text
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import make_engine
 from sla_server.lease_file import LeaseFile
+from tests.support.node_links import NodeLinks, hidden_host
 from tests.support.ports import free_port
 from tests.support.stage import Stage
 
@@ -48,6 +49,16 @@ def send(pids: Iterable[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
+def _mount(path: Path, size_bytes: int, ends: contextlib.ExitStack) -> bool:
+    """A tmpfs there until the end, if this user may."""
+    path.mkdir(parents=True, mode=0o700)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes},mode=0700", "tmpfs", str(path)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
+        return False
+    ends.callback(subprocess.run, ["umount", "-l", str(path)], check=False)
+    return True
+
+
 class Servers:
     """Servers ``n1`` and ``n2``, and a node ``n3`` without a server; agents of ``n1`` know both servers.
 
@@ -57,6 +68,13 @@ class Servers:
         ends: closes everything.
         lease_s: of the lease; None: the default.
         toml: more lines of each server's file.
+        has_links: nodes reach each other through ``links``, which can be cut and slowed down.
+        data_bytes: size of each node's data directory, a tmpfs of its own (needs root); 0: none of its own.
+
+    Attributes:
+        has_disks: whether each node has one.
+        stages: of each node, by name.
+        links: between the nodes.
     """
 
     def __init__(
@@ -67,10 +85,19 @@ class Servers:
         *,
         lease_s: float | None = None,
         toml: str = "",
+        has_links: bool = False,
+        data_bytes: int = 0,
     ) -> None:
+        self._has_links = has_links
         self._lease_s = lease_s
         self._ports = {name: (free_port(), free_port()) for name in NODES}
+        self.links = NodeLinks({name: ports[1] for name, ports in self._ports.items()} if has_links else {})
+        ends.callback(self.links.close)
         self._database_url = database_url
+        # Before the stages: they end first, and use them until then.
+        self.has_disks = bool(data_bytes) and all(
+            _mount(folder / name / "data", data_bytes, ends) for name in NODES
+        )
         self.stages = {
             name: ends.enter_context(
                 Stage(
@@ -95,7 +122,8 @@ class Servers:
     def _cluster_toml(self, node: str) -> str:
         lines = ["[cluster]", f'node = "{node}"', f"store_bytes = {1 << 28}"]
         listen, routes = self._ports[node]
-        lines += [f'listen = "127.0.0.1:{listen}"', f'routes = "127.0.0.1:{routes}"']
+        own = hidden_host(NODES.index(node) + 1) if self._has_links else "127.0.0.1"
+        lines += [f'listen = "127.0.0.1:{listen}"', f'routes = "{own}:{routes}"']
         lines += ["[cluster.takeover]", "enabled = true"]
         lines += [f"lease_s = {self._lease_s}"] if self._lease_s else []
         for name, (listen, routes) in self._ports.items():
@@ -110,9 +138,8 @@ class Servers:
         if name in SERVERS:
             self._processes[name] = stage.spawn_server()
         else:
-            self._processes[name] = stage.spawn(
-                "node", "sla_server", "node", "--config", str(stage.config_path)
-            )
+            command = ("sla_server", "node", "--config", str(stage.config_path))
+            self._processes[name] = stage.spawn("node", *command, environment=stage.environment)
 
     def runs(self, name: str) -> bool:
         """Whether it was started, and not powered off since."""
@@ -146,6 +173,14 @@ class Servers:
             connection.rollback()
         engine.dispose()
 
+    def fill_disk(self, name: str) -> Path:
+        """Use up what the data directory of a node has left; remove the file that is returned to free it."""
+        ballast = self.stages[name].folder / "data" / "ballast"
+        free = os.statvfs(ballast.parent)
+        with contextlib.suppress(OSError), ballast.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize)
+        return ballast
+
     def power_off(self, name: str) -> None:
         """All of a server at once, as a machine that loses its power; none of it notices another's end."""
         process = self._processes.pop(name)
@@ -154,6 +189,15 @@ class Servers:
         send(pids, signal.SIGSTOP)
         send(pids, signal.SIGKILL)
         process.wait()
+
+    def engines(self, name: str) -> list[int]:
+        """Processes of the engine of a node."""
+        found = []
+        for pid in tree_of(self.pid(name)):
+            with contextlib.suppress(OSError):
+                if b"nats-server" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.append(pid)
+        return found
 
     def freeze(self, name: str) -> list[int]:
         """All of a server stands still until these are given to ``thaw``."""

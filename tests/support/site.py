@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pmdaemon.runtime.stop import Stop
+from sla_server.api.acting import ALONE, ActingServer
 from sla_server.api.config import ApiConfig
 from sla_server.api.server import WebServer, open_listener
 from tests.support import api
@@ -23,10 +24,14 @@ class Site:
         snapshot: Callable[[int], dict[str, Any]] | None = api.snapshot,
         *,
         listen: str = "127.0.0.1:0",
+        nodes: tuple[str, ...] = (),
+        acting: ActingServer = ALONE,
         **config: Any,
     ) -> None:
         self.folder = folder
         self.config = config
+        self.nodes = nodes
+        self.acting = acting
         self.stop = Stop()
         self.mailbox = api.AnsweringMailbox(answer=lambda _header: (True, 200, {}))
         self.source = api.FakeSource()
@@ -37,7 +42,18 @@ class Site:
     def start(self, listen: str) -> None:
         settings = ApiConfig(listen=listen, **self.config)
         listener = open_listener(listen)
-        self.server = WebServer(settings, self.folder, self.source, self.mailbox, listener, self.stop)
+        self.server = WebServer(
+            settings,
+            self.folder,
+            self.source,
+            self.mailbox,
+            listener,
+            self.stop,
+            nodes=self.nodes,
+            acting=self.acting,
+        )
+        if self.acting.runtime_dir is not None:
+            self.server.context.metrics.folder = self.acting.runtime_dir / "metrics"
         self.threads = [
             threading.Thread(target=target, daemon=True) for target in (self.server.serve, self._feed)
         ]

@@ -98,6 +98,7 @@ class Stage:
         tls: agents enrol and speak TLS.
         queue_bytes: of the ingest queue.
         schema_file: an empty database of this release, which the server finds; None: it makes one.
+        environment: of the server and of commands, beside this process's own.
     """
 
     folder: Path
@@ -113,6 +114,7 @@ class Stage:
     other_ports: list[int] = field(default_factory=list)
     database_toml: str = ""
     queue_bytes: int = 32 << 20
+    environment: dict[str, str] = field(default_factory=dict)
     schema_file: ClassVar[Path | None] = None
     sockets: Path = field(init=False)
     pm_port: int = field(init=False, default=0)
@@ -254,7 +256,8 @@ class Stage:
         if self.schema_file is not None and not self.database_url and not database.exists():
             database.parent.mkdir(mode=0o700, exist_ok=True)
             shutil.copy(self.schema_file, database)
-        return self.spawn("server", "sla_server", "start", "--config", str(self.config_path), output=output)
+        command = ("sla_server", "start", "--config", str(self.config_path))
+        return self.spawn("server", *command, environment=self.environment, output=output)
 
     def start_agent(self, agent: Agent) -> subprocess.Popen[bytes]:
         """Start one gateway agent and wait until its clients can connect."""

@@ -1,4 +1,4 @@
-"""The handler about the nodes of the cluster: whose server acts, and for how many gateways."""
+"""The handler about the nodes of the cluster: whose server acts since when, and whose stand by."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from flask import Request, Response
 
 from sla_server.api import responses
 from sla_server.api.context import AppContext
-from sla_server.lease_file import LeaseFile
-from sla_server.nodes_file import read_nodes
+from sla_server.lease_file import LeaseFile, LeaseState
+from sla_server.nodes_file import RunningNode, read_nodes
 from sla_server.rows import Row
 
 
 def nodes(context: AppContext, _request: Request) -> Response:
     """All nodes of ``[cluster]``, this server's first; none without it.
 
-    ``state`` is ``acts``, ``runs`` (its server, if it has one and takes over, stands by), ``away``, or
-    ``unknown`` while this server's own node does not answer.
+    ``state`` is ``acts``, ``stands-by`` (its server takes over when the acting one does not go on), ``runs``
+    (there is no server around it, or one that takes over from none, or of a former release), ``away``, or
+    ``unknown`` while this server's own node does not answer. ``lease_s`` and ``heard_s`` are of the acting
+    server: how long its lease holds without a renewal, and how long ago this server heard of it.
     """
     if not context.nodes or context.metrics.folder is None:
         return responses.as_list([])
@@ -28,24 +30,34 @@ def nodes(context: AppContext, _request: Request) -> Response:
     rows: list[Row] = []
     for name in context.nodes:
         node, term = running.get(name), stored.get(name)
-        acts = name == lease.holder and term is not None and node is not None
+        acts = name == lease.acting and term is not None and node is not None
         row: dict[str, Any] = {
             "name": name,
-            "state": _state(is_known=bool(running), runs=node is not None, acts=acts),
+            "state": _state(node, is_known=bool(running), acts=acts),
             "site": node.site if node else None,
             "version": node.version if node else None,
+            "release": (node.release or None) if node else None,
+            "page": (node.page or None) if node else None,
             "is_this": name == context.nodes[0],
             "gateways": gateways if acts else 0,
             "fence": int(term["fence"]) if acts and term else None,
             "since_us": int(term["since_us"]) if acts and term else None,
+            "lease_s": lease.lease_s if acts else None,
+            "heard_s": _heard_s(lease) if acts else None,
         }
         rows.append(row)
     return responses.as_list(rows)
 
 
-def _state(*, is_known: bool, runs: bool, acts: bool) -> str:
+def _heard_s(lease: LeaseState) -> float | None:
+    return None if lease.heard_s is None else round(lease.heard_s, 1)
+
+
+def _state(node: RunningNode | None, *, is_known: bool, acts: bool) -> str:
     if not is_known:
         return "unknown"
-    if not runs:
+    if node is None:
         return "away"
-    return "acts" if acts else "runs"
+    if acts:
+        return "acts"
+    return "stands-by" if node.takes_over else "runs"

@@ -196,12 +196,11 @@ def merge_files(files: FileStore, group: Sequence[FileRow]) -> FileRow:
 
 
 @contextmanager
-def storage_lock(directory: Path, *, wait: bool = False) -> Iterator[None]:
+def storage_lock(directory: Path) -> Iterator[None]:
     """Hold ``directory/storage.lock``; the kernel drops it when the process dies.
 
     Args:
         directory: the store's ``lock_dir``.
-        wait: sleep until it is free.
 
     Raises:
         StorageBusy: held by another.
@@ -210,7 +209,7 @@ def storage_lock(directory: Path, *, wait: bool = False) -> Iterator[None]:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as exc:
             raise StorageBusy(path) from exc
         yield

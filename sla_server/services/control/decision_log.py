@@ -51,9 +51,16 @@ class _Account:
 
 @dataclass(slots=True)
 class DecisionLog:
-    """See the module. ``mode_of``: of a backend and an agreement; each may have its own."""
+    """See the module.
+
+    Attributes:
+        mode_of: of a backend and an agreement; each may have its own.
+        server: the node of this server, for ``figures.server``, if it is one of several; "": it is alone.
+        left_out: decisions that made no row.
+    """
 
     mode_of: Callable[[str, str], str] = lambda _backend, _agreement: "observe"
+    server: str = ""
     left_out: int = 0
     _accounts: dict[str, _Account] = field(default_factory=dict)
     _rows: list[RecordDecision] = field(default_factory=list)
@@ -80,6 +87,8 @@ class DecisionLog:
             return None
         account.rows -= 1
         noted = figures()
+        if self.server:
+            noted["server"] = self.server
         if account.left_out:
             noted["left_out"], account.left_out = account.left_out, 0
         name = "\0".join((kind, backend, volume, victim, str(noted.get("throttle_id", "")), str(unix_us)))

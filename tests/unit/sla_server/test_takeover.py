@@ -28,7 +28,12 @@ LONG_NS = 3_600 * 10**9
 def _config(folder: Path, *, enabled: bool = True) -> configuration.ResolvedConfig:
     cluster = {"node": "n1", "takeover": {"enabled": enabled}}
     server = configuration.ServerConfig.model_validate(
-        {"data_dir": folder / "data", "runtime_dir": folder, "cluster": cluster}
+        {
+            "data_dir": folder / "data",
+            "runtime_dir": folder,
+            "cluster": cluster,
+            "database": {"url": "postgresql+psycopg:///none", "parquet_dir": folder / "parquet"},
+        }
     )
     return configuration.resolve(server)
 
@@ -58,7 +63,7 @@ class Watched(Supervisor):
 
 
 def _publish(folder: Path, holder: str, fence: int, until_ns: int) -> None:
-    LeaseState("n1", holder, fence, until_ns).write(folder)
+    LeaseState("n1", holder, fence, until_ns, 6.0, boot_ns()).write(folder)
 
 
 def test_parts_that_act_run_while_the_lease_is_held_and_with_its_fence(tmp_path: Path) -> None:
@@ -142,9 +147,6 @@ def test_a_job_or_a_command_that_writes_is_refused_where_the_server_stands_by(tm
 def test_each_job_asks_for_the_fence_first(tmp_path: Path, module: str) -> None:
     job = importlib.import_module(f"sla_server.{module}")
     config = _config(tmp_path)
-    config = config.model_copy(
-        update={"database": config.database.model_copy(update={"url": "postgresql+psycopg:///none"})}
-    )
     _publish(tmp_path, "n2", 7, 0)
     with pytest.raises(ServerStandsBy, match="the server of node n2 acts"):
         job.run(config, "test")
@@ -152,10 +154,19 @@ def test_each_job_asks_for_the_fence_first(tmp_path: Path, module: str) -> None:
 
 def test_the_report_job_asks_for_the_fence_first(tmp_path: Path) -> None:
     config = _config(tmp_path)
-    database = config.database.model_copy(update={"url": "postgresql+psycopg:///none"})
     _publish(tmp_path, "n2", 7, 0)
     with pytest.raises(ServerStandsBy, match="the server of node n2 acts"):
-        report_job.run(config.model_copy(update={"database": database}), "test", 1)
+        report_job.run(config, "test", 1)
+
+
+def test_whoever_acted_long_ago_is_not_said_to_act(tmp_path: Path) -> None:
+    """As of a server that has lost the cluster, and knows no more than what it heard last."""
+    for heard_s, acting in ((5, "n2"), (11, "n2"), (13, ""), (3600, "")):
+        LeaseState("n1", "n2", 7, 0, 6.0, boot_ns() - heard_s * 10**9).write(tmp_path)
+        assert LeaseFile(tmp_path).read().acting == acting, heard_s
+        with pytest.raises(ServerStandsBy, match="Run this on n2" if acting else "no server acts just now"):
+            acting_fence(_config(tmp_path))
+    assert LeaseState("n1", "n2", 7, 0).acting == ""  # it has heard nothing
 
 
 def test_a_lease_file_that_is_damaged_or_gone_holds_nothing(tmp_path: Path) -> None:

@@ -18,8 +18,12 @@ from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from sla_server.db import process
+from sla_server.db.archive.store import open_files
+from sla_server.db.archive.upkeep import storage_lock
 from sla_server.db.config import DatabaseConfig
-from sla_server.db.errors import DbError, SchemaTooNew
+from sla_server.db.engine import make_engine
+from sla_server.db.errors import DbError, NotAlone, SchemaTooNew
+from sla_server.db.fence import Fence
 from sla_server.db.ingest.queue import IngestQueue
 from sla_server.db.queries.reader import open_reader
 from tests.support.dbmanager import Peer, Peers, Running, make_config
@@ -256,3 +260,24 @@ def test_damage_of_the_queue_that_lost_records_is_an_event_once(config, peers, r
     found = [row for row in reader.events(limit=50) if row["kind"] == "queue-damage"]
     assert [(row["severity"], row["subject"]) for row in found] == [("critical", "ingest-queue")]
     assert "1 record of cuts that were not yet in SQL and Parquet are lost" in found[0]["text"]
+
+
+def test_a_frozen_process_that_looks_after_the_files_holds_no_start_up(config, peers, reader):
+    """As of another server whose machine stands still in the midst of its upkeep, and has not died."""
+    with storage_lock(open_files(config.database, config.data_dir).lock_dir):
+        with Running(config) as running:
+            assert peers.pair.expect(Kind.WATERMARKS)["hw"] == []
+            peers.pair.post(cuts_message([make_cut(1)]))
+            assert peers.pair.expect(Kind.DURABLE)["hw"] == [[gateway(1), EPOCH, 1]]
+        assert running.status == 0
+    assert_database_holds(reader, [make_cut(1)])
+
+
+def test_a_server_whose_file_says_that_it_is_alone_does_not_start_beside_others(config, peers):
+    with Running(config):
+        peers.pair.expect(Kind.WATERMARKS)
+    engine = make_engine(config.database, config.data_dir)
+    Fence(7, "n2").take(engine, "another", 0, 0)
+    engine.dispose()
+    with pytest.raises(NotAlone, match="that of node n2 acted last"):
+        process.run(config, Stop())

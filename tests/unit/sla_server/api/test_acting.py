@@ -15,6 +15,7 @@ from sla_server.api.context import AppContext
 from sla_server.api.errors import StandsBy
 from sla_server.api.operations import Operations
 from sla_server.lease_file import LeaseState
+from sla_server.nodes_file import RunningNode, write_nodes
 from tests.support import api
 from tests.support.agreements import FULL
 
@@ -23,11 +24,20 @@ N2_ACTS = "the server of node n2 acts, this one (node n1) stands by"
 HEADERS = {"Authorization": f"Bearer {api.TOKEN}"}
 
 
+PAGE = "https://sla-2.example.org:8411"
+
+
+def _n2_acts(folder: Path, heard_s: int = 1) -> None:
+    LeaseState("n1", "n2", 7, 0, 6.0, boot_ns() - heard_s * 10**9, PAGE).write(folder)
+
+
 @pytest.fixture
-def standing_by(context: AppContext, mailbox: api.AnsweringMailbox, tmp_path: Path) -> FlaskClient:
+def standing_by(
+    context: AppContext, mailbox: api.AnsweringMailbox, clock: FakeClock, tmp_path: Path
+) -> FlaskClient:
     """Of a server whose lease file is in ``tmp_path``: the server of n2 acts."""
-    LeaseState("n1", "n2", 7, 0).write(tmp_path)
-    acting = ActingServer(tmp_path)
+    _n2_acts(tmp_path)
+    acting = ActingServer(tmp_path, clock)
     operations = Operations(
         lambda message: mailbox.post("services", message), FakeClock(), wait_s=0.01, check=acting.check
     )
@@ -48,7 +58,7 @@ def test_a_change_is_refused_where_the_server_stands_by_and_does_not_wait_for_it
         )
         assert (answer.status_code, answer.json["type"]) == (503, "urn:storage-sla:problem:stands-by"), path
         assert answer.json["detail"] == N2_ACTS
-        assert "Make the change at the server of n2" in answer.json["fix"]
+        assert f"Make the change at the server of n2, {PAGE}" in answer.json["fix"]
     assert mailbox.posted == []
     LeaseState("n1", "n1", 8, boot_ns() + LONG_NS).write(tmp_path)  # now it acts
     standing_by.put(
@@ -57,7 +67,11 @@ def test_a_change_is_refused_where_the_server_stands_by_and_does_not_wait_for_it
     assert [header["op"] for header in mailbox.posted] == ["mode"]
 
 
-def test_health_and_the_live_view_say_which_server_acts(standing_by: FlaskClient, tmp_path: Path) -> None:
+def test_health_and_the_live_view_say_which_server_acts(
+    standing_by: FlaskClient, clock: FakeClock, tmp_path: Path
+) -> None:
+    others = [RunningNode("n1", "s", "2", page="http://here"), RunningNode("n2", "s", "2", page=PAGE)]
+    write_nodes(tmp_path, [*others, RunningNode("n3", "s", "2")], clock.unix_us())
     health = standing_by.get("/api/v1/health", base_url="http://127.0.0.1:8411")
     assert health.status_code == 503
     assert (health.json["services"], health.json["acting"], health.json["stands_by"]) == (
@@ -70,9 +84,22 @@ def test_health_and_the_live_view_say_which_server_acts(standing_by: FlaskClient
     assert (ready.status_code, ready.json["waits_for"][0]["reason"]) == (503, N2_ACTS)
     server = standing_by.get("/api/v1/live", base_url="http://127.0.0.1:8411").json["server"]
     assert (server["acting"], server["stands_by"]) == ("n2", N2_ACTS)
+    assert (server["acting_page"], server["pages"]) == (PAGE, {"n2": PAGE})
     LeaseState("n1", "n1", 8, boot_ns() + LONG_NS).write(tmp_path)
     server = standing_by.get("/api/v1/live", base_url="http://127.0.0.1:8411").json["server"]
     assert (server["acting"], server["stands_by"]) == ("n1", "")
+
+
+def test_a_server_that_has_lost_the_cluster_does_not_say_that_another_one_acts(
+    standing_by: FlaskClient, tmp_path: Path
+) -> None:
+    _n2_acts(tmp_path, heard_s=40)
+    health = standing_by.get("/api/v1/health", base_url="http://127.0.0.1:8411").json
+    assert (health["acting"], health["acting_page"]) == (None, None)
+    assert health["stands_by"] == (
+        "which server acts is not known here: node n1 has had no answer of the cluster for 40 s; the server "
+        "of node n2 acted then"
+    )
 
 
 def test_why_names_the_server_that_acts(standing_by: FlaskClient, web: FlaskClient) -> None:
@@ -93,6 +120,7 @@ def test_a_lease_of_its_own_that_has_lapsed_is_nobodys(tmp_path: Path) -> None:
         with pytest.raises(StandsBy, match="no server acts just now") as caught:
             acting.check()
         assert "Try again" in caught.value.fix
-        assert acting.described() == {"acting": None, "stands_by": caught.value.detail}
+        nobody = {"acting": None, "acting_page": None, "stands_by": caught.value.detail, "pages": {}}
+        assert acting.described() == nobody
     ActingServer().check()
     assert ActingServer().described() is None

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
+from pydantic import ValidationError
 
 from pmdaemon.errors import ConfigError
 from sla_server import config as configuration
-from sla_server.cluster.config import ClusterConfig
+from sla_server.cluster.config import ClusterConfig, TakeoverConfig, page_address
 from sla_server.topology import PARTS, parts_of
+
+POSTGRESQL: Final = "postgresql+psycopg:///sla"
 
 
 def _peer(name: str = "n2", **changes: Any) -> dict[str, Any]:
@@ -64,3 +68,49 @@ def test_a_node_is_a_part_only_with_the_table(tmp_path: Path) -> None:
     )
     assert parts_of(without) == PARTS
     assert parts_of(with_one) == ("cluster", *PARTS)
+
+
+@pytest.mark.parametrize(
+    ("database", "words"),
+    [
+        ({}, "database.url is not set"),
+        ({"url": "sqlite:////x/sla.db"}, "database.url is 'sqlite:////x/sla.db'"),
+        ({"url": POSTGRESQL}, "database.parquet_dir is not set"),
+        ({"url": POSTGRESQL, "parquet_dir": "parquet"}, "database.parquet_dir is 'parquet'"),
+        ({"url": POSTGRESQL, "parquet_dir": "/srv/parquet"}, ""),
+        ({"url": POSTGRESQL, "files": {"url": "s3://bucket/prefix"}}, ""),
+    ],
+)
+def test_servers_that_take_over_have_one_database_and_one_archive(
+    database: dict[str, Any], words: str
+) -> None:
+    values = {"database": database, "cluster": {"node": "n1", "takeover": {"enabled": True}}}
+    if not words:
+        configuration.ServerConfig.model_validate(values)
+        return
+    with pytest.raises(ValidationError, match=re.escape(words)):
+        configuration.ServerConfig.model_validate(values)
+    values["cluster"] = {"node": "n1"}
+    configuration.ServerConfig.model_validate(values)
+
+
+@pytest.mark.parametrize(
+    ("page", "address"),
+    [
+        ("https://SLA-1.example.org:8411/", "https://sla-1.example.org:8411"),
+        ("http://[::1]:8411", "http://[::1]:8411"),
+        ("sla-1:8411", ""),
+        ("javascript:alert(1)", ""),
+        ("https://user@sla-1", ""),
+        ("https://sla-1:x", ""),
+        ("https://sla-1/page", ""),
+        ("https://", ""),
+    ],
+)
+def test_the_page_of_a_server_is_an_address_alone(page: str, address: str) -> None:
+    assert page_address(page) == address
+    if address:
+        assert TakeoverConfig(page=page).page == address
+    else:
+        with pytest.raises(ValidationError, match="is no address of a page"):
+            TakeoverConfig(page=page)

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import pytest
+import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pmdaemon.runtime.clock import FakeClock
-from sla_server.cluster.leases import MARGIN_RATIO, ClusterLease, LeaseKeeper, LeaseRecord
+from sla_server.cluster.errors import ClusterRefused
+from sla_server.cluster.leases import MARGIN_RATIO, ClusterLease, LeaseKeeper, LeaseRecord, LeaseTask
 
 LEASE_S: Final = 6.0
 NAME: Final = "gateways"
@@ -253,3 +255,39 @@ def test_never_two_hold_it_whatever_is_late_or_dies(
                 assert each.lease.record is not None
                 assert holders.setdefault(each.lease.record.fence, each.name) == each.name
     assert list(holders) == sorted(holders)
+
+
+def test_the_page_of_the_holder_is_in_the_record_and_what_a_former_release_wrote_has_none() -> None:
+    lease = ClusterLease("n1", LEASE_S, "https://sla-1")
+    record = lease.next_record(0, 100)
+    assert record is not None
+    assert LeaseRecord.parse(record.encode()).page == "https://sla-1"
+    former = b'{"holder": "n1", "fence": 7, "lease_s": 6.0, "is_given_up": false}'
+    assert LeaseRecord.parse(former) == LeaseRecord("n1", 7, 6.0)
+    lease.saw(LeaseRecord("n1", 7, 6.0), 1, 5)  # as after the upgrade of its own server
+    assert (lease.next_record(6, 100), lease.heard_ns) == (LeaseRecord("n1", 7, 6.0, page="https://sla-1"), 5)
+
+
+def test_what_keeps_a_server_from_its_lease_is_said_once_and_again_after_it_was_well(
+    monkeypatch: pytest.MonkeyPatch, clock: FakeClock
+) -> None:
+    monkeypatch.setattr("sla_server.cluster.leases.boot_ns", clock.monotonic_ns)
+    task = LeaseTask(
+        LeaseKeeper(NAME, ClusterLease("n1", LEASE_S), clock, lambda _: None),
+        ClusterLease("n1", LEASE_S),
+        3,
+        LEASE_S,
+    )
+    with structlog.testing.capture_logs() as said:
+        for exc in (
+            TimeoutError(),
+            TimeoutError(),
+            ClusterRefused("Delete the key"),
+            ClusterRefused("Delete the key"),
+        ):
+            task.failed(exc)
+        assert [line["problem"] for line in said] == ["Delete the key"]  # that one ends by no waiting
+        clock.advance(LEASE_S + 1)
+        task.failed(TimeoutError())
+        task.failed(TimeoutError())
+        assert [line["problem"] for line in said[1:]] == ["TimeoutError"]

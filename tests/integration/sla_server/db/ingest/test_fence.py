@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import event, select
+from sqlalchemy import event, select, text
 
 from pmdaemon.runtime.clock import Deadline
 from sla_server.db import schema
 from sla_server.db.archive.store import LocalFiles
 from sla_server.db.backup import _Unfiled
 from sla_server.db.engine import make_engine, translated
-from sla_server.db.errors import DatabaseUnavailable, FenceLost
-from sla_server.db.fence import Fence
+from sla_server.db.errors import DatabaseUnavailable, FenceLost, NotAlone
+from sla_server.db.fence import FENCE_LOCK, Fence, check_alone
 from sla_server.db.policies import open_policies
 from sla_server.db.queries.reader import SqlReader
 from tests.support.database import Rig, archived, identity
@@ -222,4 +222,47 @@ def test_a_job_of_a_server_that_has_lost_its_fence_stores_nothing(database: Any,
         store.end_job(job_id, "done", 0)
     store.close()
     assert SqlReader(engine).policies() == []
+    engine.dispose()
+
+
+def test_a_server_whose_file_says_that_it_is_alone_does_not_write_beside_others(
+    database: Any, tmp_path: Path
+) -> None:
+    config = database.config
+    engine = make_engine(config, tmp_path)
+    check_alone(engine)
+    alone = open_policies(config, database.data_dir)
+    alone.end_job(alone.begin_job("policy", "test"), "done", 0)
+    alone.close()
+    Fence(5, "n1").take(engine, "q1", 0, 0)
+    with pytest.raises(NotAlone, match="that of node n1 acted last") as caught:
+        check_alone(engine)
+    assert caught.value.exit_status == 78  # the server gives up at its start, and says why
+    alone = open_policies(config, database.data_dir)
+    for _ in range(2):  # not once only
+        with pytest.raises(NotAlone):
+            alone.begin_job("policy", "test")
+    alone.close()
+    engine.dispose()
+
+
+def test_a_new_queue_within_a_term_is_the_one_that_writes_from_then_on(database: Any, tmp_path: Path) -> None:
+    """As after its disk was replaced; else each later start refused what its own queue holds."""
+    engine = make_engine(database.config, tmp_path)
+    Fence(5, "n1").take(engine, "q1", 0, 0)
+    assert Fence(5, "n1").take(engine, "q2", 0, 0).refused == ()
+    assert Fence(5, "n1").take(engine, "q2", 9, 0).refused == ()
+    engine.dispose()
+
+
+@pytest.mark.parametrize("database", [pytest.param("postgresql", marks=pytest.mark.db)], indirect=True)
+def test_a_machine_that_dies_as_it_takes_the_fence_holds_nobody_up(database: Any, tmp_path: Path) -> None:
+    dying, engine = make_engine(database.config, tmp_path), make_engine(database.config, tmp_path)
+    fence = Fence(5, "n1", lease_s=2)
+    fence.limit(dying)
+    with dying.connect() as connection:
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": FENCE_LOCK})
+        _taken(engine, Fence(6, "n2"), "q2")
+        connection.invalidate()
+    dying.dispose()
     engine.dispose()

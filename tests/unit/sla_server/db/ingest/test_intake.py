@@ -376,7 +376,9 @@ def test_one_of_several_servers_confirms_what_sql_has():
 @pytest.mark.parametrize("takes_over", [False, True])
 def test_a_server_by_itself_confirms_what_its_queue_has_and_one_of_several_what_sql_has(takes_over):
     cluster = {"node": "n1", "takeover": {"enabled": takes_over}}
-    config = configuration.resolve(configuration.ServerConfig.model_validate({"cluster": cluster}))
+    database = {"url": "postgresql+psycopg:///none", "parquet_dir": "/srv/parquet"}
+    values = {"cluster": cluster, "database": database}
+    config = configuration.resolve(configuration.ServerConfig.model_validate(values))
     log: list = []
     writer = SimpleNamespace(wake=lambda: None, sql_seq=0)
     manager = SimpleNamespace(intake=new_intake(), queue=Queue(log), writer=writer)

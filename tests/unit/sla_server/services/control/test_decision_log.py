@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import UTC
 from typing import Any
 
 import pytest
 
 from pmdaemon.wire.rates import Rates
 from sla_server.agreements.promise import Priority
+from sla_server.explanation import evidence
+from sla_server.explanation.words import Times
 from sla_server.services.control import decision_log
 from sla_server.services.control.backend_loop import BackendControl
 from sla_server.services.control.decision_log import DecisionLog, LoopBefore, loop_figures
@@ -219,3 +222,14 @@ def test_a_text_that_names_thousands_of_volumes_is_cut() -> None:
 def test_rates_that_are_free_are_no_figures() -> None:
     assert decision_log.rates_figures(Rates(ops_per_s=5.04)) == {"ops_per_s": 5.0}
     assert decision_log.rates_figures(None) is None
+
+
+def test_a_decision_of_one_of_several_servers_says_which_one_decided_it() -> None:
+    alone = DecisionLog().add(DecisionKind.DECREASE, 1, figures=dict)
+    row = DecisionLog(server="n2").add(DecisionKind.DECREASE, 1, figures=dict)
+    assert alone is not None
+    assert row is not None
+    assert (alone["figures"], row["figures"]) == ({}, {"server": "n2"})
+    times = Times(2, UTC)
+    assert evidence.decision_line(row, times).endswith(" Server n2 decided it.")
+    assert "decided it" not in evidence.decision_line(alone, times)

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import time
 
-from gateway_agent import clock
-from gateway_agent.clock import STEP_FILE, SteppedClock, agent_clock
-from pmdaemon.runtime.clock import SystemClock
+from pmdaemon.runtime import clock
+from pmdaemon.runtime.clock import STEP_FILE, SteppedClock, SystemClock, wall_clock
 
 HOUR_US = 3_600_000_000
 
 
 def test_without_the_variable_it_is_the_real_clock(monkeypatch):
     monkeypatch.delenv(STEP_FILE, raising=False)
-    assert type(agent_clock()) is SystemClock
+    assert type(wall_clock()) is SystemClock
 
 
 def test_the_wall_clock_follows_the_file_and_the_monotonic_one_does_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(clock, "READ_NS", 0)
+    monkeypatch.setattr(clock, "STEP_READ_NS", 0)
     path = tmp_path / "step"
     monkeypatch.setenv(STEP_FILE, str(path))
-    stepped = agent_clock()
+    stepped = wall_clock()
     assert isinstance(stepped, SteppedClock)
     assert abs(stepped.unix_us() - time.time_ns() // 1000) < HOUR_US // 2, "no file yet"
     path.write_text(str(-HOUR_US))
