@@ -228,8 +228,8 @@ def test_a_second_answer_is_not_taken_for_that_to_the_next_request(build: Build,
     """The server confirms, or refuses and confirms, in one go; the next notice it does not take."""
 
     def twice(handler: BaseHTTPRequestHandler) -> None:
-        ends = b"Content-Length: 0\r\n\r\n"
-        handler.wfile.write(b"HTTP/1.1 %d X\r\n%sHTTP/1.1 200 OK\r\n%s" % (first, ends, ends))
+        answers = [b"HTTP/1.1 %d X\r\nContent-Length: 0\r\n\r\n" % code for code in (first, 200)]
+        handler.wfile.write(b"".join(answers))
 
     with HttpReceiver(twice, status(500), status(200)) as receiver:
         target = build({"webhook": {"url": receiver.url}})
