@@ -36,7 +36,8 @@ NOT_JUDGED_TEXT: Final = (
     "no slice is stored: nothing was known of the volumes yet, or the server was down for longer than a week"
 )
 NOT_YET_TEXT: Final = "not judged yet"
-_GROUP: Final = ("version", "state", "ours", "inexact", "length_us")
+GROUP: Final = ("version", "state", "ours", "inexact", "length_us")
+"""What slices have in common that count alike."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,9 @@ def grouped(rows: Iterable[Row]) -> list[Row]:
     """As ``SqlReader.slice_sums`` gives them: how many slices there are of each kind."""
     counts: dict[tuple[object, ...], int] = {}
     for row in rows:
-        key = tuple(row[name] for name in _GROUP)
+        key = tuple(row[name] for name in GROUP)
         counts[key] = counts.get(key, 0) + 1
-    return [dict(zip((*_GROUP, "n"), (*key, count), strict=True)) for key, count in counts.items()]
+    return [dict(zip((*GROUP, "n"), (*key, count), strict=True)) for key, count in counts.items()]
 
 
 def counts_of(sums: PeriodSums) -> SliceCounts:
