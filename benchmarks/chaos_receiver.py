@@ -5,6 +5,7 @@ reached the receiver, also if it is killed. Modes, read from the file for each r
 
     well     200
     slow     200 after a second
+    twice    200, and 200 once more right behind it
     fail     500
     refuse   400 for a single notice, 500 for several
     hang     no answer until the sender gives up
@@ -23,7 +24,7 @@ from typing import Any, Final
 
 import click
 
-TAKEN: Final = ("well", "slow")
+TAKEN: Final = ("well", "slow", "twice")
 MODES: Final = (*TAKEN, "fail", "refuse", "hang", "close")
 SLOW_S: Final = 1.0
 HANG_S: Final = 30.0
@@ -66,6 +67,8 @@ class Handler(BaseHTTPRequestHandler):
             self.connection.settimeout(HANG_S)
             self.rfile.read(1)
             self.close_connection = True
+        elif mode == "twice":
+            self.wfile.write(2 * b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")  # in one go
         elif mode == "close":
             self.wfile.write(b"HTTP/1.1 2")
             self.close_connection = True

@@ -1,6 +1,6 @@
 """The recipients of events of a chaos run: a webhook that fails, a webhook that is well, a file.
 
-The one that fails is ``benchmarks.chaos_receiver``, which hangs, answers 500 or 400, answers slowly, closes
+The one that fails is ``benchmarks.chaos_receiver``, which hangs, answers 500 or 400, slowly or twice, closes
 in the middle, or is killed and comes back. At the end it fails while an event is raised: that event has to be
 with the others (nothing waits for them) while it still waits for this one. Then it is well again, and
 everything has to arrive. ``chaos_events`` has the proof.
@@ -28,7 +28,7 @@ BROKEN: Final = "broken"
 HEALTHY: Final = "healthy"
 FILE: Final = "file"
 EVENTS_TOML: Final = "[events]\nretry_first_s = 0.2\nretry_max_s = 2.0\n"
-WEIGHTS: Final = {"well": 2, "slow": 2, "fail": 2, "refuse": 1, "hang": 2, "close": 2, "kill": 3}
+WEIGHTS: Final = {"well": 2, "slow": 2, "twice": 2, "fail": 2, "refuse": 1, "hang": 2, "close": 2, "kill": 3}
 MOST_AWAY_S: Final = 6.0
 SETTLE_S: Final = 120.0
 DOCUMENTS: Final = """\

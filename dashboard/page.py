@@ -17,6 +17,7 @@ from flask import Blueprint, Flask, Response, abort, g, redirect, render_templat
 from dashboard.harms import HARMS, make_harms
 from dashboard.login import make_blueprint
 from dashboard.reports import make_reports
+from dashboard.runbook import make_runbook
 from dashboard.shared_use import SHARED_USE, make_shared_use
 from dashboard.views import VIEWS, PageView
 from sla_server.api.app import create_app as create_api_app
@@ -102,6 +103,7 @@ def create_app(context: AppContext) -> Flask:
     app.register_blueprint(page)
     app.register_blueprint(make_blueprint(context))
     app.register_blueprint(make_reports(context))
+    app.register_blueprint(make_runbook())
     app.register_blueprint(make_harms(context))
     app.register_blueprint(make_shared_use(context))
     return app

@@ -149,6 +149,11 @@ class ServerConfig(StrictModel):
             )
         return self
 
+    @property
+    def runbook_url(self) -> str:
+        """Page that links of notices lead to, for people; an entry is behind ``#KIND``."""
+        return self.notify.runbook(self.api.page_url)
+
 
 class ResolvedConfig(ServerConfig):
     """The same with both directories absolute."""

@@ -31,7 +31,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from pmdaemon.diskqueue.errors import DiskQueueError, QueuePoisoned
-from pmdaemon.diskqueue.format import DATA_START, IndexEntry
+from pmdaemon.diskqueue.format import DATA_START
 from pmdaemon.diskqueue.settings import QueueSettings
 from pmdaemon.diskqueue.storage import Storage
 from pmdaemon.runtime.clock import Clock, Deadline
@@ -44,17 +44,20 @@ class Request:
 
     Attributes:
         first_seq, count: their sequence numbers are consecutive.
+        destination: of all of them.
         done: confirmed or failed; ``error`` says which.
     """
 
-    __slots__ = ("_commit", "count", "done", "end", "entries", "error", "first_seq", "gate", "leads",
+    __slots__ = ("_commit", "count", "destination", "done", "end", "error", "first_seq", "gate", "leads",
                  "on_done", "runs", "size_bytes", "waits_at")  # fmt: skip
 
-    def __init__(self, commit: Commit, first_seq: int, entries: list[IndexEntry], runs: list[Run]) -> None:
+    def __init__(
+        self, commit: Commit, first_seq: int, count: int, destination: bytes, runs: list[Run]
+    ) -> None:
         self._commit = commit
         self.first_seq = first_seq
-        self.count = len(entries)
-        self.entries = entries
+        self.count = count
+        self.destination = destination
         self.runs = runs
         self.size_bytes = 0
         for begin, end, _buffers in runs:
@@ -92,7 +95,7 @@ class Commit:
         settings: limits of a batch.
         lock: the queue's.
         on_durable: called with the lock held for each batch that is on disk.
-        on_one_durable: the same for a record of ``solo``.
+        on_one_durable: the same for a record of ``solo``: its number and destination.
         poison: called without the lock when a write or sync failed; returns the error for all.
         wake_helper: asks the helper for a round.
     """
@@ -104,7 +107,7 @@ class Commit:
         lock: threading.Lock,
         clock: Clock,
         on_durable: Callable[[list[Request]], None],
-        on_one_durable: Callable[[IndexEntry], None],
+        on_one_durable: Callable[[int, bytes], None],
         poison: Callable[[str], QueuePoisoned],
         wake_helper: Callable[[], None] | None,
     ) -> None:
@@ -178,17 +181,17 @@ class Commit:
         self._busy = True
         return True
 
-    def let_go_alone(self, entries: list[IndexEntry], run: Run | None) -> None:
+    def let_go_alone(self, seq: int, destination: bytes, run: Run | None) -> None:
         """After ``lead_alone`` whose thread does not come to ``solo``: what is reserved waits for a round."""
         with self._lock:
             if self._alone != threading.get_ident():
                 return
             self._alone = 0
             if run is not None:
-                self._pending.appendleft(Request(self, entries[0].seq, entries, [run]))
+                self._pending.appendleft(Request(self, seq, 1, destination, [run]))
         self._pass_on()
 
-    def solo(self, run: Run, entry: IndexEntry) -> None:
+    def solo(self, run: Run, seq: int, destination: bytes) -> None:
         """The round of a single waiter, without a request: the lead was taken under the same lock.
 
         Worth its lines: after each sync the caches are cold, and a put costs a third less this way.
@@ -201,7 +204,7 @@ class Commit:
             self._storage.write(DATA_START + run[0], run[2])
             self._storage.sync()
             with self._lock:
-                self._on_one_durable(entry)
+                self._on_one_durable(seq, destination)
                 self.rounds += 1
                 if not self._pending:
                     self._busy = False
@@ -337,7 +340,6 @@ class Commit:
         for request in batch:
             request.done = True
             request.runs = []
-            request.entries = []
             if request.gate is not None:
                 self._chain.append(request)
 

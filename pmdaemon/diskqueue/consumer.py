@@ -3,12 +3,13 @@
 A lock is held by a process, known by its number *and* start time, because numbers are used again. A zombie
 executes nothing any more and counts as gone. All processes live in one PID namespace.
 
-The next record is the one with the smallest sequence number, of all or of one destination. Heaps of sequence
-numbers are cleaned when read: a number whose record is gone or locked is thrown away by the ``is_ready`` that
-the reader brings. New records have the largest numbers of all, so they are appended, which keeps a heap a
-heap. Numbers stay behind in a heap when their records are deleted, or locked by way of another heap: so once
-more numbers were filed than four times the live records, all heaps are made again. The heaps are pure, and
-guarded by the queue's lock.
+The next record is the one with the smallest sequence number, of all or of one destination. Of all, those that
+were never taken are simply the ones from a number on, ``_new_seq``; what comes back is in a heap. Heaps of
+sequence numbers are cleaned when read: a number whose record is gone or locked is thrown away by the
+``is_ready`` that the reader brings. New records have the largest numbers of all, so they are appended to the
+heap of their destination, which keeps a heap a heap. Numbers stay behind in a heap when their records are
+deleted, or locked by way of another heap: so once more numbers were filed than four times the live records,
+all heaps are made again. The heaps are pure, and guarded by the queue's lock.
 
 Source: Q7, Q8; proc(5), /proc/PID/stat, fields 3 (state) and 22 (starttime).
 """
@@ -17,9 +18,11 @@ from __future__ import annotations
 
 import heapq
 import os
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
+
+from pmdaemon.diskqueue.slots import SlotMap
 
 SLACK: Final = 2048  # numbers filed before cleaning a small queue is worth it
 
@@ -71,31 +74,32 @@ def is_alive(owner: LockOwner) -> bool:
 
 
 class Ready:
-    """The heaps: ``_all``, one for each destination, and the delayed ones by time.
+    """The heaps: ``_again``, one for each destination, and the delayed ones by time.
 
     Args:
         live: the queue's records by number.
     """
 
-    def __init__(self, live: Mapping[int, Any]) -> None:
+    def __init__(self, live: SlotMap) -> None:
         self._live = live
         self._filed = 0  # numbers put into heaps since they were made
-        self._all: list[int] = []
+        self._new_seq = 1  # from here on, up to _durable_seq: never taken
+        self._durable_seq = 0
+        self._again: list[int] = []
         self._by_destination: dict[bytes, list[int]] = {}
         self._delayed: list[tuple[int, int, bytes]] = []
 
     def add_new(self, first_seq: int, count: int, destination: bytes) -> None:
         """Records just made durable; their numbers are larger than all before."""
-        numbers = range(first_seq, first_seq + count)
-        self._all.extend(numbers)
-        self._filed += count
+        self._durable_seq = first_seq + count - 1
         if destination:
+            numbers = range(first_seq, first_seq + count)
             self._by_destination.setdefault(destination, []).extend(numbers)
             self._filed += count
 
     def add_again(self, seq: int, destination: bytes) -> None:
         """A record that was unlocked."""
-        heapq.heappush(self._all, seq)
+        heapq.heappush(self._again, seq)
         self._filed += 1
         if destination:
             heapq.heappush(self._by_destination.setdefault(destination, []), seq)
@@ -108,32 +112,48 @@ class Ready:
         self._filed += 1
         self.trim()
 
-    def wake(self, now_ns: int) -> None:
-        """Bring back those whose time has come."""
+    def wake(self, now_ns: int, oldest_seq: int) -> None:
+        """Bring back those whose time has come; nothing below ``oldest_seq`` is there any more."""
+        self._new_seq = max(self._new_seq, oldest_seq)
         while self._delayed and self._delayed[0][0] <= now_ns:
             _until_ns, seq, destination = heapq.heappop(self._delayed)
             self.add_again(seq, destination)
 
     def next(self, destination: bytes | None, is_ready: Callable[[int], bool]) -> int | None:
         """The smallest ready number, taken out; None if there is none."""
-        heap = self._all if destination is None else self._by_destination.get(destination, [])
+        if destination is None:
+            return self._next_of_all(is_ready)
+        heap = self._by_destination.get(destination, [])
         while heap:
             seq = heapq.heappop(heap)
             if is_ready(seq):
                 return seq
-        if destination is not None:
-            self._by_destination.pop(destination, None)
+        self._by_destination.pop(destination, None)
         return None
+
+    def _next_of_all(self, is_ready: Callable[[int], bool]) -> int | None:
+        limit = self._durable_seq + 1
+        while True:
+            self._new_seq = new = self._live.first(self._new_seq, limit)
+            if self._again and self._again[0] < new:
+                seq = heapq.heappop(self._again)
+            elif new < limit:
+                seq = new
+                self._new_seq += 1
+            else:
+                return None
+            if is_ready(seq):
+                return seq
 
     def trim(self) -> None:
         """Throw out numbers of deleted records, and repeated ones, when many were filed."""
         if self._filed <= 4 * len(self._live) + SLACK:
             return
-        self._all = _kept(self._all, self._live)
+        self._again = _kept(self._again, self._live)
         kept = {name: _kept(heap, self._live) for name, heap in self._by_destination.items()}
         self._by_destination = {name: heap for name, heap in kept.items() if heap}
         self._delayed = sorted(item for item in set(self._delayed) if item[1] in self._live)
-        self._filed = len(self._all) + sum(map(len, self._by_destination.values())) + len(self._delayed)
+        self._filed = len(self._again) + sum(map(len, self._by_destination.values())) + len(self._delayed)
 
 
 def _kept(heap: Iterable[int], live: Container[int]) -> list[int]:

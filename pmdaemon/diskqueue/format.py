@@ -42,7 +42,8 @@ The index file:
             28 u32 length of data                            68  zeros up to 128
             32 u32 the record's checksum
 
-Slot number 2**32-1 means none. ``IndexEntry`` is what the queue has in memory for a live record.
+Slot number 2**32-1 means none. ``IndexEntry`` is a live record as recovery finds it; ``records`` has it in
+memory from then on.
 Source: Q1, Q2, Q7; docs/formats/diskqueue.md.
 """
 
@@ -56,6 +57,7 @@ import numpy as np
 from isal.isal_zlib import crc32
 
 from pmdaemon.diskqueue.consumer import LockOwner
+from pmdaemon.diskqueue.slots import NO_SLOT
 from pmdaemon.runtime.gc_tuning import collector_rests
 
 SIGNATURE: Final = b"\xfc\x58\x84\x85"
@@ -204,7 +206,7 @@ def content(ring: memoryview, found: Found) -> tuple[bytes, bytes]:
 
 ENTRY_BYTES: Final = 128
 INDEX_START: Final = 8192
-NONE: Final = 0xFFFFFFFF
+NONE: Final = NO_SLOT
 UNUSED, FREE, IN_USE = 0, 1, 2
 INDEX_MAGIC: Final = b"SLADQI01"
 
@@ -229,10 +231,10 @@ class Work:
 
 
 class IndexEntry:
-    """One live record in memory: where it lies, and its neighbours in the in-use list."""
+    """One live record at the opening of a queue: where it lies, and its neighbours in the in-use list."""
 
-    __slots__ = ("crc", "destination", "durable", "end", "kind", "length", "next", "offset", "prev", "seq",
-                 "slot", "work")  # fmt: skip
+    __slots__ = ("crc", "destination", "end", "kind", "length", "next", "offset", "prev", "seq", "slot",
+                 "work")  # fmt: skip
 
     def __init__(
         self, seq: int, offset: int, end: int, length: int, kind: int, destination: bytes, crc: int,
@@ -246,7 +248,6 @@ class IndexEntry:
         self.destination = destination
         self.crc = crc
         self.slot = slot
-        self.durable = False
         self.work: Work | None = None
         self.prev = prev
         self.next: IndexEntry | None = None
@@ -280,14 +281,19 @@ def _sealed(seed: int, slot: int, body: bytes) -> bytes:
     return _CRC.pack(crc32(body, crc32(_CRC.pack(slot), seed))) + body + _PAD
 
 
+def pack_slot(slot: int, fields: tuple[int, ...], seed: int) -> bytes:
+    """An entry with the fields of ``Slot``, 128 bytes."""
+    return _sealed(seed, slot, _ENTRY.pack(*fields))
+
+
 def pack_entry(entry: IndexEntry, seed: int) -> bytes:
     """An entry in use, 128 bytes."""
-    return _sealed(seed, entry.slot, _ENTRY.pack(*entry_fields(entry)))
+    return pack_slot(entry.slot, entry_fields(entry), seed)
 
 
 def pack_free(slot: int, next_free: int, seed: int) -> bytes:
     """A free entry, 128 bytes."""
-    return _sealed(seed, slot, _ENTRY.pack(*free_fields(next_free)))
+    return pack_slot(slot, free_fields(next_free), seed)
 
 
 def entry_fields(entry: IndexEntry) -> tuple[int, ...]:

@@ -1,8 +1,8 @@
 """The index in memory, and how it reaches its file.
 
-Slots hold an Entry, the number of the next free slot (NONE at the end), or nothing when never used. Live
-entries never change their slot. The file is touched only by ``sync``: a record that comes and goes between
-two syncs costs no index write at all.
+A slot holds a record, or is free and names the next free one (NONE at the end), or was never used
+(``records``). Records never change their slot. The file is touched only by ``sync``: a record that comes and
+goes between two syncs costs no index write at all.
 
 Order of a sync, and why. (1) note which slots are dirty and which records are durable now; (2) write those
 slots, sync; (3) write the header with the noted numbers into the copy that is not in force, sync. Dying in
@@ -19,66 +19,84 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
+import numpy as np
+
 from pmdaemon.diskqueue.format import (
     ENTRY_BYTES,
     INDEX_START,
     NONE,
-    IndexEntry,
     IndexHeader,
-    pack_entry,
     pack_free,
+    pack_slot,
 )
+from pmdaemon.diskqueue.records import GROWTH_SLOTS, Records
 from pmdaemon.diskqueue.storage import Storage
 
 CHUNK_SLOTS: Final = 512  # packed at 1 us each while the lock is held: adders wait half a millisecond at most
 
 
 class Index:
-    """Slots, free list and dirty set.
+    """Free list and dirty slots.
 
     Args:
         storage: the index file, allocated.
         header: the one in force in the file.
         seed: of the checksums.
         lock: the queue's.
+        records: what the slots hold.
+
+    Attributes:
+        used: slots below were used at least once.
+        dirty: a byte for each slot, 1 where the file does not have what is here.
     """
 
-    def __init__(self, storage: Storage, header: IndexHeader, seed: int, lock: threading.Lock) -> None:
+    def __init__(
+        self, storage: Storage, header: IndexHeader, seed: int, lock: threading.Lock, records: Records
+    ) -> None:
         self.header = header
         self.capacity = header.capacity
-        self.slots: list[IndexEntry | int | None] = [None] * header.capacity
+        self.records = records
         self.used = 0
         self.free_head = NONE
         self.in_use = 0
-        self.dirty: list[int] = []  # with repetitions; thinned out when it grows
+        self.dirty = bytearray(len(records))
         self._storage = storage
         self._seed = seed
         self._lock = lock
         self._syncing = threading.Lock()
 
+    def adopt(self, used: int, taken: set[int]) -> None:
+        """At the start: so many slots were used, these hold records, the others are free."""
+        records = self.records
+        records.grow(used - used % -GROWTH_SLOTS - len(records))
+        self.dirty = bytearray(len(records))
+        self.used, self.in_use = used, len(taken)
+        for slot in reversed(range(used)):
+            if slot not in taken:
+                records.behind[slot] = self.free_head
+                self.free_head = slot
+
     def take(self) -> int:
-        """A slot for a new entry; the caller checked ``in_use`` first. Lock held."""
+        """A slot for a new record; the caller checked ``in_use`` first. Lock held."""
         slot = self.free_head
         if slot == NONE:
             slot = self.used
+            if slot == len(self.dirty):
+                self.records.grow()
+                self.dirty.extend(bytes(GROWTH_SLOTS))
             self.used += 1
         else:
-            following = self.slots[slot]
-            assert isinstance(following, int)  # only free slots are in the free list
-            self.free_head = following
+            self.free_head = self.records.behind[slot]
         self.in_use += 1
         return slot
 
     def release(self, slot: int) -> None:
-        """The slot goes to the front of the free list. Lock held."""
-        self.slots[slot] = self.free_head
+        """What it holds goes, and it to the front of the free list. Lock held."""
+        self.records.drop(slot)
+        self.records.behind[slot] = self.free_head
         self.free_head = slot
         self.in_use -= 1
-        self.dirty.append(slot)
-        if (
-            len(self.dirty) > 8 * self.capacity
-        ):  # a full turn of the queue between two syncs adds about four each
-            self.dirty[:] = set(self.dirty)
+        self.dirty[slot] = 1
 
     def sync(self, note: Callable[[], dict[str, int]], lists: Callable[[], dict[str, int]]) -> int:
         """Write what changed; returns the number of slots written.
@@ -93,11 +111,11 @@ class Index:
         with self._syncing:
             with self._lock:
                 noted = note()
-                dirty, self.dirty = self.dirty, []
-            slots = sorted(set(dirty))
+                dirty, self.dirty = self.dirty, bytearray(len(self.dirty))
+            slots = np.flatnonzero(np.frombuffer(dirty, np.uint8))
             for first in range(0, len(slots), CHUNK_SLOTS):
-                self._write(slots[first : first + CHUNK_SLOTS])
-            if slots:
+                self._write(slots[first : first + CHUNK_SLOTS].tolist())
+            if len(slots):
                 self._storage.sync()
             with self._lock:
                 noted.update(lists(), in_use=self.in_use, free=self.free_head, used=self.used)
@@ -121,11 +139,11 @@ class Index:
                 begin = place
 
     def _pack(self, slot: int) -> bytes:
-        entry = self.slots[slot]
-        if isinstance(entry, IndexEntry):
-            if entry.durable:
-                return pack_entry(entry, self._seed)
-            # Its record is not on disk yet: the slot reads as free until the next sync.
-            self.dirty.append(slot)
-            entry = None
-        return pack_free(slot, NONE if entry is None else entry, self._seed)
+        records = self.records
+        if not records.seqs[slot]:
+            return pack_free(slot, records.behind[slot], self._seed)
+        if records.is_durable(slot):
+            return pack_slot(slot, records.fields(slot), self._seed)
+        # Its record is not on disk yet: the slot reads as free until the next sync.
+        self.dirty[slot] = 1
+        return pack_free(slot, NONE, self._seed)

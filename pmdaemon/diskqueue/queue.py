@@ -38,7 +38,8 @@ from pmdaemon.diskqueue.errors import (
     RecordDamaged,
     RecordTooLarge,
 )
-from pmdaemon.diskqueue.format import DATA_START, HEADER_BYTES, UNIT_BYTES, IndexEntry, check, content
+from pmdaemon.diskqueue.format import HEADER_BYTES, NONE, UNIT_BYTES
+from pmdaemon.diskqueue.reading import RecordReader
 from pmdaemon.diskqueue.recovery import RecoveryReport
 from pmdaemon.diskqueue.resize import open_resized
 from pmdaemon.diskqueue.settings import QueueSettings
@@ -93,6 +94,9 @@ class DiskQueue:
             raise
         self._state = state = QueueState(settings, opened, self._index_storage, clock)
         self.report: RecoveryReport = opened.recovered.report
+        self._reader = RecordReader(self._data, state)
+        for storage in (self._data, self._index_storage):
+            storage.release()  # recovery has read all of it
         self._group = ThreadGroup(self._helper_died)
         self._work = threading.Event()
         self._stopping = False
@@ -170,8 +174,8 @@ class DiskQueue:
         self._check(payloads, kind, destination)
         with state.lock:
             state.refuse()
-            entries, runs = state.reserve(payloads, kind, destination, reserved)
-            request = Request(self._commit, entries[0].seq, entries, runs)
+            first_seq, runs = state.reserve(payloads, kind, destination, reserved)
+            request = Request(self._commit, first_seq, len(payloads), destination, runs)
             request.on_done = on_durable
             self._commit.add(request, waits=waits)
         return request
@@ -195,7 +199,8 @@ class DiskQueue:
         state = self._state
         size = HEADER_BYTES + len(destination) + len(data)
         span = size + -size % UNIT_BYTES
-        entries: list[IndexEntry] = []
+        slots: list[int] = []
+        seq = 0
         run: Run | None = None
         request: Request | None = None
         try:
@@ -204,28 +209,28 @@ class DiskQueue:
                 limit = state.index.capacity - (0 if reserved else self.settings.reserve_entries)
                 is_alone, mark = self._commit.lead_alone(), state.mark()
                 try:
-                    offset = state.place_one(span, limit, reserved)
-                    run = state.fill(offset, (data,), (span,), kind, destination, entries)
+                    seq, offset = state.next_seq, state.place_one(span, limit, reserved)
+                    run = state.fill(offset, (data,), (span,), kind, destination, slots)
                     if not is_alone:
-                        request = Request(self._commit, entries[0].seq, entries, [run])
+                        request = Request(self._commit, seq, 1, destination, [run])
                         self._commit.add(request, waits=True)
                         self._commit.queue_up(request)
                 except BaseException:
                     if run is None or not (is_alone or self._commit.holds(request)):
                         run = None
-                        state.undo(mark, entries)
+                        state.undo(mark, slots)
                     raise
             if request is None:
-                self._commit.solo(run, entries[0])
+                self._commit.solo(run, seq, destination)
             else:
                 self._commit.wait_in_queue(request)
         except BaseException:
             if request is not None:
                 self._commit.let_go(request)
             else:
-                self._commit.let_go_alone(entries, run)
+                self._commit.let_go_alone(seq, destination, run)
             raise
-        return entries[0].seq
+        return seq
 
     def leave_unused(self, through: int) -> int:
         """Give no number up to ``through`` any more; returns how many stay unused. Nothing may be pending.
@@ -235,10 +240,10 @@ class DiskQueue:
         state = self._state
         with state.lock:
             state.refuse()
-            assert state.durable_seq == state.next_seq - 1, "records are under way"
-            unused = max(0, through - state.durable_seq)
+            assert state.records.durable_seq == state.next_seq - 1, "records are under way"
+            unused = max(0, through - state.records.durable_seq)
             state.next_seq += unused
-            state.durable_seq += unused
+            state.records.durable_seq += unused
             return unused
 
     # consuming
@@ -274,27 +279,31 @@ class DiskQueue:
     ) -> None:
         """Lock ready records and append them, up to ``limit`` in all; raises only when there is none."""
         state = self._state
+        records = state.records
         with state.lock:
             state.refuse()
-            state.ready.wake(self._clock.monotonic_ns())
+            ring = self._reader.ring()
+            state.ready.wake(self._clock.monotonic_ns(), state.lower_bound())
             while len(messages) < limit and (most_bytes > 0 or not messages):
                 seq = state.ready.next(destination, state.is_ready)
                 if seq is None:
                     break
-                entry = state.live[seq]
-                if messages and entry.length > most_bytes:
-                    state.ready.add_again(seq, entry.destination)
+                slot = records.live.get(seq)
+                length = records.lengths[slot]
+                if messages and length > most_bytes:
+                    state.ready.add_again(seq, records.destination(slot))
                     break
-                entry.working().owner = owner
-                state.index.dirty.append(entry.slot)
+                records.working(slot).owner = owner
+                state.index.dirty[slot] = 1
                 try:
-                    messages.append(self._message(entry))
+                    messages.append(self._reader.message(slot, ring))
                 except RecordDamaged:
                     if not messages:
                         raise
-                    state.unlock(entry, 0.0)
+                    state.unlock(slot, 0.0)
                     break
-                most_bytes -= entry.length
+                most_bytes -= length
+                self._reader.has_read(length)
 
     def lock_group(self, limit: int = 100, *, owner: LockOwner | None = None) -> list[QueueMessage]:
         """Lock the oldest ready record and others for the same destination, so that they go out together."""
@@ -339,18 +348,20 @@ class DiskQueue:
         owner = owner or myself()
         with state.lock:
             state.refuse()
-            entry = state.held(seq, owner)
-            work = entry.working()
+            slot = state.held(seq, owner)
+            work = state.records.working(slot)
             work.retries += 1
             work.last_retry_us = self._clock.unix_us()
             if work.retries <= self.settings.retry_limit:
-                state.unlock(entry, delay_s)
+                state.unlock(slot, delay_s)
                 return True
         try:
             self.move_aside(seq, owner=owner)
         except DiskQueueError:
             with state.lock:
-                if seq in state.live:  # else the secondary has it, and only the deletion here was refused
+                if (
+                    seq in state.records.live
+                ):  # else the secondary has it, and only the deletion here was refused
                     state.unlock(state.held(seq, owner), delay_s)
             raise
         return False
@@ -361,7 +372,9 @@ class DiskQueue:
         owner = owner or myself()
         with state.lock:
             state.refuse()
-            message = self._message(state.held(seq, owner)) if self.secondary else None
+            message = (
+                self._reader.message(state.held(seq, owner), self._reader.ring()) if self.secondary else None
+            )
         if self.secondary is not None and message is not None:
             self.secondary.put(
                 message.data, kind=message.kind, destination=message.destination, reserved=True
@@ -373,15 +386,17 @@ class DiskQueue:
         state = self._state
         with state.lock:
             state.refuse()
-            numbers = range(state.lower_bound(), min(seq, state.durable_seq) + 1)
-            return state.remove_all([state.live[number] for number in numbers if number in state.live])
+            last = min(seq, state.records.durable_seq)
+            return state.remove_all(
+                [slot for _seq, slot in state.records.live.between(state.lower_bound(), last)]
+            )
 
     def discard(self, seqs: Iterable[int]) -> int:
         """Delete these durable records, locked or not; returns how many there were."""
         state = self._state
         with state.lock:
             state.refuse()
-            found = [entry for seq in seqs if (entry := state.live.get(seq)) is not None and entry.durable]
+            found = dict.fromkeys(slot for seq in seqs if (slot := state.durable_slot(seq)) != NONE)
             return state.remove_all(found)
 
     def release_dead(self) -> int:
@@ -402,7 +417,7 @@ class DiskQueue:
             try:
                 while True:
                     state.refuse()
-                    state.ready.wake(self._clock.monotonic_ns())
+                    state.ready.wake(self._clock.monotonic_ns(), state.lower_bound())
                     seq = state.ready.next(None, state.is_ready)
                     if seq is not None:
                         state.ready.add_again(seq, b"")
@@ -424,8 +439,8 @@ class DiskQueue:
         state = self._state
         with state.lock:
             state.refuse()
-            entry = state.live.get(seq)
-            return self._message(entry) if entry is not None and entry.durable else None
+            slot = state.durable_slot(seq)
+            return self._reader.message(slot, self._reader.ring()) if slot != NONE else None
 
     def peek(self, after_seq: int, most_bytes: int) -> list[QueueMessage]:
         """Durable records behind ``after_seq`` in order, locked or not, at least one if there is any."""
@@ -433,13 +448,15 @@ class DiskQueue:
         messages = []
         with state.lock:
             state.refuse()
-            for seq in range(max(after_seq + 1, state.lower_bound()), state.durable_seq + 1):
-                entry = state.live.get(seq)
-                if entry is not None:
-                    messages.append(self._message(entry))
-                    most_bytes -= entry.length
-                    if most_bytes <= 0:
-                        break
+            records, ring = state.records, self._reader.ring()
+            lengths, given = records.lengths, most_bytes
+            first = max(after_seq + 1, state.lower_bound())
+            for _seq, slot in records.live.between(first, records.durable_seq):
+                messages.append(self._reader.message(slot, ring))
+                most_bytes -= lengths[slot]
+                if most_bytes <= 0:
+                    break
+            self._reader.has_read(given - most_bytes)
         return messages
 
     # gauges
@@ -457,7 +474,7 @@ class DiskQueue:
     @property
     def durable_seq(self) -> int:
         """The newest durable record's number; none beyond it can be read."""
-        return self._state.durable_seq
+        return self._state.records.durable_seq
 
     @property
     def oldest_seq(self) -> int:
@@ -575,14 +592,3 @@ class DiskQueue:
         error = self._poisoned(reason)
         self._commit.fail_pending(error)
         return error
-
-    def _message(self, entry: IndexEntry) -> QueueMessage:
-        state = self._state
-        ring = self._data.view()[DATA_START : DATA_START + state.ring.ring_bytes]
-        found = check(ring, state.seed, entry.offset)
-        if found is None or found[2] != entry.seq:
-            raise RecordDamaged(state.name, entry.seq, DATA_START + entry.offset, entry.end - entry.offset)
-        destination, data = content(ring, found)
-        return QueueMessage(
-            entry.seq, found[8], destination, found[5], entry.work.retries if entry.work else 0, data
-        )

@@ -201,7 +201,6 @@ def _live(
         destination = bytes(ring[start : start + destination_bytes]) if destination_bytes else b""
         end = offset + span_bytes(length + destination_bytes)
         entry = IndexEntry(seq, offset, end, length, kind, destination, crc, number if known else NONE)
-        entry.durable = True
         if slot is not None and known and slot.retries:
             entry.working().retries = slot.retries
             entry.working().last_retry_us = slot.last_retry_us

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from pmdaemon.diskqueue.format import IndexEntry
+from pmdaemon.diskqueue.format import NONE
+from pmdaemon.diskqueue.records import Records
 
 MOST_SKIPS: Final = 16
 
@@ -36,21 +37,26 @@ def fit(write: int, read: int, size: int, ring_bytes: int, reserve: int) -> int:
 
 
 class Ring:
-    """The in-use list with W and lap.
+    """The in-use list with W and lap; records are named by their slots.
 
     Args:
         ring_bytes: Q.
         reserve_bytes: kept free from ordinary requests.
+        records: where they lie, and their neighbours.
+
+    Attributes:
+        head, tail: slots, NONE while the list is empty.
     """
 
-    def __init__(self, ring_bytes: int, reserve_bytes: int) -> None:
+    def __init__(self, ring_bytes: int, reserve_bytes: int, records: Records) -> None:
         self.ring_bytes = ring_bytes
         self.reserve_bytes = reserve_bytes
+        self.records = records
         self.write = 0
         self.lap = 0
         self.skips = 0
-        self.head: IndexEntry | None = None
-        self.tail: IndexEntry | None = None
+        self.head = NONE
+        self.tail = NONE
 
     def largest_bytes(self) -> int:
         """The largest request that an empty ring takes without touching the reserve."""
@@ -58,41 +64,42 @@ class Ring:
 
     def free_bytes(self) -> int:
         """Bytes outside of [R, W)."""
-        if self.head is None:
+        if self.head == NONE:
             return self.ring_bytes
-        read = self.head.offset
+        read = self.records.offsets[self.head]
         return self.ring_bytes - (self.write - read) if read < self.write else read - self.write
 
     def place(self, size: int, *, reserved: bool) -> int:
         """The offset for ``size`` bytes, or -1 when there is no room. Moves W only together with a skip."""
         reserve = 0 if reserved else self.reserve_bytes
-        if self.head is None:
+        if self.head == NONE:
             if size + reserve < self.ring_bytes - self.write:
                 return self.write
             return 0 if size + reserve < self.ring_bytes else -1
-        offset = fit(self.write, self.head.offset, size, self.ring_bytes, reserve)
+        offset = fit(self.write, self.records.offsets[self.head], size, self.ring_bytes, reserve)
         return offset if offset >= 0 else self._skip(size, reserve)
 
     def _skip(self, size: int, reserve: int) -> int:
         """Move as few old records as needed from the head to the tail; none if that does not help."""
-        entry = self.head
+        records, slot = self.records, self.head
         for count in range(1, MOST_SKIPS + 1):
-            if self.head is None or entry is None or not entry.durable:
+            if slot == NONE or not records.is_durable(slot):
                 return -1
             # Behind the last entry the list begins again: all moved once is none moved, only W draws back.
-            write, read = entry.end % self.ring_bytes, (entry.next or self.head).offset
+            following = records.behind[slot]
+            read = records.offsets[self.head if following == NONE else following]
+            write = records.end(slot) % self.ring_bytes
             # read == write: nothing between the two, which fit() takes as no room (read - write = 0).
             offset = fit(write, read, size, self.ring_bytes, reserve)
             if offset >= 0:
                 for _ in range(count):
                     moved = self.head
-                    assert moved is not None  # entry, counted from the head, was there
                     self.unlink(moved)
                     self.append(moved)
                 self.skips += count
                 self._turn(write)
                 return offset
-            entry = entry.next
+            slot = following
         return -1
 
     def advance(self, offset: int, end: int) -> int:
@@ -110,48 +117,48 @@ class Ring:
         """What ``undo`` needs."""
         return self.write, self.lap, self.skips
 
-    def undo(self, mark: tuple[int, int, int], added: list[IndexEntry]) -> None:
+    def undo(self, mark: tuple[int, int, int], added: list[int]) -> None:
         """Back to ``mark``: unlink what was appended since, turn skips back."""
-        for entry in reversed(added):
-            self.unlink(entry)
+        for slot in reversed(added):
+            self.unlink(slot)
         for _ in range(self.skips - mark[2]):
             moved = self.tail
-            assert moved is not None  # it was moved here
             self.unlink(moved)
-            moved.next = self.head
-            if self.head is not None:
-                self.head.prev = moved
+            self.records.behind[moved] = self.head
+            if self.head != NONE:
+                self.records.before[self.head] = moved
             self.head = moved
-            self.tail = self.tail or moved
+            self.tail = moved if self.tail == NONE else self.tail
         self.write, self.lap, self.skips = mark
 
-    def append(self, entry: IndexEntry) -> None:
+    def append(self, slot: int) -> None:
         """Link at the tail."""
-        tail = self.tail
-        entry.prev, entry.next = tail, None
-        if tail is None:
-            self.head = entry
+        before, behind, tail = self.records.before, self.records.behind, self.tail
+        before[slot], behind[slot] = tail, NONE
+        if tail == NONE:
+            self.head = slot
         else:
-            tail.next = entry
-        self.tail = entry
+            behind[tail] = slot
+        self.tail = slot
 
-    def unlink(self, entry: IndexEntry) -> None:
+    def unlink(self, slot: int) -> None:
         """Take out of the list, wherever it is."""
-        before, behind = entry.prev, entry.next
-        if before is None:
+        prevs, nexts = self.records.before, self.records.behind
+        before, behind = prevs[slot], nexts[slot]
+        if before == NONE:
             self.head = behind
         else:
-            before.next = behind
-        if behind is None:
+            nexts[before] = behind
+        if behind == NONE:
             self.tail = before
         else:
-            behind.prev = before
-        entry.prev = entry.next = None
+            prevs[behind] = before
+        prevs[slot] = nexts[slot] = NONE
 
-    def all(self) -> list[IndexEntry]:
+    def all(self) -> list[int]:
         """The in-use list from head to tail."""
-        entries, entry = [], self.head
-        while entry is not None:
-            entries.append(entry)
-            entry = entry.next
-        return entries
+        slots, slot = [], self.head
+        while slot != NONE:
+            slots.append(slot)
+            slot = self.records.behind[slot]
+        return slots

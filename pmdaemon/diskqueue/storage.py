@@ -1,4 +1,4 @@
-r"""The file system as the disk queue sees it: one file, five operations; several files as one.
+r"""The file system as the disk queue sees it: one file, six operations; several files as one.
 
     operation   contract
     allocate    the file has at least this size; new bytes read as zero, are written (not merely reserved)
@@ -7,6 +7,7 @@ r"""The file system as the disk queue sees it: one file, five operations; severa
     write       bytes are in the window on return and durable after the next sync that succeeds; a crash
                 before leaves any subset of the 512-byte sectors written
     sync        everything written before is durable on return; after a failure nothing is known
+    release     the window's pages need not stay in this process's memory; its bytes are as they were
     close       lets go of the file; syncs nothing
 
 A file that is alone can also be exchanged (``Replaceable``):
@@ -80,7 +81,10 @@ _FAILED: Final = ctypes.c_void_p(-1).value
 
 
 class Storage(Protocol):
-    """One file; see the module's text for the contracts. Thread: ``view`` any, the others one at a time."""
+    """One file; see the module's text for the contracts.
+
+    Thread: ``view`` and ``release`` any, the others one at a time.
+    """
 
     def allocate(self, size_bytes: int) -> None:
         """Make the file at least this large, zero-filled and durable."""
@@ -93,6 +97,9 @@ class Storage(Protocol):
 
     def sync(self) -> None:
         """Make everything written durable."""
+
+    def release(self) -> None:
+        """Let go of the memory of what was read."""
 
     def close(self) -> None:
         """Let go of the file."""
@@ -194,6 +201,10 @@ class FileStorage:
         """See ``Storage``. Raises OSError; never call it again then."""
         os.fdatasync(self._fd)
 
+    def release(self) -> None:
+        """See ``Storage``."""
+        _release(self._map)
+
     def close(self) -> None:
         """See ``Storage``. Slices of ``view`` still held keep the mapping, not the descriptor, alive."""
         self._unmap()
@@ -245,6 +256,12 @@ def _close(mapping: mmap.mmap | None) -> None:
     if mapping is not None:
         with contextlib.suppress(BufferError):
             mapping.close()
+
+
+def _release(mapping: mmap.mmap | None) -> None:
+    """The pages stay in the page cache as long as the kernel likes; they count as this process's no more."""
+    if mapping is not None:
+        mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def _is_at(path: Path, fd: int) -> bool:
@@ -378,6 +395,10 @@ class SpannedStorage:
         for number in sorted(self._written):
             self._files[number].sync()
         self._written.clear()
+
+    def release(self) -> None:
+        """See ``Storage``."""
+        _release(self._map)
 
     def close(self) -> None:
         """See ``Storage``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 from pathlib import Path
 from typing import Final, Literal
 from urllib.parse import urlsplit
@@ -191,6 +192,14 @@ class ApiConfig(StrictModel):
     def is_https(self) -> bool:
         """Whether browsers come over https."""
         return bool(self.tls.certificate or self.external_url)
+
+    @property
+    def page_url(self) -> str:
+        """Address of the page for people: that of the proxy, or where it listens."""
+        host, port = parse_address(self.listen)
+        name = socket.getfqdn() if ipaddress.ip_address(host).is_unspecified else host
+        shown = f"[{name}]" if ":" in name else name
+        return self.external_url or f"{'https' if self.tls.certificate else 'http'}://{shown}:{port}"
 
     def hosts(self) -> list[str]:
         """Names allowed in a Host header, beside those of loopback."""

@@ -44,6 +44,13 @@ class AppContext:
     """Of the cluster, this server's own first; empty without ``[cluster]``."""
     acting: ActingServer = ALONE
     """Which of several servers acts."""
+    other_runbook: str = ""
+    """Address of a runbook that is not the page's own."""
+
+    @property
+    def runbook_url(self) -> str:
+        """Page with an entry for each kind of event, behind ``#KIND``."""
+        return self.other_runbook or f"{self.address}runbook"
 
     @property
     def cookie_suffix(self) -> str:

@@ -352,6 +352,8 @@ class WebServer:
     """Of the cluster, this server's own first."""
     acting: ActingServer = ALONE
     """Which of several servers acts."""
+    other_runbook: str = ""
+    """See ``AppContext``."""
 
     def __post_init__(self) -> None:
         host, self.port = self.listener.getsockname()[:2]
@@ -367,6 +369,7 @@ class WebServer:
             self.address,
             self.nodes,
             self.acting,
+            self.other_runbook,
         )
         tls = self.config.tls
         self.certificate = (
@@ -432,6 +435,7 @@ def make_context(
     address: str,
     nodes: tuple[str, ...] = (),
     acting: ActingServer = ALONE,
+    other_runbook: str = "",
 ) -> AppContext:
     """Make everything the handlers work with.
 
@@ -464,6 +468,7 @@ def make_context(
         oidc=make_provider(config, token, clock, address),
         nodes=nodes,
         acting=acting,
+        other_runbook=other_runbook,
     )
 
 
@@ -505,6 +510,7 @@ def run(config: ResolvedConfig, stop: Stop) -> int:
             local=local,
             nodes=nodes,
             acting=acting,
+            other_runbook=config.notify.runbook_url,
         )
         server.announce(config.runtime_dir)
         return server.serve()

@@ -404,9 +404,9 @@ def described(kind: str) -> EventKind:
     return KINDS.get(kind, _UNKNOWN)
 
 
-def runbook(kind: str) -> str:
-    """Link to what to do about it."""
-    return f"{PAGE}#{kind}" if kind in KINDS else PAGE
+def runbook(kind: str, address: str = PAGE) -> str:
+    """Link to what to do about it, on the page of that address."""
+    return f"{address}#{kind}" if kind in KINDS else address
 
 
 def status_of(event: Event) -> Status:

@@ -55,6 +55,7 @@ class BatchComposer:
         router: routes and silences.
         clock: both time bases.
         trouble: what could not be held back.
+        runbook_url: page with an entry for each kind of event.
 
     Attributes:
         skipped: reasons for which events did not go to a recipient, counted.
@@ -70,7 +71,9 @@ class BatchComposer:
         router: Router,
         clock: Clock,
         trouble: RecipientTrouble,
+        runbook_url: str = catalogue.PAGE,
     ) -> None:
+        self._runbook_url = runbook_url
         self._queues = {queue.name: queue for queue in queues}
         self._later = later
         self._order = order
@@ -114,7 +117,7 @@ class BatchComposer:
                 is_end = catalogue.status_of(item.event) is Status.RESOLVED
                 held = self._later.take_held(lane.name, item.event) if is_end else []
                 for each in (*held, item):
-                    entries.append((_notice(each, routed, lane.number + len(entries) + 1), each, routed))
+                    entries.append((self._notice(each, routed, lane.number + len(entries) + 1), each, routed))
             through = item.seq
         is_some = through > lane.cursors[queue.name]
         return DeliveryBatch(queue.name, through, entries, 0, lane.firing) if is_some else None
@@ -210,7 +213,7 @@ class BatchComposer:
                     break
                 if not entries:
                     passed = reached
-                entries.append((_notice(item, routed, lane.number + len(entries) + 1), item, routed))
+                entries.append((self._notice(item, routed, lane.number + len(entries) + 1), item, routed))
                 known_after(item.event, firing)
                 taken_over.add(place)
             elif decision.verdict is StageVerdict.HOLD:
@@ -396,26 +399,25 @@ class BatchComposer:
             return StageDecision(StageVerdict.HOLD, StageReason.BEHIND_HELD, text, until_us)
         return None
 
+    def _notice(self, item: QueuedEvent, routed: Routed, number: int) -> Notice:
+        return Notice(
+            item.event,
+            routed.recipient,
+            number,
+            repeats=item.repeats,
+            group_key=routed.group_key,
+            status=catalogue.status_of(item.event),
+            condition=catalogue.condition_of(item.event),
+            reminder=item.reminder,
+            escalated=item.escalated,
+            is_caught_up=item.is_caught_up,
+            action=catalogue.described(item.event.kind).action,
+            runbook=catalogue.runbook(item.event.kind, self._runbook_url),
+        )
+
 
 def _held(item: QueuedEvent, recipient: str, until_us: int) -> QueuedEvent:
     return replace(item, seq=0, recipient=recipient, due_us=until_us, purpose="held")
-
-
-def _notice(item: QueuedEvent, routed: Routed, number: int) -> Notice:
-    return Notice(
-        item.event,
-        routed.recipient,
-        number,
-        repeats=item.repeats,
-        group_key=routed.group_key,
-        status=catalogue.status_of(item.event),
-        condition=catalogue.condition_of(item.event),
-        reminder=item.reminder,
-        escalated=item.escalated,
-        is_caught_up=item.is_caught_up,
-        action=catalogue.described(item.event.kind).action,
-        runbook=catalogue.runbook(item.event.kind),
-    )
 
 
 def _reminder(item: QueuedEvent, routed: Routed, now_us: int) -> list[QueuedEvent]:

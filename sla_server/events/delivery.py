@@ -83,6 +83,10 @@ class DeliveryProcessConfig(Protocol):
     def events(self) -> EventsConfig:
         """Table ``[events]``."""
 
+    @property
+    def runbook_url(self) -> str:
+        """Page with an entry for each kind of event."""
+
 
 def run(config: DeliveryProcessConfig, stop: Stop) -> int:
     """Run until ``stop``; returns 0, or 1 if a thread died.
@@ -195,7 +199,9 @@ class Delivery:
         rules = RetryRules(settings.retry_first_s, settings.retry_max_s, settings.give_up_h * 3600)
         self._routing = RoutingReader(config.data_dir, directory / ROUTING_READ)
         router = RecordingRouter(self._routing.router)
-        self._engine = DeliveryEngine(parts, router, rules, clock, self._raise, self._report)
+        self._engine = DeliveryEngine(
+            parts, router, rules, clock, self._raise, self._report, runbook_url=config.runbook_url
+        )
         if self._pair is not None:
             self._engine.set_partner(self._pair.decide)
         self._outlets = Outlets(builder(config, self._sql), threads, self._inbox.put, clock)

@@ -96,6 +96,7 @@ class DeliveryEngine:
         raise_event: for trouble with a recipient.
         report: rows of what became of notices.
         chance: for jitter.
+        runbook_url: page with an entry for each kind of event, for links.
 
     Attributes:
         skipped: reasons for which events did not go to a recipient, counted.
@@ -110,6 +111,7 @@ class DeliveryEngine:
         raise_event: Raise,
         report: Report = no_report,
         chance: random.Random | None = None,
+        runbook_url: str = catalogue.PAGE,
     ) -> None:
         self._queues = {queue.name: queue for queue in parts.queues}
         self._main = parts.queues[-1]
@@ -132,7 +134,7 @@ class DeliveryEngine:
         self._ended = EndedConditions(self._lanes[OBSERVER].firing)
         self._later.cancel(lambda item: item.purpose in FOLLOW_UPS and self._ended.has(item.event))
         self._composer = BatchComposer(
-            parts.queues, parts.later, self._order, self._ended, router, clock, self._trouble
+            parts.queues, parts.later, self._order, self._ended, router, clock, self._trouble, runbook_url
         )
         self.skipped = self._composer.skipped
 

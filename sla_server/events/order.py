@@ -5,15 +5,20 @@ main one, and what was held back enters the main queue behind events that came a
 here: a lane reads the main queue up to the older event first, and an end that meets its beginning behind it
 is held back for as long as it takes to come after it.
 
-What the main queue holds of conditions is kept in memory; it is read whole at the start.
+What the main queue holds of conditions is kept in memory, 24 bytes an event; it is read whole at the start.
 
 Thread: the main loop.
 """
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
 
 from sla_server.events import catalogue
 from sla_server.events.event import Event
@@ -21,6 +26,45 @@ from sla_server.events.queue import EventQueue, QueuedEvent
 from sla_server.events.recipients.base import Status
 
 Key = tuple[str, ...]
+LATEST_US: Final = 2**63 - 1
+FORGOTTEN: Final = 4096
+"""So many events are forgotten before their memory is given back."""
+
+
+class RoutedConditions:
+    """Conditions of routed events in the main queue, as columns: a backlog has hundreds of thousands.
+
+    A condition is its hash: for one of 2**64 pairs of conditions, some events are read earlier than need be.
+    """
+
+    def __init__(self) -> None:
+        self._columns = self._seqs, self._hashes, self._times_us = array("q"), array("q"), array("q")
+        self._begin = 0  # what is before is forgotten
+
+    def __len__(self) -> int:
+        """How many events are known."""
+        return len(self._seqs) - self._begin
+
+    def add(self, seq: int, key: Key, recorded_us: int) -> None:
+        """An event with a number greater than all before."""
+        at_us = min(max(recorded_us, 0), LATEST_US)  # a partner's may be any number
+        for column, value in zip(self._columns, (seq, hash(key), at_us), strict=True):
+            column.append(value)
+
+    def forget_through(self, seq: int) -> None:
+        """Events up to that number."""
+        self._begin = bisect_right(self._seqs, seq, self._begin)
+        if self._begin > max(FORGOTTEN, len(self)):
+            for column in self._columns:
+                del column[: self._begin]
+            self._begin = 0
+
+    def newest(self, key: Key, after_seq: int, before_us: int) -> int:
+        """The greatest number behind ``after_seq`` of a condition, recorded before that time; 0: none."""
+        begin = bisect_right(self._seqs, after_seq, self._begin)
+        hashes, times_us = (np.frombuffer(column, np.int64)[begin:] for column in self._columns[1:])
+        found = np.flatnonzero((hashes == hash(key)) & (times_us < before_us))
+        return self._seqs[begin + int(found[-1])] if len(found) else 0
 
 
 class ReadOrder:
@@ -34,8 +78,8 @@ class ReadOrder:
         self._main = main
         self._cursor = 0
         self._keys: deque[tuple[int, Key]] = deque()
-        self._routed: dict[Key, dict[int, int]] = {}  # condition: number in the queue to recorded_us
-        self._moved: dict[Key, dict[int, int]] = {}  # recipient and condition: the same of what was held back
+        self._routed = RoutedConditions()
+        self._moved: dict[Key, set[int]] = {}  # recipient and condition: numbers of what was held back
         self.read_on()
 
     def read_on(self) -> None:
@@ -50,13 +94,12 @@ class ReadOrder:
 
     def forget_through(self, seq: int) -> None:
         """These are deleted."""
+        self._routed.forget_through(seq)
         while self._keys and self._keys[0][0] <= seq:
             gone, key = self._keys.popleft()
-            for known in (self._routed, self._moved):
-                if gone in (numbers := known.get(key, {})):
-                    del numbers[gone]
-                    if not numbers:
-                        del known[key]
+            self._moved[key].discard(gone)
+            if not self._moved[key]:
+                del self._moved[key]
 
     def chunk(
         self, queue: EventQueue, cursors: Mapping[str, int], before: int
@@ -93,23 +136,22 @@ class ReadOrder:
         """Whether an older event of the same condition, which was held back, is behind this one."""
         if not self._moved or item.recipient or catalogue.status_of(item.event) is Status.INFO:
             return False
-        numbers = self._moved.get((recipient, *catalogue.condition_key(item.event)), {})
+        numbers = self._moved.get((recipient, *catalogue.condition_key(item.event)), ())
         place = item.seq if queue is self._main else cursors[self._main.name]
         return any(seq > place for seq in numbers)
 
     def _older(self, event: Event, after_seq: int) -> int:
         if not self._routed or catalogue.status_of(event) is Status.INFO:
             return 0
-        numbers = self._routed.get(catalogue.condition_key(event), {})
-        found = (seq for seq, at_us in numbers.items() if seq > after_seq and at_us < event.recorded_us)
-        return max(found, default=0)
+        return self._routed.newest(catalogue.condition_key(event), after_seq, event.recorded_us)
 
     def _add(self, item: QueuedEvent) -> None:
         if catalogue.status_of(item.event) is Status.INFO or (item.recipient and not item.is_caught_up):
             return
         key = catalogue.condition_key(item.event)
-        if item.recipient:
-            key = (item.recipient, *key)
-        known = self._moved if item.recipient else self._routed
-        known.setdefault(key, {})[item.seq] = item.event.recorded_us
+        if not item.recipient:
+            self._routed.add(item.seq, key, item.event.recorded_us)
+            return
+        key = (item.recipient, *key)
+        self._moved.setdefault(key, set()).add(item.seq)
         self._keys.append((item.seq, key))

@@ -46,6 +46,11 @@ class RelayConfig(ReceiverConfig):
     events: EventsConfig = Field(default_factory=EventsConfig)
     notify: NotifyConfig = Field(default_factory=NotifyConfig)
 
+    @property
+    def runbook_url(self) -> str:
+        """Page that links of notices lead to; a relay has none of its own."""
+        return self.notify.runbook("")
+
     @model_validator(mode="after")
     def _is_no_server(self) -> Self:
         if self.events.receive is not None:

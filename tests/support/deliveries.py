@@ -9,6 +9,7 @@ from typing import Any
 
 from pmdaemon.runtime.clock import FakeClock
 from sla_server.agreements.load import load_documents
+from sla_server.events import catalogue
 from sla_server.events.engine import DeliveryEngine, EngineParts
 from sla_server.events.event import Event
 from sla_server.events.lane import LaneSettings
@@ -134,9 +135,11 @@ class Rig:
         disk: FaultDisk | None = None,
         rules: RetryRules | None = None,
         clock: FakeClock | None = None,
+        runbook_url: str = catalogue.PAGE,
         **settings: Any,
     ) -> None:
         self.folder = folder
+        self.runbook_url = runbook_url
         self.disk = disk or FaultDisk()
         self.clock = clock or FakeClock()
         self.router = router
@@ -159,8 +162,9 @@ class Rig:
         ids = {queue.name: queue.queue_id for queue in queues}
         parts = EngineParts(queues, self.later, self.folder / "state.json", ids)
         engine = DeliveryEngine(
-            parts, self.router, self.rules, self.clock, self._raised, self.rows.extend, random.Random(1)
-        )
+            parts, self.router, self.rules, self.clock, self._raised, self.rows.extend, random.Random(1),
+            self.runbook_url,
+        )  # fmt: skip
         engine.set_recipients(
             [LaneSettings(name, each, **self.settings) for name, each in self.senders.items()],
             unknown=self.unknown,

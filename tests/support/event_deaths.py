@@ -8,17 +8,20 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pmdaemon.reserve.reader import ReserveReader
 from pmdaemon.reserve.writer import ReserveWriter
+from pmdaemon.runtime.clock import Deadline
 from pmdaemon.runtime.stop import Stop
 from sla_server.events import delivery
 from sla_server.events.config import EventsConfig
+from sla_server.events.recipients.base import CONFIRMED, Answer, Notice
 from sla_server.events.recipients.config import NotifyConfig
+from sla_server.events.sql_link import RecordRecipient, SqlLink
 from tests.support.killing import Deadly, Fate
 
 RESERVES = ("a.normal.reserve", "a.initial.reserve")
@@ -38,6 +41,7 @@ class DeliveryFile:
         )
     )
     notify: NotifyConfig = field(default_factory=NotifyConfig)
+    runbook_url: str = "https://sla.example/runbook"
 
 
 def main(mode: str, folder: str, *arguments: float) -> None:
@@ -83,6 +87,20 @@ def take(reader: ReserveReader, taken: Callable[[int], None]) -> None:
     reader.release_counts(counts)
 
 
+class RecordsAtOnce(SqlLink):
+    """SQL that has each event at once."""
+
+    def recipient(self) -> RecordRecipient:
+        return ConfirmsAtOnce(self)
+
+
+class ConfirmsAtOnce(RecordRecipient):
+    """See ``RecordsAtOnce``."""
+
+    def deliver(self, _notices: Sequence[Notice], _deadline: Deadline) -> Answer:
+        return CONFIRMED
+
+
 def append_to(path: Path) -> Callable[[int], None]:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     return lambda number: [os.write(fd, b"%d\n" % number), None][1]
@@ -94,4 +112,7 @@ def deliver(folder: Path, seconds: float) -> None:
         signal.setitimer(signal.ITIMER_REAL, seconds)  # SIGALRM is not handled: it kills as SIGKILL does
     stop = Stop()
     stop.install_signals()
+    # Without dbmanager nothing would ever be deleted: no death would meet a deletion, and each life would
+    # begin with all events of those before.
+    vars(delivery)["SqlLink"] = RecordsAtOnce
     delivery.run(DeliveryFile(folder / "data", folder / "run"), stop)

@@ -97,6 +97,9 @@ class FaultStorage:
             self.durable[part] = self.cached[part]
         self.dirty.clear()
 
+    def release(self) -> None:
+        """See ``Storage``."""
+
     def close(self) -> None:
         """See ``Storage``."""
 

@@ -38,7 +38,8 @@ function showEvents(rows, isOpen) {
   fillList($("inbox-list"), rows, (row) => row.event_id,
     (row) => element("li", {"data-event": row.event_id}, element("time", {class: "soft"}), element("span"), element("p"),
       element("p", {class: "soft"}), element("p", {class: "undelivered"}),
-      element("button", {type: "button", onclick: () => openNote(row)}, "Acknowledge…")),
+      element("button", {type: "button", onclick: () => openNote(row)}, "Acknowledge…"), " ",
+      element("a", {class: "runbook", href: `/runbook#${encodeURIComponent(row.kind)}`}, "What to do")),
     (li, row) => {
       setText(li.querySelector("time"), f.clock(row.at_us));
       setBadge(li.querySelector("span"), f.SEVERITIES[row.severity] || "", row.severity);

@@ -136,7 +136,10 @@ def event(context: AppContext, _request: Request, event_id: str) -> Response:
     """One event: who acknowledged it, what became of it at each recipient, who gets it now."""
     row = find_event(context, event_id)
     (found,) = _with_people(context, _with_ends(context, [row]))
-    found |= {"action": catalogue.described(row["kind"]).action, "runbook": catalogue.runbook(row["kind"])}
+    found |= {
+        "action": catalogue.described(row["kind"]).action,
+        "runbook": catalogue.runbook(row["kind"], context.runbook_url),
+    }
     found["deliveries"] = [
         {**one, "reported_by": _reported_by(context, one)}
         for one in context.source.deliveries(row["event_id"])

@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import Field
 
 from pmdaemon.runtime.config import StrictModel
+from sla_server.events import catalogue
 
 
 class NotifyConfig(StrictModel):
@@ -22,6 +23,14 @@ class NotifyConfig(StrictModel):
     """Where recipients of kind file write; a relative path is one within data_dir."""
     external_url: str = Field(default="", max_length=500)
     """Address of the page as people reach it, for links in messages."""
+    runbook_url: str = Field(default="", max_length=500, pattern=r"^(https?://[^\s#]+)?$")
+    """Where links to what to do about an event lead, an address to which `#KIND` is added. Default: the page
+    `/runbook` of the server, at `external_url`, at that of `[api]`, or where the page listens."""
+
+    def runbook(self, page: str) -> str:
+        """Where links lead; ``page`` is the server's own, "" for none: then it is a file of the project."""
+        page = (self.external_url or page).rstrip("/")
+        return self.runbook_url or (f"{page}/runbook" if page else catalogue.PAGE)
 
 
 @dataclass(frozen=True, slots=True)

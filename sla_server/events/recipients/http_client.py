@@ -10,7 +10,7 @@ Redirects are not followed: a signed body goes only where the document says. Of 
 bytes are read, and only those that are needed; a server that confirms and then sends slowly or without end
 holds up nothing.
 
-A connection is kept for the next delivery. Thread: the recipient's.
+A connection is kept for the next delivery, unless something came behind the answer. Thread: the recipient's.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 import httpcore
+import structlog
 
 from pmdaemon.runtime.clock import Deadline
 from pmdaemon.runtime.excerpt import printable
@@ -34,6 +35,7 @@ from sla_server.events.recipients.base import CONFIRMED, Answer, refused, retry
 from sla_server.events.recipients.network import BoundedBackend, Resolver, reason_of
 from sla_server.events.recipients.secret_files import hidden
 
+log = structlog.get_logger("delivery")
 READ_BYTES: Final = 4 << 10
 """Of an answer that is no success; enough for its reason."""
 DRAINED_BYTES: Final = 64 << 10
@@ -105,9 +107,12 @@ class HttpClient:
             with self._connections().stream(
                 method, url, headers=list(fields.items()), content=body
             ) as response:
-                if not 200 <= response.status < 300:
-                    return self._not_taken(response, secrets, quotes_body), b""
-                return CONFIRMED, self._content(response, deadline, most_bytes)
+                if 200 <= response.status < 300:
+                    found = CONFIRMED, self._content(response, deadline, most_bytes)
+                else:
+                    found = self._not_taken(response, secrets, quotes_body), b""
+            self._close_if_answered_twice()
+            return found
         except (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError) as exc:
             self.close()
             return retry(_plain(str(exc) or type(exc).__name__, secrets)), b""
@@ -129,6 +134,19 @@ class HttpClient:
                 ssl_context=context, max_connections=1, http2=False, network_backend=self._backend
             )
         return self._pool
+
+    def _close_if_answered_twice(self) -> None:
+        """What came behind an answer would be taken for the answer to the next request, unseen by the server.
+
+        httpcore itself closes a connection where such bytes come before the next request; those that came
+        with the answer are in its parser (h11), which it does not show.
+        """
+        for connection in self._pool.connections if self._pool is not None else ():
+            parser = getattr(getattr(connection, "_connection", None), "_h11_state", None)
+            if parser is not None and parser.trailing_data[0]:
+                log.warning("answered-twice", effect="the connection is closed; the second answer is ignored")
+                self.close()
+                return
 
     def _content(self, response: httpcore.Response, deadline: Deadline, most_bytes: int) -> bytes:
         if not most_bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
@@ -220,6 +221,45 @@ def test_a_connection_that_the_receiver_has_closed_meanwhile_is_not_the_end(buil
     assert answers[0] == CONFIRMED
     assert CONFIRMED in answers[1:3]  # the one before may have met the connection as it was closed
     assert {answer.outcome for answer in answers} <= {Outcome.CONFIRMED, Outcome.RETRY}
+
+
+@pytest.mark.parametrize("first", [200, 500])
+def test_a_second_answer_is_not_taken_for_that_to_the_next_request(build: Build, first: int) -> None:
+    """The server confirms, or refuses and confirms, in one go; the next notice it does not take."""
+
+    def twice(handler: BaseHTTPRequestHandler) -> None:
+        answers = [b"HTTP/1.1 %d X\r\nContent-Length: 0\r\n\r\n" % code for code in (first, 200)]
+        handler.wfile.write(b"".join(answers))
+
+    with HttpReceiver(twice, status(500), status(200)) as receiver:
+        target = build({"webhook": {"url": receiver.url}})
+        outcomes = [_deliver(target, 60, number).outcome for number in (1, 2, 3)]
+    assert outcomes == [
+        Outcome.CONFIRMED if first == 200 else Outcome.RETRY,
+        Outcome.RETRY,
+        Outcome.CONFIRMED,
+    ]
+    assert len(receiver.requests) == 3
+
+
+def test_a_second_answer_that_comes_late_is_not_taken_either(build: Build) -> None:
+    sent = threading.Event()
+
+    def late(handler: BaseHTTPRequestHandler) -> None:
+        status(200)(handler)
+        handler.wfile.flush()
+        assert answered.wait(60)
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        sent.set()
+
+    answered = threading.Event()
+    with HttpReceiver(late, status(500)) as receiver:
+        target = build({"webhook": {"url": receiver.url}})
+        assert _deliver(target, 60, 1) == CONFIRMED
+        answered.set()
+        assert sent.wait(60)
+        assert _deliver(target, 60, 2).outcome is Outcome.RETRY
+    assert len(receiver.requests) == 2
 
 
 def test_a_dead_name_server_costs_no_more_than_the_deadline(build: Build) -> None:

@@ -51,6 +51,9 @@ class GatedStorage:
         self.syncs += 1
         self.inner.sync()
 
+    def release(self) -> None:
+        self.inner.release()
+
     def close(self) -> None:
         self.inner.close()
 
@@ -387,7 +390,7 @@ def test_a_leader_interrupted_at_any_line_does_not_block_the_next(gather_s: floa
                 [b"before", b"after"],
                 [b"before", b"interrupted", b"after"],
             )
-            assert len(queue._state.ring.all()) == len(queue._state.live) == queue._state.index.in_use
+            assert len(queue._state.ring.all()) == len(queue._state.records.live) == queue._state.index.in_use
         assert "no confirmation" not in queue.stat()["poisoned"], f"line {number}: nobody led"
         assert {b"before"} <= set(contents(open_queue(disk.after_kill())).values())
         if not ended:

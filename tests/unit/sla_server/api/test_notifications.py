@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
+from markupsafe import escape
 
 from sla_server.api.context import AppContext
+from sla_server.events import catalogue
 from sla_server.events.delivery_state import write_delivery_state
 from tests.support import api
 
@@ -271,3 +273,11 @@ def test_an_event_is_found_by_a_beginning_that_no_other_id_has(
     path = "/api/v1/events/e00/acknowledge"
     assert web.post(path, json={"note": "a"}, headers=bearer).status_code == 400
     assert mailbox.posted == []
+
+
+def test_the_runbook_has_an_entry_for_each_kind_and_needs_no_login(web: FlaskClient) -> None:
+    page = web.get("/runbook")
+    assert page.status_code == 200
+    for name, kind in catalogue.KINDS.items():
+        assert f'id="{name}"' in page.text
+        assert str(escape(kind.action)) in page.text

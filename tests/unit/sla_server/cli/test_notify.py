@@ -66,7 +66,7 @@ def test_an_event_is_described_with_what_became_of_it(sla: Terminal, delivery: A
     delivery([], [WAITING])
     lines = sla("describe", "event", "e0001").output.splitlines()
     assert lines[0] == "e0001: throttle-set, warning"
-    assert "  to do: `sla why VOLUME`. (docs/formats/events.md#throttle-set)" in lines
+    assert "  to do: `sla why VOLUME`. (http://127.0.0.1:8411/runbook#throttle-set)" in lines
     assert any(line.startswith("acknowledged ") and line.endswith(" by ann: disk ordered") for line in lines)
     assert "  no reminder and no escalation of it any more" in lines
     assert "delivery: mail has not confirmed it, 4 tries: HTTP 503" in lines

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sla_server.events.event import Event
+from sla_server.events.order import FORGOTTEN, RoutedConditions
 from sla_server.events.recipients.base import CONFIRMED, Held, retry
 from tests.support.deliveries import InlineSender, Rig, ToAll, event
 
@@ -194,3 +195,23 @@ def test_a_shorter_silence_does_not_turn_beginning_and_end_round(tmp_path: Path)
     rig.add(ended(2))
     rig.run(60)
     assert sender.got() == ["e1", "e2"]
+
+
+def test_events_that_are_forgotten_give_their_memory_back() -> None:
+    known = RoutedConditions()
+    keys = [("gateway", f"gw-{number % 7}") for number in range(3 * FORGOTTEN)]
+    for number, key in enumerate(keys):
+        known.add(2 * number + 1, key, 1000 + number)
+    last = 2 * len(keys) - 1
+    assert known.newest(keys[-1], 0, 10**9) == last
+    assert known.newest(keys[-1], last, 10**9) == 0
+    assert known.newest(keys[3], 0, 1003) == 0  # it has to be older
+    assert known.newest(keys[3], 0, 1004) == 7
+    assert known.newest(("gateway", "gw-9"), 0, 10**9) == 0
+    for through in range(0, last, 1000):
+        known.forget_through(through)
+        assert len(known) == len(keys) - (through + 1) // 2
+        assert known.newest(keys[-1], 0, 10**9) == last
+    known.forget_through(last)
+    assert len(known) == 0
+    assert sum(map(len, known._columns)) < 3 * 2 * FORGOTTEN  # what is not shown: memory

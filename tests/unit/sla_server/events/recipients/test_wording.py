@@ -6,14 +6,20 @@ import json
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
+from sla_server.api.config import ApiConfig
+from sla_server.config import ServerConfig
 from sla_server.events.documents import SmtpSpec
 from sla_server.events.recipients.alertmanager import begun
-from sla_server.events.recipients.smtp import mail
+from sla_server.events.recipients.config import NotifyConfig
+from sla_server.events.recipients.smtp import mail, mails
 from sla_server.events.recipients.webhook import body
 from sla_server.events.recipients.wording import line, text, title
 from tests.support.deliveries import InlineSender, Rig, ToAll, event
 from tests.support.notices import closed, notice
+
+MAIL = SmtpSpec.model_validate({"server": "mail.example", "sender": "a@b.example", "to": ["c@d.example"]})
 
 
 def test_a_line_says_what_is_special_about_a_notice() -> None:
@@ -47,7 +53,7 @@ def test_a_notice_says_what_to_do_next_and_links_to_its_entry(tmp_path: Path) ->
     rig.run()
     begins, ends, unknown = (each for batch in sender.batches for each in batch)
     page, anchor = begins.runbook.split("#")
-    assert f'<a id="{anchor}">' in Path(page).read_text()
+    assert f'<a id="{anchor}">' in Path(page).read_text()  # without a page of a server
     assert f"  to do:    Look at the storage. ({begins.runbook})" in text([begins])
     assert "to do" not in text([ends])
     assert "  to do:    Read its text. (docs/formats/events.md)" in text([unknown])
@@ -72,3 +78,36 @@ def test_a_time_of_a_broken_clock_stops_no_recipient(at_us: int, shown: str) -> 
     assert begun(late, holds_s=60)["startsAt"] == shown
     spec = SmtpSpec.model_validate({"server": "mail.example", "sender": "a@b.example", "to": ["c@d.example"]})
     assert shown[:4] in mail(spec, [late])["Date"]
+
+
+def test_links_lead_to_the_page_of_the_server_or_where_the_operator_says(tmp_path: Path) -> None:
+    sender = InlineSender("oncall")
+    rig = Rig(tmp_path, ToAll("oncall"), [sender], runbook_url="https://sla.example/runbook")
+    rig.add(event(1, "storage-fault", severity="critical"), event(2, "agent-x"))
+    rig.run()
+    begins, unknown = (each for batch in sender.batches for each in batch)
+    assert begins.runbook == "https://sla.example/runbook#storage-fault"
+    assert unknown.runbook == "https://sla.example/runbook"
+    assert f"  to do:    Look at the storage. ({begins.runbook})" in text([begins])
+    assert begins.runbook in next(iter(mails(MAIL, [begins]))).get_content()
+    assert body("oncall", [begins])["alerts"][0]["annotations"]["runbook"] == begins.runbook
+
+
+@pytest.mark.parametrize(
+    ("notify", "api", "wanted"),
+    [
+        ({}, {}, "http://127.0.0.1:8321/runbook"),
+        ({}, {"external_url": "https://sla.example", "reading": "login"}, "https://sla.example/runbook"),
+        ({"external_url": "https://page.example/sla/"}, {}, "https://page.example/sla/runbook"),
+        ({"runbook_url": "https://wiki.example/events"}, {}, "https://wiki.example/events"),
+    ],
+)
+def test_the_runbook_of_a_configuration(notify: dict[str, str], api: dict[str, str], wanted: str) -> None:
+    config = ServerConfig(notify=NotifyConfig(**notify), api=ApiConfig(listen="127.0.0.1:8321", **api))
+    assert config.runbook_url == wanted
+
+
+@pytest.mark.parametrize("address", ["wiki/events", "ftp://wiki.example/", "https://wiki.example/#x"])
+def test_a_runbook_is_at_an_address_that_can_be_followed(address: str) -> None:
+    with pytest.raises(ValidationError, match="runbook_url"):
+        NotifyConfig(runbook_url=address)
