@@ -251,6 +251,9 @@ def main(
     *,
     is_timed: bool = True,
 ) -> None:
-    """Entry point of a benchmark module."""
+    """Entry point of a benchmark module; without ``options`` it has none, and refuses what is given."""
+    if options is None:
+        about = (sys.modules["__main__"].__doc__ or name).partition("\n\n")[0]
+        argparse.ArgumentParser(prog=f"benchmarks.{name}", description=about).parse_args()
     assert threading.current_thread() is threading.main_thread()
     sys.exit(run(name, measure, most_runs, options, is_timed=is_timed))

@@ -333,7 +333,9 @@ DELIVERY: Final = {
         "warning", "The certificate for the partner ends within 14 days.", "`sla ca pair`; replace the files."
     ),
     "pair-failed": EventKind(
-        "critical", "Events are mirrored no more.", "The text says why; then restart the server."
+        "critical",
+        "Events are mirrored no more.",
+        "The text says why; once that is mended the server tries again by itself, within half an hour.",
     ),
     "notify-test": EventKind("info", "A person tries a recipient."),
     "event-acknowledged": EventKind("info", "A person takes care of an event: no more reminders of it."),

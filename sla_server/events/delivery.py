@@ -38,7 +38,7 @@ from sla_server.events.engine import DeliveryEngine, EngineParts
 from sla_server.events.intake import EventIntake
 from sla_server.events.lane import Lane, LaneSettings
 from sla_server.events.outlets import Outlets, RecordingRouter
-from sla_server.events.pair import open_pair
+from sla_server.events.pair import PairRetry, open_pair
 from sla_server.events.queue import LATER_BYTES, EventQueue, LaterQueue
 from sla_server.events.receiver.service import EventReceiver
 from sla_server.events.recipients.build import RecipientBuilder
@@ -184,7 +184,11 @@ class Delivery:
         )
         queues = (self._initial, self._main)
         wake = functools.partial(self._inbox.put, None)
-        self._pair = open_pair(settings.pair, config.data_dir, directory, queues, self._later, clock, wake)
+        self._open_pair = functools.partial(
+            open_pair, settings.pair, config.data_dir, directory, queues, self._later, clock, wake
+        )
+        self._pair = self._open_pair()
+        self._pair_retry = PairRetry() if settings.pair.enabled else None
         parts = EngineParts(
             queues, self._later, directory / "state.json", {queue.name: queue.queue_id for queue in queues}
         )
@@ -236,6 +240,7 @@ class Delivery:
             if second.passed:
                 second = Deadline(LONGEST_S)
                 self._report_damage()
+                self._mend_pair()
                 self._write_status()
             if hangup.take():
                 self._outlets.reopen()
@@ -292,6 +297,19 @@ class Delivery:
             return 0.0
         lane = self._engine.lanes[NAME]
         return min(wait_s, SQL_STEP_S) if lane.token else wait_s
+
+    def _mend_pair(self) -> None:
+        """Open the pair again when its disk or its thread had failed; lanes do not wait for it."""
+        is_well = self._pair is not None and not self._pair.problem
+        if self._pair_retry is None or not self._pair_retry.is_due(is_well=is_well):
+            return
+        if self._pair is not None:
+            self._pair.close()
+        self._pair = self._open_pair()
+        if self._pair is not None:
+            self._engine.set_partner(self._pair.decide)
+            self._pair.start(settle_s=0.0)
+            log.info("pair-opened-again")
 
     def _report(self, rows: Iterable[dict[str, Any]]) -> None:
         """What became of notices: for people, and for the partner."""

@@ -5,8 +5,8 @@
 
 Both look at ``pair_ledger``. The main loop never waits for the thread but at the start, for ``SETTLE_S`` at
 most: what the partner has delivered while this server was away is not sent again. A thread or a disk of the
-pair that fails ends the pair, says so by an event, and local delivery goes on alone; the next start of the
-process tries again.
+pair that fails ends the pair, says so by an event, and local delivery goes on alone; the pair is opened again
+after a while (``PairRetry``).
 
 Files in DATA_DIR/events: ``partner`` (disk queue), ``partner.json`` (``pair_store``).
 
@@ -15,6 +15,7 @@ Thread: the main loop, except where it is said.
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +29,8 @@ from pmdaemon.errors import SlaError
 from pmdaemon.pki import contexts
 from pmdaemon.pki.certificates import ends_us
 from pmdaemon.reserve import event_row, raise_event
-from pmdaemon.runtime.clock import Clock
+from pmdaemon.runtime.backoff import Backoff
+from pmdaemon.runtime.clock import Clock, Deadline
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadDidNotStop, ThreadGroup, ThreadInbox
 from sla_server.events.config import EventPairConfig
@@ -43,6 +45,9 @@ from sla_server.events.stages.base import StageDecision
 
 log = structlog.get_logger("pair")
 JOIN_S: Final = 2.0
+RETRY_FIRST_S: Final = 30.0
+RETRY_MAX_S: Final = 1800.0
+"""Each failure is an event for people: not many of them while the disk stays full."""
 
 
 class CooperatingPair:
@@ -100,15 +105,15 @@ class CooperatingPair:
         self._later_seqs: tuple[int, ...] = ()
         self.problem = ""
 
-    def start(self) -> None:
-        """Begin, and wait for what the partner has delivered for us, ``SETTLE_S`` at most."""
+    def start(self, settle_s: float = SETTLE_S) -> None:
+        """Begin, and wait for what the partner has delivered for us, for so long at most."""
         if self._store.damaged:
             text = (
                 f"{self._store.damaged} events of partner {self._config.partner} that were on disk are gone"
             )
             self._raise("event-queue-damage", "critical", text, {"events": self._store.damaged})
         self._threads.start("ev-pair", self._run)
-        self._settled.wait(SETTLE_S)
+        self._settled.wait(settle_s)
 
     def decide(self, item: QueuedEvent, recipient: str) -> StageDecision | None:
         """See ``PartnerLedger.decide``."""
@@ -164,7 +169,8 @@ class CooperatingPair:
         except ThreadDidNotStop as exc:
             log.warning("pair-hangs", problem=str(exc))
             return  # it has the files
-        self._store.close()
+        with contextlib.suppress(SlaError, OSError):  # of a disk that failed: said already
+            self._store.close()
         self._inbox.close()
 
     def _run(self) -> None:
@@ -200,6 +206,28 @@ class CooperatingPair:
     def _raise(self, kind: str, severity: str, text: str, details: dict[str, Any]) -> None:
         at_us = self._clock.unix_us()
         raise_event(event_row(kind, severity, "server", self._config.partner, text, at_us, details))
+
+
+class PairRetry:
+    """When a pair that has failed is opened again: waits double from ``RETRY_FIRST_S`` to ``RETRY_MAX_S``."""
+
+    def __init__(self) -> None:
+        self._backoff = Backoff(RETRY_FIRST_S, RETRY_MAX_S)
+        self._due: Deadline | None = None
+        self._lasting = Deadline(RETRY_MAX_S)  # a pair that was well for so long begins with short waits
+
+    def is_due(self, *, is_well: bool) -> bool:
+        """Whether it is opened again now."""
+        if is_well:
+            return False
+        if self._due is None:
+            if self._lasting.passed:
+                self._backoff.succeeded()
+            self._due = Deadline(self._backoff.failed())
+        if not self._due.passed:
+            return False
+        self._due, self._lasting = None, Deadline(RETRY_MAX_S)
+        return True
 
 
 def open_pair(

@@ -62,3 +62,13 @@ def test_any_other_run_leaves_the_record_alone(
     assert (results / "query.json").read_text() == "the record"
     assert json.loads((results / "query.json.tmp").read_text())["benchmark"] == "query"
     assert lacks in capsys.readouterr().out
+
+
+def test_a_benchmark_without_options_refuses_what_it_is_given(
+    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["benchmarks.query", "--sizes", "50"])
+    with pytest.raises(SystemExit) as ended:
+        harness.main("query", lambda: pytest.fail("it measures"))
+    assert ended.value.code == 2
+    assert "--sizes" in capsys.readouterr().err

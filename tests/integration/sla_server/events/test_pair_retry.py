@@ -1,0 +1,119 @@
+"""A pair whose disk had failed is opened again without a restart; delivery goes on meanwhile."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NoReturn
+
+import pytest
+
+from pmdaemon.pki.authority import Authority
+from pmdaemon.runtime.clock import server_clock
+from pmdaemon.runtime.threads import ThreadGroup
+from sla_server.events import pair
+from sla_server.events.config import EventPairConfig, EventsConfig
+from sla_server.events.delivery import Delivery
+from sla_server.events.pair_link import PairLink
+from sla_server.events.recipients.config import NotifyConfig
+from tests.support.ports import free_port
+
+LIMIT_S = 180.0
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(pair, "RETRY_FIRST_S", 0.0)
+    for name in ("run", "events/reserve", "notices", "pair"):
+        (tmp_path / name).mkdir(parents=True, mode=0o700)
+    authority = Authority(tmp_path / "ca")
+    authority.init()
+    (tmp_path / "pair" / "pair.pem").write_bytes(authority.partner_credential("a", 86_400.0))
+    (tmp_path / "pair" / "ca.crt").write_bytes(authority.store.read("ca.crt"))
+    return tmp_path
+
+
+@pytest.fixture
+def raised(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    kinds: list[str] = []
+    monkeypatch.setattr(pair, "raise_event", lambda row: kinds.append(row["kind"]))
+    return kinds
+
+
+@pytest.fixture
+def config(folder: Path) -> SimpleNamespace:
+    partner = EventPairConfig(
+        enabled=True,
+        name="a",
+        partner="b",
+        listen=f"127.0.0.1:{free_port()}",
+        address=f"127.0.0.1:{free_port()}",
+        mirror_bytes=1 << 20,
+    )
+    events = EventsConfig(pair=partner, queue_bytes=16 << 20)
+    return SimpleNamespace(data_dir=folder, runtime_dir=folder / "run", notify=NotifyConfig(), events=events)
+
+
+def opened(config: SimpleNamespace) -> Iterator[Delivery]:
+    threads = [ThreadGroup(lambda name, exc: pytest.fail(f"{name}: {exc}")) for _ in range(2)]
+    delivery = Delivery(config, config.data_dir / "events", threads[0], threads[1], server_clock())
+    try:
+        yield delivery
+    finally:
+        delivery.close()
+
+
+def wait_for_port(delivery: Delivery) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while delivery._pair is None or not delivery._pair.port:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_store_that_could_not_be_opened_at_the_start_is_tried_again(
+    config: SimpleNamespace, raised: list[str]
+) -> None:
+    obstacle = config.data_dir / "events" / "partner"
+    obstacle.mkdir()
+    for delivery in opened(config):
+        assert delivery._pair is None
+        delivery._mend_pair()  # the obstacle is still there
+        assert delivery._pair is None
+        assert raised.count("pair-failed") == 2
+        obstacle.rmdir()
+        deadline = time.monotonic() + LIMIT_S
+        while delivery._pair is None:
+            assert time.monotonic() < deadline
+            delivery._mend_pair()
+        wait_for_port(delivery)
+        assert raised.count("pair-failed") == 2
+
+
+def test_a_pair_whose_thread_ended_is_opened_again(
+    config: SimpleNamespace, raised: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_arguments: object) -> NoReturn:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(PairLink, "run", fails)
+        found = opened(config)
+        delivery = next(found)
+        assert delivery._pair is not None
+        former = delivery._pair
+        former.start()
+        deadline = time.monotonic() + LIMIT_S
+        while not former.problem:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    assert "pair-failed" in raised
+    delivery._mend_pair()
+    assert delivery._pair is not former
+    wait_for_port(delivery)
+    well = delivery._pair
+    delivery._mend_pair()  # nothing to mend
+    assert delivery._pair is well
+    assert next(found, None) is None
