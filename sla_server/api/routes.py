@@ -402,6 +402,7 @@ ROUTES: Final = (
             FROM,
             TO,
             LIMIT,
+            BEFORE,
         ),
         items="decisions",
     ),

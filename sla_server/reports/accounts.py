@@ -68,6 +68,8 @@ class ObjectiveSlices:
     def without_exclusions(self) -> tuple[PeriodSums, int]:
         """The sums as if no maintenance had excused anything, and how many slices are not known then."""
         rows, unknown = [], 0
+        if not any(row["state"] == "excluded" for row in self.rows):
+            return self.sums(), 0
         for row in self.rows:
             if row["state"] == "excluded" and row["reason"] != OUTSIDE:
                 state = unexcused_state(row, self.by_version.get(row["version"]))

@@ -42,6 +42,6 @@ export function start(around) {
 }
 
 export function onSession() {
-  for (const id of ["actions", "calendar-add"]) document.getElementById(id).hidden = !shell.signedIn();
+  for (const part of document.querySelectorAll("#actions, #calendar-add")) part.hidden = !shell.signedIn();
   refreshCalendars?.();
 }

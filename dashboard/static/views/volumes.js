@@ -62,7 +62,7 @@ export function start(around) {
 }
 
 export function onSession() {
-  document.getElementById("labels-add").hidden = !shell.signedIn();
+  if (seesAll) document.getElementById("labels-add").hidden = !shell.signedIn();
   list?.refresh();
   refreshLabels?.();
 }
