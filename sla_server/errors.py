@@ -77,6 +77,6 @@ class JobRunning(SlaError):
     retryable = True
     exit_status = 79
 
-    def __init__(self, lock: Path, name: str) -> None:
+    def __init__(self, lock: Path | str, name: str) -> None:
         self.lock = lock
         super().__init__(f"another {name} job is running (it holds {lock}); wait for it to end")

@@ -3,8 +3,8 @@
     @job_command("policy-job")             python -m MODULE --config FILE [-o json] [--scheduled] ...
     def main(config, who, ...):            -> ``JobAnswer``: printed, its status is the command's
         with (
-            only_one(lock, "policy"),      status 79 if another run holds it
-            noted(store, "policy", who),   a row of ``jobs`` from begin to end
+            only_one(lock, "policy"),      status 79 if another run has these files,
+            noted(store, "policy", who),   or this database; a row of ``jobs`` from begin to end
         ): ...
 
 A run is a row of table ``jobs`` from the moment it holds the lock: when, who, how far, how it ended. A run
@@ -84,24 +84,30 @@ class JobRun:
 
 @contextmanager
 def noted(store: PolicyStore, kind: str, who: str) -> Iterator[JobRun]:
-    """Note a run from begin to end, however it ends. The caller holds the job's lock.
+    """Note a run from begin to end, however it ends, under the lock of all runs over this database.
+
+    The caller holds that of the data directory, in which the job has its files.
 
     Args:
         store: with the right to insert.
         kind: of the job.
         who: started it.
+
+    Raises:
+        JobRunning: another run holds the lock; it may have a data directory of its own.
     """
-    job_id = store.begin_job(kind, who)
-    run = JobRun(lambda text, rows=None: _noted(store, job_id, text, rows))
-    try:
-        yield run
-    except BaseException as exc:
-        text = "it was stopped" if _is_stop(exc) else (str(exc).strip() or type(exc).__name__)[:_SHOWN]
-        with suppress(SlaError):  # the error itself matters more than its note
-            store.end_job(job_id, "failed", _status(exc), text=text)
-        raise
-    state = "not-published" if run.exit_status else "done"
-    store.end_job(job_id, state, run.exit_status, version=run.version)
+    with store.alone(kind):
+        job_id = store.begin_job(kind, who)
+        run = JobRun(lambda text, rows=None: _noted(store, job_id, text, rows))
+        try:
+            yield run
+        except BaseException as exc:
+            text = "it was stopped" if _is_stop(exc) else (str(exc).strip() or type(exc).__name__)[:_SHOWN]
+            with suppress(SlaError):  # the error itself matters more than its note
+                store.end_job(job_id, "failed", _status(exc), text=text)
+            raise
+        state = "not-published" if run.exit_status else "done"
+        store.end_job(job_id, state, run.exit_status, version=run.version)
 
 
 def _noted(store: PolicyStore, job_id: str, text: str, rows: int | None) -> None:

@@ -57,7 +57,8 @@ def without_cost(cap: Rates, mean_bytes: float | None) -> Rates:
 
     Cost is 1 an I/O and 1 for each 65,536 bytes. So a cap of cost becomes one of I/Os, by their mean size,
     and one of bytes that holds whatever the size. Where sizes are not known each of the two has half of the
-    cost: together they never exceed it.
+    cost: together they never exceed it. A burst is not given: the kernel's groups know none, and QEMU's are
+    of another kind; so the rate alone holds, and less passes than the cap allows.
 
     Args:
         cap: of which all rates hold.

@@ -96,7 +96,14 @@ class Rates:
         )
 
     def _raised_burst_s(self, least: Rates) -> float | None:
-        """A burst with a peak is no longer for a rate that was raised."""
+        """A burst with a peak is no longer for a rate that was raised; one of cost keeps its size.
+
+        A policy sets bursts that all volumes of a backend may use at once (``policy_jobs.bursts``): where a
+        floor raises its cap tenfold, as many seconds of it would be ten times that.
+        """
+        cost, least_cost = self.cost_per_s, least.cost_per_s
+        if self.burst_s is not None and cost is not None and least_cost is not None and cost < least_cost:
+            return min(self.burst_s, max(self.burst_s * cost / least_cost, DEFAULT_BURST_S))
         ops, peak, floor = self.ops_per_s, self.peak_ops_per_s, least.ops_per_s
         if self.burst_s is None or ops is None or peak is None or floor is None or not ops < min(floor, peak):
             return self.burst_s

@@ -50,6 +50,7 @@ from sla_server.simulate.setup import (
 )
 from sla_server.simulate.stored import stored_plan
 from sla_server.simulate.traces import NO_CLIENT, read_trace
+from sla_server.simulate.within import slots_of, with_cuts
 
 GENERATED_S: Final = 120.0
 """Length of a simulation of generated loads alone: two slices of a minute."""
@@ -318,6 +319,7 @@ def _stored_plan(client: Client, config: Path | None, given: dict[str, Any]) -> 
     from sla_server import config as configuration
     from sla_server.db.queries.reader import open_reader
     from sla_server.db.queries.replay import read_slots
+    from sla_server.db.queries.replay_cuts import read_cuts
 
     for name, option in (
         ("traces", "--trace"),
@@ -358,6 +360,8 @@ def _stored_plan(client: Client, config: Path | None, given: dict[str, Any]) -> 
         every=given["every"],
         sample=given["sample"],
     )
+    cuts = read_cuts(resolved.database, resolved.data_dir, *slots_of(plan), slot_us)
+    plan = with_cuts(plan, cuts, fits=device is None and not given["servers"])
     if given["every"] and plan.seconds > MOST_SPAN_S:
         problem = f"--stored {given['stored']} with --every is {formatting.span(plan.seconds)}, the limit 7d"
         raise BadUsage(f"{problem}; choose a shorter time, or leave the quiet minutes out")

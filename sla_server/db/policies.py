@@ -9,23 +9,28 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import Engine, Table, func, insert, select, text, update
+from sqlalchemy import Connection, Engine, Table, func, insert, select, text, update
 
 from pmdaemon.runtime.clock import Clock, SystemClock
 from sla_server.db import schema
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import begin, make_engine, translated, where
-from sla_server.db.errors import NoRightToPublish
+from sla_server.db.errors import DbError, NoRightToPublish
 from sla_server.db.fence import Fence, fenced
 from sla_server.db.job_results import JobResults
 from sla_server.db.queries.reader import SqlReader
+from sla_server.errors import JobRunning
 
 PUBLISH_LOCK: Final = 0x51A5_0002  # any constant but migrate.ADVISORY_LOCK; all releases must use the same
+JOB_LOCK: Final = 0x51A5_0005
+"""With the kind of a job; any constant but those of ``migrate``, ``reports`` and ``fence``."""
 HOURS_A_WEEK: Final = 168
 ROWS_AT_A_TIME: Final = 10_000  # of caps; a large fleet has millions
 PUBLISHED: Final = "published"
@@ -47,7 +52,8 @@ class PolicyStore:
         self._engine = engine
         self._clock = clock or SystemClock()
         self.reader = SqlReader(engine)
-        self.results = JobResults(engine, self._clock)
+        self.results = JobResults(engine, self._clock, self.reader.results)
+        self._alone: set[str] = set()  # kinds whose lock this store holds
 
     def close(self) -> None:
         """Close all connections."""
@@ -125,6 +131,41 @@ class PolicyStore:
         return version
 
     # -- Runs of jobs
+
+    @contextmanager
+    def alone(self, kind: str) -> Iterator[None]:
+        """Hold the lock of this kind of job, which all runs over this database share.
+
+        Each may have files and a user of its own (``sla-policy.timer`` and ``sla-job@policy.timer``), so a
+        lock in a data directory does not keep them apart. The lock is its session's: it is free once the
+        connection has ended, however this process ends. SQLite's file lies in the one data directory.
+
+        Raises:
+            JobRunning: another run holds it.
+            DatabaseUnavailable: retryable.
+        """
+        if kind in self._alone or self._engine.dialect.name != "postgresql":
+            yield
+            return
+        connection = self._locked(kind)
+        self._alone.add(kind)
+        try:
+            yield
+        finally:
+            self._alone.discard(kind)
+            with suppress(DbError), translated(self._engine):  # the session may have ended by itself
+                connection.close()
+
+    def _locked(self, kind: str) -> Connection:
+        statement = text("SELECT pg_try_advisory_lock(CAST(:job AS integer), CAST(:kind AS integer))")
+        number = zlib.crc32(kind.encode()) - (1 << 31)
+        with translated(self._engine):
+            connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+            connection.detach()  # not back into the pool: its session, and the lock, end with it
+            if connection.scalar(statement, {"job": JOB_LOCK, "kind": number}):
+                return connection
+            connection.close()
+        raise JobRunning(f"a lock in {where(self._engine)}", kind)
 
     def begin_job(self, kind: str, who: str) -> str:
         """Note that a run begins, and return its id. The caller holds the lock of this kind of job.

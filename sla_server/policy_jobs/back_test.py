@@ -12,8 +12,10 @@ The new policy *helps* if fewer slices are bad than without any, or as few, and 
 least. It must not do worse than the one in force, nor as well at the price of more I/Os held back. A policy
 that caps nothing is published, too, unless the one in force does better: it has costs and demands.
 
-Bursts shorter than a slot are not in what is stored (``simulate.stored``), so a policy that is good for
-those alone is rejected; ``[policy] publish = "always"``, or a pin, overrides that.
+Within a slot, requests are spread as the raw cuts say (``simulate.within``), which are stored for two days,
+so a burst of some seconds is there. Of older slots nothing shorter is stored: a policy that is good for such
+bursts alone, and none of the last two days, is rejected; ``[policy] publish = "always"``, or a pin, overrides
+that.
 
 Of a fleet of which not even an hour can be held, some volumes of each backend are replayed by themselves and
 the others as one neighbour (``sampling``); the report says which share that is.
@@ -34,8 +36,10 @@ from sla_server.agreements.document import Agreement
 from sla_server.agreements.volume_labels import label_book
 from sla_server.config import ResolvedConfig
 from sla_server.db.config import DatabaseConfig
+from sla_server.db.errors import FileDamaged, FilesUnavailable
 from sla_server.db.policies import PolicyStore
 from sla_server.db.queries.replay import StoredSlots, StreamSample, TooManyRows, read_slots, read_streams
+from sla_server.db.queries.replay_cuts import read_cuts
 from sla_server.policy_jobs.errors import UnreadableAgreement
 from sla_server.policy_jobs.sampling import BackendSample, sample_streams, seed_of
 from sla_server.services.plans import from_rows as plans_of
@@ -44,6 +48,7 @@ from sla_server.simulate.figures import figures_of
 from sla_server.simulate.run import Plan, run_mode
 from sla_server.simulate.setup import Contract, contract_of
 from sla_server.simulate.stored import stored_plan
+from sla_server.simulate.within import slots_of, with_cuts
 
 DAY_US: Final = 86_400_000_000
 LEAST_WINDOW_US: Final = DAY_US // 24
@@ -276,6 +281,8 @@ def made(
         found, from_us, to_us = stored
         times = {"from_us": from_us, "to_us": to_us}
         plans, notes = backend_plans(found, contract, volumes, from_us, config.policy.back_test_ios)
+        plans, problems = _within_slots(config, plans, found.slot_s, fits=not sampled)
+        notes += problems
         notes += [each.words for each in sampled]
         times |= {"sampled": [dataclasses.asdict(each) for each in sampled]} if sampled else {}
     if not plans:
@@ -290,6 +297,23 @@ def made(
         reason, publish = f'{reason}; published all the same: publish = "always"', True
     notes += [note for _, plan in plans for note in plan.notes]
     return {"publish": publish, "reason": reason, **times, **result, "notes": list(dict.fromkeys(notes))}
+
+
+def _within_slots(
+    config: ResolvedConfig, plans: Sequence[tuple[str, Plan]], slot_s: int, *, fits: bool
+) -> tuple[list[tuple[str, Plan]], list[str]]:
+    """The plans with what cuts say of their slots, and why not."""
+    streams, begins = set[int](), set[int]()
+    for _, plan in plans:
+        of_plan, slots_us = slots_of(plan)
+        streams |= of_plan
+        begins.update(slots_us)
+    slot_us = slot_s * 1_000_000
+    try:
+        cuts = read_cuts(_database(config), config.data_dir, streams, sorted(begins), slot_us)
+    except (FileDamaged, FilesUnavailable) as exc:
+        return list(plans), [f"what happened within slots is not known: {exc}"]
+    return [(name, with_cuts(plan, cuts, fits=fits)) for name, plan in plans], []
 
 
 def _contract(store: PolicyStore, now_us: int) -> Contract:

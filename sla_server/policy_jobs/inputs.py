@@ -20,7 +20,8 @@ from sla_server.agreements.document import Agreement
 from sla_server.agreements.periods import CalendarWindow
 from sla_server.agreements.promise import InForce, Priority, Promise, classes, promises
 from sla_server.agreements.volume_labels import label_book
-from sla_server.policy_jobs import sql_source, stored_results
+from sla_server.db.queries.job_results import table_of
+from sla_server.policy_jobs import sql_source
 from sla_server.policy_jobs.demand import HourTables, hour_tables
 from sla_server.policy_jobs.errors import NoSuchCalendar, NothingToLearn, UnreadableAgreement
 from sla_server.policy_jobs.scope import KnownNames, Scope, scope_of
@@ -209,10 +210,10 @@ def former_capacity(store: PolicyStore) -> dict[str, float]:
     """Last valid values: a day without contention must not forget what an earlier one showed."""
     policies = store.reader.policies(limit=1)
     rows: list[dict[str, Any]] = policies[0]["report"].get("capacity", []) if policies else []
-    head = store.results.head(CAPACITY)
-    if head is not None and head.made_us > (policies[0]["created_us"] if policies else 0):
+    stored = store.results.whole(CAPACITY)
+    if stored is not None and stored[0].made_us > (policies[0]["created_us"] if policies else 0):
         # The capacity job has them from the policy before it, or better ones.
-        rows = stored_results.decoded(store.results.bodies(CAPACITY)).to_pylist()
+        rows = table_of(stored[1]).to_pylist()
     return lowest_known(rows)
 
 

@@ -4,7 +4,8 @@ Spark adds up the judged slices of every agreement by period: of the newest revi
 there are of each version, state and length. These are the period sums that reports and pages work out one
 agreement at a time (``SqlReader.slice_sums``); here they are of the whole fleet at once, of the period that
 goes on and the one before, each agreement's own and that of ``[reports] period``. They are stored as a whole
-(``job_results``), and ``compliance.sums_of_rows`` makes a report's figures of them.
+(``job_results``): a report is compared with them before it is issued (``reports.sums``), and
+``compliance.sums_of_rows`` makes its figures of them.
 
 A crash leaves what was stored before.
 """
@@ -30,8 +31,9 @@ from sla_server.jobs import JobAnswer, JobRun, job_command, noted, only_one
 from sla_server.policy_jobs import sql_source, stored_results, transforms
 from sla_server.policy_jobs.session import end_java, stderr_to
 from sla_server.policy_jobs.spark_run import on_spark, scratch
-from sla_server.reports.inputs import LAST, THIS, find_period, versions_of
-from sla_server.reports.period import period_at
+from sla_server.reports.inputs import versions_of
+from sla_server.reports.period import period_at, usual_kind
+from sla_server.reports.sums import SUMS_JOB
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from sla_server.agreements.promise import InForce
     from sla_server.rows import Row
 
-KIND: Final = "report-inputs"
+KIND: Final = SUMS_JOB
 SLICES: Final = "slices"
 SPANS: Final = pa.schema(
     [("name", pa.string()), ("period", pa.string()), ("from_us", pa.int64()), ("to_us", pa.int64())]
@@ -59,7 +61,7 @@ SUMS: Final = pa.schema(
 
 
 def spans_of(rows: Sequence[Row], kind: str, now_us: int) -> pa.Table:
-    """The period that goes on and the one before, of each agreement; SPANS.
+    """The period that goes on and the one before, of each agreement that was in force in them; SPANS.
 
     Args:
         rows: all versions of all agreements, by name.
@@ -81,11 +83,16 @@ def spans_of(rows: Sequence[Row], kind: str, now_us: int) -> pa.Table:
 
 
 def _periods_of(items: Sequence[InForce], kind: Any, now_us: int) -> list[tuple[str, int, int]]:
-    found = [find_period(items, text, now_us) for text in (THIS, LAST)]
-    if kind != "own":
-        running = period_at(kind, items[-1].agreement.spec.time_zone, now_us)
-        found += [running, period_at(kind, running.tz, running.from_us - 1)]
-    return [(each.text, each.from_us, each.to_us) for each in found]
+    """Of now, also for an agreement that has ended: the slices of years ago are in reports since."""
+    spec = items[-1].agreement.spec
+    found = []
+    for each in dict.fromkeys((usual_kind(spec.window), usual_kind(spec.window) if kind == "own" else kind)):
+        running = period_at(each, spec.time_zone, now_us)
+        found += [running, period_at(each, spec.time_zone, running.from_us - 1)]
+    ended_us = items[-1].ended_us
+    return [
+        (each.text, each.from_us, each.to_us) for each in found if ended_us is None or each.from_us < ended_us
+    ]
 
 
 def run(config: configuration.ResolvedConfig, who: str, now_us: int | None = None) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 When each pool of storage will be full, from its use by day: the forecasts that the server makes once an hour
 (``storage_resources.worker``), of all pools at once and also while no server runs. What it finds is stored
-(``job_results``); events and actions are the server's. A crash leaves what was stored before.
+(``job_results``), and the server's next pass takes it instead of computing it again in the process that
+judges and controls; events and actions are the server's. A crash leaves what was stored before.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from sla_server.db.fence import acting_fence
 from sla_server.db.policies import open_policies
 from sla_server.jobs import JobAnswer, job_command, noted, only_one
 from sla_server.storage_resources.forecast import DAY_US, MOST_DAYS
-from sla_server.storage_resources.pools import PoolKey
-from sla_server.storage_resources.worker import forecast_of
+from sla_server.storage_resources.pools import SPACE_JOB, PoolKey
+from sla_server.storage_resources.worker import as_stored, forecast_of, usable_days
 
-KIND: Final = "space"
+KIND: Final = SPACE_JOB
 
 
 def run(config: configuration.ResolvedConfig, who: str, now_us: int | None = None) -> dict[str, Any]:
@@ -42,21 +43,19 @@ def run(config: configuration.ResolvedConfig, who: str, now_us: int | None = Non
         with noted(store, KIND, who) as noted_run:
             names = {(row["owner"], row["pool"]): row["owner_name"] for row in store.reader.space.pools()}
             days = store.reader.space.pool_days(end_us - (MOST_DAYS + 1) * DAY_US)
-            ended = [row for row in days if row["day_us"] + DAY_US <= end_us]
-            found = []
-            for key, rows in groupby(ended, lambda row: (row["owner"], row["pool"])):
-                of_pool = forecast_of(PoolKey(*key), list(rows), end_us)
-                row = {"owner": key[0], "owner_name": names.get(key, ""), "pool": key[1]}
-                found.append({**row, "spike_bytes": of_pool.spike_bytes, **of_pool.forecast.as_row(end_us)})
+            found, read = list[dict[str, Any]](), 0
+            for key, rows in groupby(days, lambda row: (row["owner"], row["pool"])):
+                if usable := usable_days(rows, end_us):
+                    read += len(usable)
+                    row = as_stored(forecast_of(PoolKey(*key), usable, end_us), end_us)
+                    found.append({**row, "owner_name": names.get(key, "")})
             found.sort(
                 key=lambda row: (row["full_us"] is None, row["full_us"] or 0, row["owner"], row["pool"])
             )
             store.results.replace(KIND, end_us, "", [(json.dumps(found).encode(), len(found))])
             soon = sum(row["full_us"] is not None for row in found)
-            noted_run.note(
-                f"{len(found)} pools, of which {soon} will be full on a known day", rows=len(ended)
-            )
-    return {"days": len(ended), "pools": found}
+            noted_run.note(f"{len(found)} pools, of which {soon} will be full on a known day", rows=read)
+    return {"days": read, "pools": found}
 
 
 def describe(found: Mapping[str, Any]) -> str:

@@ -64,6 +64,8 @@ def run(
             closing(open_policies(config.database, config.data_dir, acting_fence(config)))
         )
         store.check_may_store()
+        for name in wanted:
+            held.enter_context(store.alone(name))
         turns = held.enter_context(Turns(store, who))
         turns.begin(wanted[0])
 

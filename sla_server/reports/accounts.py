@@ -39,9 +39,10 @@ NOT_JUDGED_TEXT: Final = (
     "no slice is stored: nothing was known of the volumes yet, or the server was down for longer than a week"
 )
 NOT_YET_TEXT: Final = "not judged yet"
-_GROUP: Final = ("version", "state", "ours", "inexact", "length_us")
+GROUP: Final = ("version", "state", "ours", "inexact", "length_us")
+"""What slices have in common that count alike."""
 _START: Final = itemgetter("start_us")
-_KIND_OF: Final = itemgetter(*_GROUP)
+_KIND_OF: Final = itemgetter(*GROUP)
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class ObjectiveSlices:
 def grouped(rows: Iterable[Row]) -> list[Row]:
     """As ``SqlReader.slice_sums`` gives them: how many slices there are of each kind."""
     counts = Counter(map(_KIND_OF, rows))  # in C: a month has 43,200 rows, and they are counted seven times
-    return [dict(zip((*_GROUP, "n"), (*key, count), strict=True)) for key, count in counts.items()]
+    return [dict(zip((*GROUP, "n"), (*key, count), strict=True)) for key, count in counts.items()]
 
 
 def counts_of(sums: PeriodSums) -> SliceCounts:

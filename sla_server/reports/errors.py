@@ -6,6 +6,7 @@ SlaError (pmdaemon.errors)
     ├── PeriodTooLong      it holds more slices than can be read at once
     ├── NothingToReport    the agreement is not known, or was not in force in the period
     ├── NotYetFinal        its figures may still change, so it is not issued
+    ├── SumsDiffer         its sums are not those of the slices that are stored
     └── PdfNotAvailable    the library that makes PDF is not installed, or lacks a system library
 """
 
@@ -56,6 +57,19 @@ class NotYetFinal(ReportError):
         super().__init__(
             f"the report of {name} for {period} is not final: {'; '.join(because)}. "
             "Issue it later, or now with --preliminary"
+        )
+
+
+class SumsDiffer(ReportError):
+    """A report's sums are neither those of the job ``report-inputs`` nor those that SQL counts."""
+
+    exit_status = 70  # EX_SOFTWARE
+
+    def __init__(self, name: str, objective: str, period: str, own: int, stored: int) -> None:
+        super().__init__(
+            f"the report of {name} for {period} is not issued: it counts {own:,} slices of objective "
+            f"{objective}, and {stored:,} are stored, or they are of other kinds. Run 'sla-server jobs run "
+            "report-inputs', then issue it again; if that fails, too, please report it with 'sla support'"
         )
 
 

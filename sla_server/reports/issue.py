@@ -30,6 +30,7 @@ from sla_server.rows import Row
 if TYPE_CHECKING:  # rows come in and go out; how is the caller's affair
     from sla_server.db.queries.reader import SqlReader
     from sla_server.db.reports import ChainEnd, ReportStore
+    from sla_server.reports.sums import SumsCheck
 
 MOST_REVISED: Final = 200
 OTHER_RELEASE: Final = "all: the one before it was issued by another release"
@@ -47,6 +48,7 @@ def issue(
     *,
     may_be_preliminary: bool = False,
     only_first: bool = False,
+    sums: SumsCheck | None = None,
 ) -> Row | None:
     """Issue the report of a period; its row, or None if one is there that says the same.
 
@@ -58,15 +60,20 @@ def issue(
         now_us: wall clock.
         may_be_preliminary: also while figures may change.
         only_first: no revision of a final report.
+        sums: a final report is compared with these.
 
     Raises:
         NotYetFinal: figures may still change.
+        SumsDiffer: they are not those of the slices that are stored.
         NothingToReport, NoSuchPeriod: there is none.
         DatabaseUnavailable: retryable.
     """
-    content = compute_report(read_inputs(store.reader, name, period, now_us))
+    inputs = read_inputs(store.reader, name, period, now_us)
+    content = compute_report(inputs)
     if content.is_preliminary and not may_be_preliminary:
         raise NotYetFinal(name, content.period.text, content.preliminary_because)
+    if sums is not None and not content.is_preliminary:
+        sums.check(inputs, store.reader)
 
     def make(end: ChainEnd) -> dict[str, Any] | None:
         if only_first and end.latest is not None and not end.latest["is_preliminary"]:

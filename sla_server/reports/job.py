@@ -22,6 +22,7 @@ from sla_server.jobs import JobAnswer, job_command, noted, only_one
 from sla_server.reports.errors import ReportError
 from sla_server.reports.inputs import LAST
 from sla_server.reports.issue import due_periods, issue
+from sla_server.reports.sums import SumsCheck
 from sla_server.rows import Row
 
 log = structlog.get_logger("report-job")
@@ -29,7 +30,9 @@ KIND: Final = "reports"
 WORDS: Final = {True: "kept", False: "not kept", None: "not judged"}
 
 
-def issue_due(store: ReportStore, kind: str, who: str, now_us: int) -> tuple[list[Row], list[str]]:
+def issue_due(
+    store: ReportStore, kind: str, who: str, now_us: int, sums: SumsCheck | None = None
+) -> tuple[list[Row], list[str]]:
     """Issue all that is due; the reports, and what could not be made.
 
     Raises:
@@ -39,7 +42,7 @@ def issue_due(store: ReportStore, kind: str, who: str, now_us: int) -> tuple[lis
     refused: list[str] = []
     for name, period in due_periods(store.reader, kind, now_us):  # type: ignore[arg-type]
         try:
-            row = issue(store, name, period, who, now_us, only_first=True)
+            row = issue(store, name, period, who, now_us, only_first=True, sums=sums)
         except ReportError as exc:
             refused.append(f"{name} {period}: {exc}")
             log.warning("report-not-issued", agreement=name, period=period, problem=str(exc))
@@ -71,17 +74,20 @@ def run(
         store.check_may_issue()
         with noted(store.jobs, KIND, who) as noted_run:
             refused: list[str] = []
+            sums = SumsCheck.of(store.reader)
             if agreement is None:
-                issued, refused = issue_due(store, config.reports.period, who, now_us)
+                issued, refused = issue_due(store, config.reports.period, who, now_us, sums)
             else:
-                row = issue(store, agreement, period, who, now_us, may_be_preliminary=may_be_preliminary)
+                row = issue(
+                    store, agreement, period, who, now_us, may_be_preliminary=may_be_preliminary, sums=sums
+                )
                 issued = [] if row is None else [row]
             text = f"{len(issued)} reports issued" + (
                 f"; {len(refused)} could not be made" if refused else ""
             )
-            noted_run.note(text, rows=len(issued))
+            noted_run.note("; ".join(filter(None, (text, sums.words))), rows=len(issued))
     listed = [{key: value for key, value in row.items() if key != "body"} for row in issued]
-    return {"issued": listed, "refused": refused}
+    return {"issued": listed, "refused": refused, "sums": sums.as_dict()}
 
 
 def describe(result: dict[str, Any]) -> str:

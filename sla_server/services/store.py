@@ -8,6 +8,7 @@ Thread: any; calls block, so the main loop makes none (``sql_worker`` does).
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from pmdaemon.wire.rates import LEAST_BURST_S, MOST_BURST_S
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.queries.reader import SliceInputs, SqlReader, open_reader
 from sla_server.rows import Row
-from sla_server.storage_resources.pools import DAY_US, StoredPools
+from sla_server.storage_resources.pools import DAY_US, SPACE_JOB, StoredPools
 
 __all__ = ["SliceInputs", "SqlReads", "open_store"]
 
@@ -174,6 +175,11 @@ class SqlReads:
     def pool_days(self, from_us: int, owner: str, pool: str) -> list[Row]:
         """Days of a pool of storage from that time on, oldest first."""
         return self._reader.space.pool_days(from_us, owner, pool)
+
+    def space_results(self) -> tuple[int, list[Row]] | None:
+        """When the space job ran last, us, and what it has found, a row a pool; None: it never ran."""
+        found = self._reader.results.whole(SPACE_JOB)
+        return found and (found[0].end_us, json.loads(b"".join(found[1])))
 
     def close(self) -> None:
         """Let go of connections."""

@@ -2,8 +2,8 @@
 
 Theory of operation. A stream's slot says how many requests arrived, of which kinds and sizes, and how many
 were outstanding at most. It is replayed as a Poisson stream of that rate with at most so many outstanding (16
-at least: the maximum was only sampled at polls). What happened within a slot is not stored, so bursts shorter
-than it are not in the replay.
+at least: the maximum was only sampled at polls). What happened within a slot is not stored with it, so bursts
+shorter than it are not in the replay, unless raw cuts say when its requests arrived (``within``).
 
 The device of a backend is fitted: each slot gives a rate and a mean service latency, which in a queue of c
 servers (Sakasegawa's approximation for M/G/c, bounded by Little's law) asks for one service time; its median,
@@ -22,7 +22,7 @@ import itertools
 import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -48,6 +48,10 @@ SERVERS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 SPREAD: Final = 0.5
 LEAST_IOS: Final = 50  # of a slot that says something of the device
 FULL_RATIO: Final = 0.98
+RESOLUTION: Final = "Resolution:"
+"""Begin of the note that says it."""
+Part = tuple[float, float, float]
+"""Of a slot: begin and length in seconds, and its share of the slot's requests."""
 
 
 class Slots(Protocol):
@@ -77,11 +81,15 @@ class StoredFeed:
     Attributes:
         rates: second of a slot's start to (requests a second, share of reads, bytes of a read, bytes of a
             write, most outstanding).
+        stream_id: negative: of several streams together.
+        within: second of a slot's start to how its requests are spread; of others evenly.
     """
 
     stream: Stream
     slot_s: int
     rates: Mapping[int, tuple[float, float, int, int, int]]
+    stream_id: int = -1
+    within: Mapping[int, Sequence[Part]] = field(default_factory=dict)
 
     def begin(self, application: Application, span: tuple[float, float], rng: random.Random) -> None:
         """See ``Feed``."""
@@ -96,11 +104,15 @@ class StoredFeed:
                 continue
             rate, reads, read_bytes, write_bytes, most = found
             application.most = most
-            now = float(start) + rng.expovariate(rate)
-            while now < start + self.slot_s:
-                is_write = rng.random() >= reads
-                yield Arrival(now, is_write, write_bytes if is_write else read_bytes)
-                now += rng.expovariate(rate)
+            for begin, length_s, share in self.within.get(start, ((float(start), float(self.slot_s), 1.0),)):
+                if not share:
+                    continue
+                part_rate = rate * self.slot_s * share / length_s
+                now = begin + rng.expovariate(part_rate)
+                while now < begin + length_s:
+                    is_write = rng.random() >= reads
+                    yield Arrival(now, is_write, write_bytes if is_write else read_bytes)
+                    now += rng.expovariate(part_rate)
 
 
 @dataclass(frozen=True)
@@ -225,7 +237,7 @@ def _feeds(
                 max(int(slots["write_bytes"][row]) // writes, 1) if writes else 4096,
                 max(most, LEAST_OUTSTANDING),
             )
-        yield StoredFeed(stream, slot_s, rates)
+        yield StoredFeed(stream, slot_s, rates, number)
 
 
 # Which slots.
@@ -374,6 +386,11 @@ def _fitted(found: Slots, mine: Ints, servers: int | None) -> FittedDevice:
     return fit(ios / found.slot_s, service_us / ios / 1e6, most, size, servers)
 
 
+def device_note(name: str) -> str:
+    """Begin of the note about the device of a backend."""
+    return f"Device {name}"
+
+
 def _notes(
     found: Slots,
     second: Ints,
@@ -385,8 +402,8 @@ def _notes(
     slot_s, total = found.slot_s, len(np.unique(second))
     played = round(sum(last - first for first, last in spans) / slot_s)
     notes = [
-        f"Resolution: {slot_s} s. Rates, kinds, mean sizes and most outstanding I/Os are those of each slot; "
-        f"within it arrivals are drawn at random, so shorter bursts are missing."
+        f"{RESOLUTION} {slot_s} s. Rates, kinds, mean sizes and most outstanding I/Os are those of each "
+        f"slot; within it arrivals are drawn at random, so shorter bursts are missing."
     ]
     if is_quiet:
         notes.append(
@@ -400,11 +417,13 @@ def _notes(
         )
     for name, fitted in fits.items():
         if not fitted.slots:
-            notes.append(f"Device {name}: too little I/O to fit it; the default is used. Give --device.")
+            notes.append(
+                f"{device_note(name)}: too little I/O to fit it; the default is used. Give --device."
+            )
             continue
         notes.append(
-            f"Device {name} is fitted to {fitted.slots} slots: half of their mean latencies differ by at "
-            f"most {fitted.error_ratio:.0%} from the model's."
+            f"{device_note(name)} is fitted to {fitted.slots} slots: half of their mean latencies differ by "
+            f"at most {fitted.error_ratio:.0%} from the model's."
             + (" That is a poor fit: give --device." if fitted.error_ratio > 0.5 else "")
         )
     delay, latency = int(found.slots["delay_sum_us"].sum()), int(found.slots["lat_sum_us"].sum())

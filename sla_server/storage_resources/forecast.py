@@ -17,7 +17,8 @@ seeded: one history has one forecast.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import numpy as np
@@ -64,16 +65,16 @@ class Forecast:
 
     def as_row(self, at_us: int) -> dict[str, Any]:
         """As it is stored, made at that time."""
-        return {
-            "at_us": at_us,
-            "days": self.days,
-            "slope_bytes_per_day": self.slope_bytes_per_day,
-            "r2": self.r2,
-            "full_us": self.full_us,
-            "earliest_us": self.earliest_us,
-            "latest_us": self.latest_us,
-            "reason": self.reason,
-        }
+        return {"at_us": at_us, **{each.name: getattr(self, each.name) for each in fields(self)}}
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Forecast:
+        """The reverse.
+
+        Raises:
+            KeyError: it is of another release.
+        """
+        return cls(**{each.name: row[each.name] for each in fields(cls)})
 
 
 def theil_sen(days: Floats, used: Floats, chosen: Pairs | None = None) -> tuple[Floats, Floats]:

@@ -31,6 +31,8 @@ from sla_server.storage_resources.watermarks import CRITICAL, OK, WARN, Marks, n
 
 SERVER: Final = "server"
 """Owner of the pools that the server reads itself."""
+SPACE_JOB: Final = "space"
+"""Of the job that forecasts all pools: its kind, and that of what it stores."""
 DAY_US: Final = 86_400_000_000
 STALE_US: Final = 3 * 3_600_000_000  # longer than any interval of reading
 CHANGED_RATIO: Final = 0.01  # of the pool's size: stored at once

@@ -2,10 +2,11 @@
 
 Every ``FORECAST_S`` it lists the pools; of ``MOST_A_TURN`` of them a turn it reads the days and puts a
 ``PoolForecast`` into ``found``. Those of a fleet take minutes of processor time, and this process judges and
-controls: with ``TURN_S`` between two turns they take a part of it. A command that was ordered is run before
-the next turn, and its ``CommandDone`` comes the same way. A command that cannot be killed is not run again,
-the others are. While the database is away the former forecasts stay, and it is tried again after ``AGAIN_S``;
-the thread ``sv-sql`` says that it is away.
+controls: with ``TURN_S`` between two turns they take a part of it. What the space job has found since the
+last pass, from the same days, is taken instead (``forecast_of`` made both). A command that was ordered is run
+before the next turn, and its ``CommandDone`` comes the same way. A command that cannot be killed is not run
+again, the others are. While the database is away the former forecasts stay, and it is tried again after
+``AGAIN_S``; the thread ``sv-sql`` says that it is away.
 
 Shared with the main loop: the two queues. All else belongs to the thread.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import queue
 from collections import deque
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import numpy as np
@@ -28,7 +30,7 @@ from pmdaemon.runtime.stop import Stop
 from sla_server.rows import Row
 from sla_server.services.store import SqlReads
 from sla_server.storage_resources.actions import CommandDone, CommandOrder
-from sla_server.storage_resources.forecast import DAY_US, MOST_DAYS, forecast, growth_spike
+from sla_server.storage_resources.forecast import DAY_US, MOST_DAYS, Forecast, forecast, growth_spike
 from sla_server.storage_resources.pools import PoolForecast, PoolKey
 
 log = structlog.get_logger("space")
@@ -53,6 +55,7 @@ class StorageWorker:
         self._stop = stop
         self._runners: dict[str, CommandRunner] = {}  # by name of the command
         self._left: deque[PoolKey] = deque()  # of the pass under way
+        self._of_job: Mapping[PoolKey, PoolForecast] = {}  # the same
         self._due_ns = clock.monotonic_ns() + round(AGAIN_S * 1e9)  # the next pass
         self._not_before_ns = 0
 
@@ -97,9 +100,14 @@ class StorageWorker:
             return
         try:
             if not self._left:
+                self._of_job = forecasts_of_job(self._store.space_results(), now_us)
                 self._left.extend(PoolKey(*key) for key in self._store.pool_keys())
                 self._due_ns = now_ns + round(FORECAST_S * 1e9)
             for _ in range(min(MOST_A_TURN, len(self._left))):
+                if (found := self._of_job.get(self._left[0])) is not None:
+                    self._left.popleft()
+                    self.found.put(found)
+                    continue
                 days = self._store.pool_days(now_us - (MOST_DAYS + 1) * DAY_US, *self._left[0])
                 self._forecast(self._left.popleft(), days, now_us)
         except SlaError as exc:
@@ -108,9 +116,46 @@ class StorageWorker:
             self._not_before_ns = now_ns + round(AGAIN_S * 1e9)
 
     def _forecast(self, key: PoolKey, days: list[Row], now_us: int) -> None:
-        ended = [row for row in days if row["day_us"] + DAY_US <= now_us]
-        if ended and ended[-1]["day_us"] >= now_us - STALE_DAYS * DAY_US:
-            self.found.put(forecast_of(key, ended, now_us))
+        if usable := usable_days(days, now_us):
+            self.found.put(forecast_of(key, usable, now_us))
+
+
+def usable_days(days: Iterable[Row], now_us: int) -> list[Row]:
+    """Of the days of one pool those that have ended; none if the newest one says nothing of what comes."""
+    ended = [row for row in days if row["day_us"] + DAY_US <= now_us]
+    return ended if ended and ended[-1]["day_us"] >= now_us - STALE_DAYS * DAY_US else []
+
+
+def forecasts_of_job(stored: tuple[int, list[Row]] | None, now_us: int) -> dict[PoolKey, PoolForecast]:
+    """What the space job has found that this thread would find now; nothing if it is older than a pass.
+
+    Args:
+        stored: when it was made, us, and a row a pool (``as_stored``).
+        now_us: wall clock; a day that has ended since has more to say.
+    """
+    if stored is None or not 0 <= now_us - stored[0] <= FORECAST_S * 1e6:
+        return {}
+    if stored[0] // DAY_US != now_us // DAY_US:
+        return {}
+    found = {}
+    for row in stored[1]:
+        try:
+            each = PoolForecast(
+                PoolKey(row["owner"], row["pool"]),
+                Forecast.from_row(row),
+                row["spike_bytes"],
+                row["newest_us"],
+            )
+        except KeyError:
+            return {}  # another release
+        found[each.key] = each
+    return found
+
+
+def as_stored(found: PoolForecast, at_us: int) -> Row:
+    """As the space job stores it for ``forecasts_of_job``."""
+    spike = {"spike_bytes": found.spike_bytes, "newest_us": found.newest_us}
+    return {**found.key._asdict(), **spike, **found.forecast.as_row(at_us)}
 
 
 def forecast_of(key: PoolKey, days: list[Row], now_us: int) -> PoolForecast:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Final
 
 from sla_server.agreements.document import Agreement
 from sla_server.agreements.load import load_documents
@@ -33,6 +34,22 @@ spec:
   penalties: [{below: 0.995, credit: 0.10}, {below: 0.99, credit: 0.25}, {below: 0.95, credit: 0.50}]
   credit_cap: 0.50
 """
+
+ERP: Final = """
+apiVersion: storage-sla/v1
+kind: SLA
+metadata: {name: gold}
+spec:
+  parties: {provider: team, customer: acme}
+  scope: {volumes: [erp]}
+  priority: gold
+  objectives:
+  - name: latency
+    indicator: {metric: latency, percentile: 95}
+    demand_curve: [{up_to_iops: 1000, value_ms: 20}]
+    budgeting: {slice: 1m, target: 0.99}
+"""
+"""Of one volume, in minutes: what back-tests replay."""
 
 
 def simple(

@@ -24,3 +24,6 @@ class ResultsInMemory:
 
     def bodies(self, kind: str) -> list[bytes]:
         return self._found[kind][1]
+
+    def whole(self, kind: str) -> tuple[ResultHead, list[bytes]] | None:
+        return self._found.get(kind)

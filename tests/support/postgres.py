@@ -78,22 +78,23 @@ class PostgresServer:
     def start(self) -> None:
         """Start and wait until it answers."""
         settings = (f"--{name}={value}" for name, value in self._options.items())
-        command = [self._programs / "postgres", "-D", self.directory / "data", *settings]
+        command = [str(self._programs / "postgres"), "-D", str(self.directory / "data"), *settings]
         with (self.directory / "log").open("ab") as log:
-            self.process = subprocess.Popen(
+            process: subprocess.Popen[bytes] = subprocess.Popen(
                 command, stdout=log, stderr=log, cwd=self.directory, **self._account
             )
+        self.process = process
         deadline = Deadline(START_S)
         while True:
             try:
                 self.execute("SELECT 1")
                 return
             except psycopg.OperationalError as exc:
-                if deadline.passed or self.process.poll() is not None:
+                if deadline.passed or process.poll() is not None:
                     tail = (self.directory / "log").read_text()[-2000:]
                     raise PostgresMissing(f"PostgreSQL did not start: {tail}") from exc
             try:
-                self.process.wait(0.05)
+                process.wait(0.05)
             except subprocess.TimeoutExpired:
                 continue
 

@@ -60,6 +60,7 @@ class FakeStore:
         self.caps: dict[tuple[int, int], dict[str, float | None]] = {}
         self.away: set[str] = set()
         self.reads: list[str] = []
+        self.of_space_job: tuple[int, list[Row]] | None = None
         self.closed = False
 
     def _read(self, name: str) -> None:
@@ -204,6 +205,10 @@ class FakeStore:
         return StoredPools(
             list(self.tables.get("pools", [])), days, list(self.tables.get("pool_volumes", []))
         )
+
+    def space_results(self) -> tuple[int, list[Row]] | None:
+        self._read("space_results")
+        return self.of_space_job
 
     def pool_keys(self) -> list[tuple[str, str]]:
         rows = self._table("pool_days", "pool_keys")

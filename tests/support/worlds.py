@@ -126,11 +126,13 @@ def cut(
         abandoned: volume to (I/Os whose client left, their ages in ms in all).
         gen, epoch, thresholds_us, end_s, duration_s, held, starved_us: as the cut has them.
     """
+    waiting, overdue, failed, arriving = waiting or {}, overdue or {}, failed or {}, arriving or {}
+    kinds, abandoned = kinds or {}, abandoned or {}
     counters = np.zeros((len(COLUMNS), len(ios)), dtype=np.int64)
     hist, missed = [], []
     for row, (volume, (count, ms)) in enumerate(ios.items()):
         counters[COL["stream_id"], row] = stream_id(gateway, *user(volume))
-        counters[COL["arrived"], row] = count + (arriving or {}).get(volume, 0)
+        counters[COL["arrived"], row] = count + arriving.get(volume, 0)
         counters[COL["reads"], row] = count
         counters[COL["read_bytes"], row] = count * 4096
         counters[COL["cost_milli"], row] = round(count * 1062.5)
@@ -138,20 +140,20 @@ def cut(
         if count:
             hist.append((row, bucket_of_ns(round(ms * 1e6)), count))
             missed += [(row, IO_ANY, t, count, count if ms * 1000 > t else 0) for t in thresholds_us]
-        inflight, oldest_ms = (waiting or {}).get(volume, (0, 0.0))
+        inflight, oldest_ms = waiting.get(volume, (0, 0.0))
         counters[COL["inflight"], row] = inflight
-        errors = counters[COL["errors"], row] = (failed or {}).get(volume, 0)
+        errors = counters[COL["errors"], row] = failed.get(volume, 0)
         if old_agent:
             continue
-        if inflight and volume not in (kinds or {}):
+        if inflight and volume not in kinds:
             missed.append((row, OUTSTANDING, 0, round(oldest_ms), round(oldest_ms)))
-        if volume in (kinds or {}):
+        if volume in kinds:
             ages = [round(age) for age in kinds[volume]]
             missed.append((row, OUTSTANDING, 0, max(ages), max(ages)))
             missed += [(row, OUTSTANDING + io, 0, age, age) for io, age in enumerate(ages, 1) if age]
-        if volume in (overdue or {}):
+        if volume in overdue:
             missed += [(row, OVERDUE + IO_ANY, t, *overdue[volume]) for t in thresholds_us]
-        if volume in (abandoned or {}):
+        if volume in abandoned:
             missed += [(row, OVERDUE + io, 0, *abandoned[volume]) for io in (IO_ANY, IO_READ)]
         if errors:
             missed += [(row, FAILED + io, 0, errors, 0) for io in (IO_ANY, IO_READ)]

@@ -33,6 +33,7 @@ from sla_server.db.partitions import DECISIONS_KEY
 from sla_server.db.queries import episodes, explanations, inbox, policies, records, reports, slices
 from sla_server.db.queries.access import AccessQueries
 from sla_server.db.queries.history import read_history
+from sla_server.db.queries.job_results import ResultQueries
 from sla_server.db.queries.pages import PageQueries
 from sla_server.db.queries.rows import chunks, decode_json, fetched, total
 from sla_server.db.queries.sizes import read_sizes
@@ -62,6 +63,7 @@ class SqlReader:
         self.access = AccessQueries(self._rows)
         self.reports = reports.ReportQueries(self._rows)
         self.pages = PageQueries(self._rows)
+        self.results = ResultQueries(self._rows)
 
     def _rows(self, statement: Executable) -> list[Row]:
         """All rows of a statement.

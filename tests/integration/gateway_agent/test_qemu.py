@@ -134,6 +134,16 @@ def test_io_beyond_the_limit_waits(daemon: StorageDaemon, monitors) -> None:
     assert time.monotonic() - began_s > 1.0  # 3 s less what is let through at first; a busy host takes longer
 
 
+def test_of_a_cap_with_a_burst_the_rate_holds_alone_and_is_confirmed(daemon: StorageDaemon, monitors) -> None:
+    monitor = monitors(daemon.monitor, group_of_daemon())
+    monitor.until(lambda: monitor.client.enforcer.reachable)
+    monitor.set(5, cost_per_s=200.0, burst_s=4.0)  # a burst would let all of the reads below pass at once
+    assert monitor.place.found == Limits(100, 6_553_600)
+    began_s = time.monotonic()
+    assert daemon.read(depth=8, times=300).wait(120) == 0
+    assert time.monotonic() - began_s > 1.0
+
+
 def test_a_daemon_that_was_started_again_gets_its_limits_again(daemon: StorageDaemon, monitors) -> None:
     monitor = monitors(daemon.monitor, group_of_daemon())
     monitor.until(lambda: monitor.client.enforcer.reachable)

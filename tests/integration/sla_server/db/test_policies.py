@@ -11,6 +11,8 @@ from sqlalchemy import text
 from sla_server.db import policies
 from sla_server.db.errors import DatabaseRefused
 from sla_server.db.policies import open_policies
+from sla_server.errors import JobRunning
+from sla_server.jobs import noted
 from tests.support.samples import cuts_message, make_cut, record_message
 
 CAP = {"volume": "vol-1", "hour_of_week": 3, "cost_per_s": 120.5, "demand_p50": 10.0, "demand_p95": 90.0}
@@ -161,6 +163,27 @@ def test_runs_of_jobs_are_noted_and_a_killed_one_is_found(store, rig):
     assert row["started_us"] <= row["ended_us"]
     (newest,) = rig.reader.jobs(1)
     assert {row["job_id"] for row in rig.reader.jobs(9, newest["cursor"])} == rows.keys() - {newest["job_id"]}
+
+
+def test_runs_over_one_database_have_one_lock_wherever_their_files_are(database, rig, tmp_path):
+    """As those of ``sla-policy.timer`` and of ``sla-job@policy.timer``; on SQLite files lie where it does."""
+    with (
+        contextlib.closing(open_policies(database.config, database.data_dir)) as first,
+        contextlib.closing(open_policies(database.config, database.data_dir)) as second,
+    ):
+        if first._engine.dialect.name != "postgresql":  # which of both this one is
+            pytest.skip("the lock of its directory is that of the database")
+        with noted(first, "policy", "timer"):
+            with (
+                pytest.raises(JobRunning, match="another policy job is running"),
+                noted(second, "policy", "ann"),
+            ):
+                pytest.fail("both run")
+            with noted(second, "space", "ann"), first.alone("policy"):
+                pass  # another job; and the same store once more
+        assert [row["state"] for row in rig.reader.jobs()] == ["done", "done"], "none was taken for killed"
+        with noted(second, "policy", "ann"):
+            pass
 
 
 def test_jobs_that_publish_at_once_get_different_versions(database, rig):

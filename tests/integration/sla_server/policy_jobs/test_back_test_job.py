@@ -22,7 +22,7 @@ from sla_server.jobs import only_one
 from sla_server.policy_jobs import back_test_job
 from sla_server.schedule import MODULES, arguments_of
 from tests.integration.sla_server.db.conftest import Database
-from tests.support.agreements import in_force
+from tests.support.agreements import ERP, in_force
 from tests.support.fleet_history import fill
 
 MINUTE_US = 60_000_000
@@ -61,22 +61,6 @@ def test_the_policy_in_force_is_tested_and_stays(tmp_path: Path, monkeypatch: py
     assert tested["ended_us"] >= tested["started_us"]
 
 
-GOLD = """
-apiVersion: storage-sla/v1
-kind: SLA
-metadata: {name: gold}
-spec:
-  parties: {provider: team, customer: acme}
-  scope: {volumes: [erp]}
-  priority: gold
-  objectives:
-  - name: latency
-    indicator: {metric: latency, percentile: 95}
-    demand_curve: [{up_to_iops: 1000, value_ms: 20}]
-    budgeting: {slice: 1m, target: 0.99}
-"""
-
-
 def store_a_burst(config: configuration.ResolvedConfig, from_us: int) -> None:
     """Three minutes: a batch load is greedy in the second one, and the ERP beside it misses its promise."""
     slots, missed = [], []
@@ -93,11 +77,11 @@ def store_a_burst(config: configuration.ResolvedConfig, from_us: int) -> None:
             {"slot_us": at_us, "stream_id": 1, "io": IO_KINDS["any"], "threshold_us": 20_000,
              "counted": 1200, "missed": 900 if is_busy else 0}
         )  # fmt: skip
-    spec = json.dumps(in_force(GOLD).agreement.spec_json())
+    spec = json.dumps(in_force(ERP).agreement.spec_json())
     agreement = {
         "name": "gold",
         "version": 1,
-        "document": GOLD,
+        "document": ERP,
         "spec": spec,
         "priority": "gold",
         "applied_us": 1,

@@ -16,9 +16,11 @@ from sla_server import config as configuration
 from sla_server.db import migrate, schema
 from sla_server.db.engine import begin, make_engine
 from sla_server.db.policies import open_policies
+from sla_server.db.queries.job_results import table_of
 from sla_server.db.schema import DAY_US
 from sla_server.jobs import only_one
 from sla_server.policy_jobs import report_inputs_job, space_job, step_job, stored_results
+from sla_server.services.store import SqlReads
 from tests.support.agreements import in_force, simple
 from tests.support.histories import known_history
 
@@ -44,7 +46,7 @@ def fill(config: configuration.ResolvedConfig, table: Any, rows: list[dict[str, 
 
 
 def test_the_space_job_forecasts_all_pools_from_what_is_stored(config: configuration.ResolvedConfig) -> None:
-    """One grows by 2 GiB a day, one stays; the day that goes on does not count."""
+    """One grows by 2 GiB a day, one stays, one is not read any more; the day that goes on does not count."""
     days = [
         {
             "owner": owner,
@@ -56,7 +58,8 @@ def test_the_space_job_forecasts_all_pools_from_what_is_stored(config: configura
         for owner, pool, growth in (("g1", "flat", 0), ("g2", "grows", 2))
         for back in range(20, -1, -1)
     ]
-    fill(config, schema.pool_days, days)
+    old = [{**row, "pool": "gone", "day_us": row["day_us"] - 30 * DAY_US} for row in days[21:]]
+    fill(config, schema.pool_days, days + old)
     fill(config, schema.pools, [{"owner": "g2", "pool": "grows", "owner_name": "gateway-2"}])
     found = space_job.run(config, "me", NOW_US)
     grows, flat = found["pools"]
@@ -71,6 +74,7 @@ def test_the_space_job_forecasts_all_pools_from_what_is_stored(config: configura
         head = store.results.head("space")
         (row,) = store.reader.jobs()
         assert json.loads(store.results.bodies("space")[0]) == found["pools"]
+        assert SqlReads(store.reader).space_results() == (NOW_US, found["pools"]), "so services take it"
     assert head is not None
     assert (head.end_us, head.rows) == (NOW_US, 2)
     assert (row["kind"], row["state"], row["rows"]) == ("space", "done", 40)
@@ -86,7 +90,11 @@ def test_report_inputs_are_of_each_agreement_s_periods_and_those_of_the_reports(
          ).agreement.spec_json()}
         for name, period in windows.items()
     ]  # fmt: skip
-    spans = report_inputs_job.spans_of(rows, "month", NOW_US).to_pylist()
+    spec = in_force(simple("over")).agreement.spec_json()
+    over = [
+        {"name": "over", "version": 1, "applied_us": 1, "ended_us": NOW_US - 400 * DAY_US, "spec": spec}
+    ]  # what it promised is in reports since; its slices would be read with all those that came later
+    spans = report_inputs_job.spans_of(rows[:1] + over + rows[1:], "month", NOW_US).to_pylist()
     assert [(span["name"], span["period"]) for span in spans] == [
         ("monthly", "2026-11"), ("monthly", "2026-12"),
         ("weekly", "2026-11"), ("weekly", "2026-12"), ("weekly", "2026-W49"), ("weekly", "2026-W50"),
@@ -110,7 +118,7 @@ def test_without_a_slice_spark_is_not_started(
     done = CliRunner().invoke(report_inputs_job.main, ["-o", "json"])
     assert json.loads(done.stdout) == {"slices": 0, "sums": [], "periods": []}
     with closing(open_policies(config.database, config.data_dir)) as store:
-        stored = stored_results.decoded(store.results.bodies("report-inputs"))
+        stored = table_of(store.results.bodies("report-inputs"))
         (row,) = store.reader.jobs()
     assert stored.schema.equals(report_inputs_job.SUMS)
     assert (row["kind"], row["state"], row["rows"]) == ("report-inputs", "done", 0)

@@ -116,6 +116,16 @@ def test_cost_is_limited_by_operations_and_by_bytes(host: Host) -> None:
     assert host.group.kept == IoLimits(25, 25, 50 * 65_536, 50 * 65_536)
 
 
+def test_of_a_cap_with_a_burst_the_rate_holds_alone_and_is_confirmed(host: Host) -> None:
+    """As policies give it; the kernel knows no bursts, so what exceeds the rate waits."""
+    host.second(IoCounts(reads=50, writes=50, read_bytes=50 * 65_536, write_bytes=50 * 65_536))
+    host.set(1, cost_per_s=100.0, burst_s=4.0)
+    assert host.group.kept == IoLimits(25, 25, 50 * 65_536, 50 * 65_536)
+    assert (host.enforcer.took, host.enforcer.refused) == (1, None)
+    host.set(2, cost_per_s=100.0, burst_s=2.0)
+    assert (host.enforcer.took, len(host.group.written)) == (2, 2), "another burst is no other limit"
+
+
 def test_the_generation_of_a_sample(host: Host) -> None:
     host.second()
     assert host.gen == 0

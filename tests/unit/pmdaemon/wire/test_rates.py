@@ -169,6 +169,17 @@ def test_a_floor_above_a_cap_makes_its_bursts_no_longer():
     assert cap.at_least(Rates(ops_per_s=5.0)) == cap
 
 
+def test_a_floor_above_a_cap_of_cost_leaves_its_burst_its_size():
+    """What a policy lets pass at once on a backend is a sum of such bursts."""
+    cap = Rates(cost_per_s=5.0, burst_s=4.0)
+    raised = cap.at_least(Rates(ops_per_s=47.0, cost_per_s=50.0))
+    assert (raised.cost_per_s, raised.burst_s) == (50.0, pytest.approx(0.4)), "20 units at once, as before"
+    assert cap.at_least(Rates(cost_per_s=5.0)) == cap
+    assert cap.at_least(Rates(cost_per_s=1e6)).burst_s == DEFAULT_BURST_S
+    assert Rates(cost_per_s=5.0).at_least(Rates(cost_per_s=50.0)).burst_s is None
+    assert Rates(cost_per_s=5.0, burst_s=0.01).at_least(Rates(cost_per_s=50.0)).burst_s == 0.01
+
+
 def test_a_burst_that_hardly_differs_is_no_other_cap():
     """Of a share that is raised to the least rate the burst follows from the share, which always varies."""
     shares = [BURST.scaled(ratio).at_least(Rates(ops_per_s=1.0)) for ratio in (0.005, 0.005005, 0.0052)]

@@ -10,37 +10,22 @@ import numpy as np
 import pytest
 
 from pmdaemon.wire.cut import IO_KINDS
-from sla_server.agreements.document import Agreement
-from sla_server.agreements.load import load_documents
 from sla_server.config import ServerConfig, resolve
+from sla_server.db.errors import FileDamaged
 from sla_server.db.queries.replay import StoredSlots, TooManyRows
+from sla_server.db.queries.replay_cuts import COUNTED
 from sla_server.policy_jobs import back_test
 from sla_server.policy_jobs.back_test import ReplaySums, backend_plans, by_hour, compare, verdict
 from sla_server.policy_jobs.sampling import MOST_VOLUMES
 from sla_server.simulate.setup import Contract, contract_of
+from tests.support.agreements import ERP, agreement
 
 MINUTE_US = 60_000_000
 START_US = 1_795_996_800 * 1_000_000  # a Monday, 00 UTC
 
-GOLD = """
-apiVersion: storage-sla/v1
-kind: SLA
-metadata: {name: gold}
-spec:
-  parties: {provider: team, customer: acme}
-  scope: {volumes: [erp]}
-  priority: gold
-  objectives:
-  - name: latency
-    indicator: {metric: latency, percentile: 95}
-    demand_curve: [{up_to_iops: 1000, value_ms: 20}]
-    budgeting: {slice: 1m, target: 0.99}
-"""
-
 
 def contract() -> Contract:
-    documents = [item.document for item in load_documents(GOLD, 60)]
-    return contract_of([item for item in documents if isinstance(item, Agreement)])
+    return contract_of([agreement(ERP)])
 
 
 def stored(rates: dict[str, list[int]], missed: int, backends: dict[str, str] | None = None) -> StoredSlots:
@@ -179,6 +164,9 @@ def test_it_is_said_in_words() -> None:
     ]
 
 
+NO_CUTS = {name: np.zeros(0, np.int64) for name in ("start_us", *COUNTED)}
+
+
 class Reader:
     """No policy is in force."""
 
@@ -206,6 +194,7 @@ def test_of_a_fleet_that_cannot_be_held_a_sample_is_replayed_and_the_report_says
     # What is read of SQL has tests of its own.
     monkeypatch.setattr(back_test, "read_slots", read)
     monkeypatch.setattr(back_test, "read_streams", lambda *_args: {**found.streams, **others})
+    monkeypatch.setattr(back_test, "read_cuts", lambda *_args: NO_CUTS)
     monkeypatch.setattr(back_test, "_contract", lambda *_args: contract())
     config = resolve(ServerConfig(data_dir=tmp_path))
     caps = [{"volume": "batch", "hour_of_week": 0, "cost_per_s": 40.0}]
@@ -228,6 +217,7 @@ def test_a_small_world_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return stored(BRIEF, 900)
 
     monkeypatch.setattr(back_test, "read_slots", read)
+    monkeypatch.setattr(back_test, "read_cuts", lambda *_args: NO_CUTS)
     monkeypatch.setattr(back_test, "_contract", lambda *_args: contract())
     config = resolve(ServerConfig(data_dir=tmp_path))
     caps = [{"volume": "batch", "hour_of_week": 0, "cost_per_s": 40.0}]
@@ -235,3 +225,11 @@ def test_a_small_world_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyP
     tested = back_test.made(store, config, caps, START_US + 4 * MINUTE_US)  # type: ignore[arg-type]
     assert tested["publish"]
     assert (samples, "sampled" in tested) == ([None], False)
+
+    def damaged(*_args: Any) -> Any:
+        raise FileDamaged("cuts/2026-11-28/1-2.parquet", "the file is missing")
+
+    monkeypatch.setattr(back_test, "read_cuts", damaged)
+    without = back_test.made(store, config, caps, START_US + 4 * MINUTE_US)  # type: ignore[arg-type]
+    assert (without["publish"], without["new"]) == (True, tested["new"])
+    assert any("within slots is not known" in note and "1-2.parquet" in note for note in without["notes"])

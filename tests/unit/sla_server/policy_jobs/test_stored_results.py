@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.metadata import version
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from sla_server.config import PolicyJobConfig
+from sla_server.db.queries.job_results import table_of
 from sla_server.policy_jobs import inputs, stored_results
 from sla_server.policy_jobs.compute import STEPS
 from tests.support.histories import known_history, utc_hours
@@ -63,6 +65,27 @@ def test_of_another_window_it_is_computed() -> None:
     assert taken(stored(), settings=PolicyJobConfig(results_max_age_s=60, window_days=7)) == {}
 
 
+@pytest.mark.parametrize("package", ["storage-sla-server", "pyspark"])
+def test_of_another_release_it_is_computed(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its columns may be others, and what the models make of the same rows."""
+    before = stored()
+    monkeypatch.setattr(stored_results, "version", lambda name: "0" if name == package else version(name))
+    assert taken(before) == {}
+
+
+def test_what_is_replaced_while_it_is_looked_at_is_not_taken() -> None:
+    results = stored()
+    head = results.head
+
+    def replaced(kind: str) -> Any:
+        found = head(kind)
+        results.replace("capacity", END_US, "of other promises", stored_results.encoded(TABLE))
+        return found
+
+    results.head = replaced  # type: ignore[method-assign]
+    assert taken(results) == {}
+
+
 def test_the_order_of_names_does_not_matter() -> None:
     """They come out of sets, whose order is another in each process."""
     scope = replace(READ.scope, classes=READ.scope.classes.take([1, 0]))
@@ -78,9 +101,9 @@ def test_a_large_table_comes_in_parts_and_an_empty_one_in_one(monkeypatch: pytes
     monkeypatch.setattr(stored_results, "ROWS_A_PART", 1)
     parts = stored_results.encoded(TABLE)
     assert [rows for _, rows in parts] == [1, 1]
-    assert stored_results.decoded([body for body, _ in parts]).equals(TABLE)
+    assert table_of([body for body, _ in parts]).equals(TABLE)
     (only,) = stored_results.encoded(TABLE.slice(0, 0))
-    assert stored_results.decoded([only[0]]).schema == TABLE.schema
+    assert table_of([only[0]]).schema == TABLE.schema
 
 
 def test_the_last_valid_capacities_are_those_of_whichever_is_newer() -> None:

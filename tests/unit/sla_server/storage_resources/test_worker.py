@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,15 @@ from pmdaemon.runtime.stop import Stop
 from sla_server.storage_resources.actions import CommandDone, CommandOrder
 from sla_server.storage_resources.config import StorageCommand
 from sla_server.storage_resources.pools import DAY_US, PoolForecast, PoolKey
-from sla_server.storage_resources.worker import AGAIN_S, FORECAST_S, MOST_A_TURN, StorageWorker
+from sla_server.storage_resources.worker import (
+    AGAIN_S,
+    FORECAST_S,
+    MOST_A_TURN,
+    StorageWorker,
+    as_stored,
+    forecast_of,
+    usable_days,
+)
 from tests.support.services import FakeStore
 
 NOW_US = 20_000 * DAY_US + 1
@@ -46,7 +56,72 @@ def test_each_pool_is_forecast_from_the_days_that_have_ended() -> None:
     assert found.forecast.full_us == 20_071 * DAY_US, "290 on the 20th day, 10 a day: 71 days"
 
 
-@pytest.mark.parametrize("away", ["pool_keys", "pool_days"])
+def passed(store: FakeStore, now_us: int) -> dict[PoolKey, PoolForecast]:
+    """What a worker's first pass has found."""
+    clock = FakeClock(unix_us=now_us - round((AGAIN_S + 1) * 1e6))
+    worker = StorageWorker(store, clock, Stop())  # type: ignore[arg-type]
+    clock.advance(AGAIN_S + 1)
+    worker.turn()
+    return forecasts(worker)
+
+
+def as_by_the_job(store: FakeStore, now_us: int, *owners: str) -> list[dict[str, Any]]:
+    """What the job stores of these owners' days; through JSON, as it is kept."""
+    days = store.tables["pool_days"]
+    rows = [
+        as_stored(
+            forecast_of(PoolKey(owner, "data"), usable_days([d for d in days if d["owner"] == owner], now_us),
+                        now_us), now_us)
+        for owner in owners
+    ]  # fmt: skip
+    stored: list[dict[str, Any]] = json.loads(json.dumps(rows))
+    return stored
+
+
+def test_what_the_space_job_has_found_is_what_would_be_found_here_and_is_taken() -> None:
+    store = FakeStore()
+    store.tables["pool_days"] = [
+        day(owner, 19_980 + number, 100 + growth * number) for owner, growth in (("a", 10), ("b", 0))
+        for number in range(20)
+    ]  # fmt: skip
+    computed = passed(store, NOW_US)
+    assert list(computed) == [("a", "data"), ("b", "data")]
+    store.of_space_job = NOW_US, as_by_the_job(store, NOW_US, "a", "b")
+    store.reads.clear()
+    assert passed(store, NOW_US + 60_000_000) == computed
+    assert "pool_days" not in store.reads
+    store.of_space_job = NOW_US, as_by_the_job(store, NOW_US, "a")
+    assert passed(store, NOW_US + 60_000_000) == computed, "the pool that the job did not know is computed"
+    assert store.reads.count("pool_days") == 1
+
+
+@pytest.mark.parametrize(
+    ("later_us", "drop"),
+    [
+        (round(FORECAST_S * 1e6) + 1, ""),  # a pass ago
+        (-1, ""),  # of the future
+        (0, "r2"),  # of another release
+    ],
+)
+def test_what_the_space_job_has_found_in_other_days_is_computed_again(later_us: int, drop: str) -> None:
+    store = FakeStore()
+    store.tables["pool_days"] = [day("a", 19_980 + number, 100 + 10 * number) for number in range(20)]
+    rows = as_by_the_job(store, NOW_US, "a")
+    store.of_space_job = NOW_US, [{key: value for key, value in row.items() if key != drop} for row in rows]
+    assert passed(store, NOW_US + later_us)
+    assert "pool_days" in store.reads
+
+
+def test_a_day_that_has_ended_since_the_job_ran_has_more_to_say() -> None:
+    store = FakeStore()
+    store.tables["pool_days"] = [day("a", 19_980 + number, 100 + 10 * number) for number in range(21)]
+    before_us = NOW_US + DAY_US - 60_000_000
+    store.of_space_job = before_us, as_by_the_job(store, before_us, "a")
+    (found,) = passed(store, before_us + 120_000_000).values()
+    assert found.newest_us == 20_000 * DAY_US
+
+
+@pytest.mark.parametrize("away", ["space_results", "pool_keys", "pool_days"])
 def test_while_the_database_is_away_nothing_is_found_and_it_is_tried_again(away: str) -> None:
     store, clock, stop = FakeStore(), FakeClock(unix_us=NOW_US), Stop()
     store.tables["pool_days"] = [day("a", 19_999, 5)]

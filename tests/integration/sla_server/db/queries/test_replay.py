@@ -10,12 +10,14 @@ import pytest
 from click.testing import CliRunner
 
 from pmdaemon.wire import frame
+from pmdaemon.wire.cut import COL
 from pmdaemon.wire.kinds import Kind
 from sla_server.agreements.load import load_documents
 from sla_server.cli.main import cli
 from sla_server.db.errors import FileDamaged
 from sla_server.db.queries import replay
 from sla_server.db.queries.replay import SUMS, read_slots
+from sla_server.db.queries.replay_cuts import read_cuts
 from sla_server.services.control.simulation import Simulation
 from sla_server.simulate.loads import Application, IoLog, Load, arrivals
 from tests.support.archive import HOUR_US, FilesRig
@@ -26,6 +28,7 @@ from tests.support.samples import (
     gateway_message,
     make_cut,
     record_message,
+    stream,
     streams_message,
 )
 from tests.support.simulate import AGREEMENT
@@ -42,6 +45,42 @@ def rig(database):
 def summed(found) -> dict:
     keys = zip(found.slots["slot_us"].tolist(), found.slots["stream_id"].tolist(), strict=True)
     return {key: {name: int(found.slots[name][n]) for name in SUMS} for n, key in enumerate(keys)}
+
+
+def test_cuts_of_some_slots_are_read_from_the_files_that_have_them(rig, database):
+    items = rig.files_of_cuts(3, per_file=50)  # a cut a second, so the second minute is in two files
+    slot_us = T0 + 60_000_000
+
+    def read(most_rows: int = 10**6, streams: tuple[int, ...] = (1,)) -> list[tuple[int, int, int]]:
+        wanted = {stream(number) for number in streams}
+        found = read_cuts(database.config, database.data_dir, wanted, [slot_us], 60_000_000, most_rows)
+        columns = (found[name].tolist() for name in ("start_us", "stream_id", "arrived"))
+        return sorted(zip(*columns, strict=True))
+
+    def rows(items, *numbers: int) -> list[tuple[int, int, int]]:
+        within = [cut for cut in items if slot_us <= cut.start_unix_us < slot_us + 60_000_000]
+        wanted = {stream(number) for number in numbers}
+        return sorted(
+            (
+                cut.start_unix_us,
+                int(cut.counters[COL["stream_id"], row]),
+                int(cut.counters[COL["arrived"], row]),
+            )
+            for cut in within
+            for row in range(cut.counters.shape[1])
+            if int(cut.counters[COL["stream_id"], row]) in wanted
+        )
+
+    assert len(rows(items, 1)) == 60
+    assert read() == rows(items, 1)
+    assert read(streams=(1, 2)) == rows(items, 1, 2)
+    assert read(most_rows=1) == rows(items[100:], 1), "the newest file first, and as a whole"
+    assert read(streams=()) == []
+    assert not len(read_cuts(database.config, database.data_dir, {stream(1)}, [], 60_000_000)["arrived"])
+    (newest,) = (row for row in rig.rows() if row.kind == "cuts" and row.max_us > slot_us + 50_000_000)
+    Path(rig.files.path_for_readers(newest.path)).unlink()
+    with pytest.raises(FileDamaged):
+        read()
 
 
 def expected(items) -> dict:

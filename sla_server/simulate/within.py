@@ -1,0 +1,147 @@
+"""What cuts say of the inside of a slot: when its requests arrived, and how fast the device was.
+
+A slot of a minute says how many requests arrived, not when; a burst of three seconds is spread over it. Raw
+cuts, which are stored for two days, say it by the second or so. A replay of stored slots (``stored``) can be
+given them:
+
+* Arrivals of a slot are spread as those of its cuts: Poisson within each cut. How many there are stays the
+  slot's affair. A slot of which cuts are missing is left as it was.
+* The device is fitted again, to the cuts of its backend instead of slots. A slot with a burst has the latency
+  of the burst at a rate far below it, which would make every device slow.
+
+What is shorter than a cut is not seen. Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from sla_server.simulate.run import Plan
+from sla_server.simulate.stored import (
+    RESOLUTION,
+    FittedDevice,
+    Floats,
+    Ints,
+    Part,
+    StoredFeed,
+    device_note,
+    fit,
+)
+
+COMPLETE_RATIO: Final = 0.98  # of a slot's arrivals that its cuts must have
+LEAST_BINS: Final = 30  # of cuts, for a fit
+LEAST_IOS: Final = 5  # of a bin that says something of the device
+Cuts = Mapping[str, Ints]
+"""Columns of shape (rows,): start_us, duration_us, stream_id, arrived, reads, writes, read_bytes,
+write_bytes, svc_sum_us, inflight; a row a stream and cut."""
+
+
+def slots_of(plan: Plan) -> tuple[set[int], list[int]]:
+    """Streams of a plan, and begins (us) of the slots that it replays."""
+    feeds = [feed for feed in plan.feeds if isinstance(feed, StoredFeed) and feed.stream_id >= 0]
+    seconds = {second for feed in feeds for second in feed.rates}
+    begins = [plan.start_unix_us + second * 1_000_000 for second in sorted(seconds)]
+    return {feed.stream_id for feed in feeds}, begins
+
+
+def with_cuts(plan: Plan, cuts: Cuts, *, fits: bool) -> Plan:
+    """The plan, with arrivals and devices as these cuts say; without any the plan as it is.
+
+    Args:
+        plan: of ``stored_plan``.
+        cuts: of its streams, those that start in its slots.
+        fits: whether the devices are fitted again: only where the plan has all streams of its backends.
+    """
+    if not len(cuts["start_us"]):
+        return plan
+    parts = _parts_by_slot(plan, cuts)
+    feeds = []
+    seen, slots = set[int](), set[int]()
+    for feed in plan.feeds:
+        if isinstance(feed, StoredFeed):
+            within = parts.get(feed.stream_id, {})
+            slots.update(feed.rates)
+            seen.update(second for second in within if second in feed.rates)
+            feed = dataclasses.replace(feed, within=within)
+        feeds.append(feed)
+    if not seen:
+        return plan
+    length_s = float(np.median(cuts["duration_us"])) / 1e6
+    notes = [note for note in plan.notes if not note.startswith(RESOLUTION)]
+    rest = "" if len(seen) == len(slots) else " In the others they are drawn at random."
+    said = (
+        f"{RESOLUTION} {length_s:.1f} s in {len(seen)} of {len(slots)} slots: arrivals are spread as in the "
+        f"raw cuts, which are stored for two days.{rest} What is shorter is missing."
+    )
+    devices = dict(plan.devices)
+    for name in sorted(devices) if fits else ():
+        found = _fitted_to_cuts(plan, name, cuts, round(length_s * 1e6))
+        if found is not None:
+            devices[name] = found.model
+            notes = [note for note in notes if not note.startswith(device_note(name))]
+            notes.append(
+                f"{device_note(name)} is fitted to cuts, {found.slots} times of {length_s:.1f} s: half of "
+                f"their mean latencies differ by at most {found.error_ratio:.0%} from the model's."
+            )
+    return dataclasses.replace(plan, feeds=feeds, devices=devices, notes=[said, *notes])
+
+
+def _parts_by_slot(plan: Plan, cuts: Cuts) -> dict[int, dict[int, tuple[Part, ...]]]:
+    """By stream and second of the slot: (begin, length, share of the arrivals) of each of its cuts."""
+    feeds = {feed.stream_id: feed for feed in plan.feeds if isinstance(feed, StoredFeed)}
+    slot_s = next((feed.slot_s for feed in feeds.values()), 60)
+    begin_s = (cuts["start_us"] - plan.start_unix_us) / 1e6
+    slot = (np.floor(begin_s / slot_s) * slot_s).astype(np.int64)
+    order = np.lexsort((begin_s, slot, cuts["stream_id"]))
+    keys = np.stack([cuts["stream_id"][order], slot[order]])
+    edges = np.flatnonzero((np.diff(keys, axis=1) != 0).any(axis=0)) + 1
+    found: dict[int, dict[int, tuple[Part, ...]]] = {}
+    for rows in np.split(order, edges):
+        stream_id, second = int(cuts["stream_id"][rows[0]]), int(slot[rows[0]])
+        rate = feeds[stream_id].rates.get(second) if stream_id in feeds else None
+        if rate is None:
+            continue
+        arrived = cuts["arrived"][rows]
+        total = int(arrived.sum())
+        if not total or total < COMPLETE_RATIO * rate[0] * slot_s:
+            continue
+        begins = begin_s[rows]
+        # A cut that reaches into the next slot counts for its own.
+        ends = np.minimum(begins + np.maximum(cuts["duration_us"][rows], 1) / 1e6, second + slot_s)
+        lengths = np.maximum(ends - begins, 1e-3)
+        found.setdefault(stream_id, {})[second] = tuple(
+            zip(begins.tolist(), lengths.tolist(), (arrived / total).tolist(), strict=True)
+        )
+    return found
+
+
+def _fitted_to_cuts(plan: Plan, backend: str, cuts: Cuts, bin_us: int) -> FittedDevice | None:
+    """A device that explains the cuts of a backend, added up in bins of their usual length."""
+    streams = [
+        feed.stream_id
+        for feed in plan.feeds
+        if isinstance(feed, StoredFeed) and feed.stream.backend == backend
+    ]
+    mine = np.isin(cuts["stream_id"], streams)
+    if not mine.any() or bin_us <= 0:
+        return None
+    _, place = np.unique((cuts["start_us"][mine] + bin_us // 2) // bin_us, return_inverse=True)
+
+    def summed(*names: str) -> Floats:
+        together = sum((cuts[name][mine] for name in names), np.zeros(1))
+        found: Floats = np.bincount(place, weights=together).astype(np.float64)
+        return found
+
+    ios, service_us, under_way = summed("reads", "writes"), summed("svc_sum_us"), summed("inflight")
+    useful = (ios >= LEAST_IOS) & (service_us > 0)
+    if int(useful.sum()) < LEAST_BINS:
+        return None
+    size_kib = float(summed("read_bytes", "write_bytes").sum() / max(ios.sum(), 1) / 1024)
+    rate, latency_s = ios[useful] / (bin_us / 1e6), service_us[useful] / ios[useful] / 1e6
+    # What was under way at the end of a cut, and at least what its mean latency asks for (Little's law).
+    most = np.maximum(np.maximum(under_way[useful], rate * latency_s), 1.0)
+    return fit(rate, latency_s, most, size_kib, None)
