@@ -24,6 +24,7 @@ from pydantic import (
     model_validator,
 )
 
+from gateway_agent.cap_config import ExportCap, GroupEntry, check_volume_groups
 from gateway_agent.host_config import (
     UNIX_PATH_BYTES,
     CgroupEntry,
@@ -32,7 +33,6 @@ from gateway_agent.host_config import (
     Name,
     QemuEntry,
     Rate,
-    StaticCap,
     check_qemu,
 )
 from gateway_agent.nbd.access import UNIX, ClientRule
@@ -54,7 +54,7 @@ from pmdaemon.runtime.config import StrictModel, describe, parse_address, split_
 from pmdaemon.space.config import SpaceConfig
 from pmdaemon.wire.labels import size_bytes as label_bytes
 from pmdaemon.wire.names import is_name
-from pmdaemon.wire.rates import COST_BYTES, LEAST_BURST_S, MOST_BURST_S, Rates
+from pmdaemon.wire.rates import COST_BYTES
 
 MIB = 1 << 20
 MAX_SERVERS = 16
@@ -103,18 +103,6 @@ def may_be_far(address: Address) -> bool:
     return not address.path and address.host != "localhost" and not is_own_host(address.host)
 
 
-class ExportCap(StaticCap):
-    """As of any volume; a data plane knows bursts, too."""
-
-    burst_s: Annotated[float, Field(ge=LEAST_BURST_S, le=MOST_BURST_S)] | None = None
-    """So many seconds' worth may pass at once after a pause; null is 0.02."""
-
-    @property
-    def rates(self) -> Rates:
-        """As enforcers take them."""
-        return Rates(self.ops_per_s, self.bytes_per_s, self.cost_per_s, self.burst_s)
-
-
 class ExportConfig(StrictModel):
     """``[[export]]``: one volume."""
 
@@ -161,6 +149,9 @@ class ExportConfig(StrictModel):
     reconnect_s: Annotated[float, Field(ge=0, le=300)] = 0
     """Upstream mode: for so long clients are kept when the upstream has gone and a restart of it cannot have
     lost anything; then, or else, they get EIO."""
+    upstream_connections: Annotated[int, Field(ge=1, le=16)] = 1
+    """Upstream mode: so many connections to the upstream for each of a client, where the upstream has the
+    flag CAN_MULTI_CONN; else one."""
     cap: ExportCap | None = None
     """Static limits, in force with or without a server: ``{ops_per_s, bytes_per_s, cost_per_s, burst_s}``."""
     allow_names: tuple[str, ...] = ()
@@ -203,6 +194,8 @@ class ExportConfig(StrictModel):
             raise ValueError(
                 f"volume {self.volume}: reconnect_s belongs to upstream mode; a file does not go away"
             )
+        if self.upstream_connections > 1 and self.upstream is None:
+            raise ValueError(f"volume {self.volume}: upstream_connections belongs to upstream mode")
         is_tls = self.upstream is not None and uses_tls(self.upstream)
         if self.upstream is not None and not is_tls:
             self._check_upstream(parse_upstream(self.upstream)[0])
@@ -248,6 +241,7 @@ class PlaneConfig:
     client_rule: ClientRule = "address"
     security: ListenerSecurity = field(default_factory=ListenerSecurity)
     drain_s: float = 30.0
+    groups: tuple[GroupEntry, ...] = ()
 
 
 class ReconnectConfig(StrictModel):
@@ -294,6 +288,8 @@ class AgentConfig(StrictModel):
     """Data-plane processes."""
     export: Annotated[list[ExportConfig], Field(default_factory=list)]
     """Volumes."""
+    group: Annotated[list[GroupEntry], Field(default_factory=list)]
+    """Volumes of one plane under one cap."""
     host: HostConfig = Field(default_factory=HostConfig)
     """Statistics of the host's own block devices."""
     cgroup: Annotated[list[CgroupEntry], Field(default_factory=list)]
@@ -386,6 +382,7 @@ class AgentConfig(StrictModel):
             if not any(self._plane_of(export) == name for export in self.export):
                 raise ValueError(f"plane {name!r} serves no [[export]]; it needs at least 1")
         self._check_names_of_clients()
+        check_volume_groups(self.group, {each.volume: self._plane_of(each) for each in self.export})
         return self
 
     def _check_addresses(self) -> None:
@@ -484,9 +481,15 @@ class AgentConfig(StrictModel):
                     self.client_rule,
                     self._security(plane),
                     self.drain_s,
+                    self.groups_of(name),
                 )
         known = ", ".join(plane.name for plane in self.plane)
         raise ConfigError("--plane", f"{name} is no [[plane]] of this file", f"It has: {known}")
+
+    def groups_of(self, plane: str) -> tuple[GroupEntry, ...]:
+        """The groups whose volumes one plane serves."""
+        served = {each.volume for each in self.export if self._plane_of(each) == plane}
+        return tuple(group for group in self.group if served.issuperset(group.volumes))
 
     def _security(self, plane: PlaneEntry) -> ListenerSecurity:
         settings = {name: getattr(plane, name) for name in ListenerSecurity.model_fields}

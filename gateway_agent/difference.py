@@ -2,8 +2,8 @@
 
     AGENT_KEYS    the parent holds them for its life (locks, identity): they need a restart of the agent
     LINK_KEYS     the link is started again with them; application I/O does not pass through it
-    plane, export a plane is added, removed, or given its new part (``plane_part``); no client of an export
-                  that stays is touched
+    plane, export, a plane is added, removed, or given its new part (``plane_part``); no client of an export
+    group         that stays is touched
     others        of all planes, each takes them with its part
 
 A plane that runs takes its part as JSON, because reading the whole TOML file again would keep its clients
@@ -23,7 +23,7 @@ from gateway_agent.config import AgentConfig, ExportConfig
 
 AGENT_KEYS: Final = ("name", "state_dir", "runtime_dir")
 LINK_KEYS: Final = ("server", "tls", "listen", "spool_bytes", "reconnect", "host", "cgroup", "qemu", "space")
-_OF_PLANES: Final = ("plane", "export")
+_OF_PLANES: Final = ("plane", "export", "group")
 MOST_NAMES: Final = 5
 """Exports named in one line; the others are counted."""
 
@@ -55,6 +55,7 @@ class Difference:
         common: keys that all planes take.
         planes: by name; ``changed`` are those that stay and whose part differs.
         exports: by volume; one that moves to another plane has changed.
+        groups: of volumes, by name.
     """
 
     agent: tuple[str, ...] = ()
@@ -62,14 +63,16 @@ class Difference:
     common: tuple[str, ...] = ()
     planes: Names = Names()
     exports: Names = Names()
+    groups: Names = Names()
 
     def __bool__(self) -> bool:
-        return bool(self.agent or self.link or self.common or self.planes or self.exports)
+        of_planes = self.planes or self.exports or self.groups
+        return bool(self.agent or self.link or self.common or of_planes)
 
     def lines(self) -> list[str]:
         """What takes effect, for people; a line for each kind of change."""
         entries = Names(self.planes.added, self.planes.removed)  # the others are named by what has changed
-        found = self.exports.lines("exports") + entries.lines("planes")
+        found = self.exports.lines("exports") + self.groups.lines("groups") + entries.lines("planes")
         if keys := (*self.link, *self.common):
             found.append(f"settings changed: {', '.join(keys)}")
         if self.planes.changed and not found:
@@ -90,7 +93,10 @@ def compare(old: AgentConfig, new: AgentConfig) -> Difference:
         return tuple(key for key in keys if getattr(old, key) != getattr(new, key))
 
     def parts(config: AgentConfig) -> dict[str, object]:
-        return {plane.name: (plane, exports_of(config, plane.name)) for plane in config.plane}
+        return {
+            plane.name: (plane, exports_of(config, plane.name), config.groups_of(plane.name))
+            for plane in config.plane
+        }
 
     def exports(config: AgentConfig) -> dict[str, object]:
         return {
@@ -104,7 +110,12 @@ def compare(old: AgentConfig, new: AgentConfig) -> Difference:
     if changed:
         planes = Names(planes.added, planes.removed, tuple(name for name in parts(new) if name in parts(old)))
     return Difference(
-        differing(AGENT_KEYS), differing(LINK_KEYS), changed, planes, _names(exports(old), exports(new))
+        differing(AGENT_KEYS),
+        differing(LINK_KEYS),
+        changed,
+        planes,
+        _names(exports(old), exports(new)),
+        _names({each.name: each for each in old.group}, {each.name: each for each in new.group}),
     )
 
 
@@ -149,7 +160,8 @@ def plane_part(config: AgentConfig, plane: str) -> dict[str, Any]:
     whole = config.model_dump(mode="json", exclude=set(LINK_KEYS) | set(_OF_PLANES))
     entries = [entry.model_dump(mode="json") for entry in config.plane if entry.name == plane]
     exports = [export.model_dump(mode="json") for export in exports_of(config, plane)] if entries else []
-    return {**whole, "plane": entries, "export": exports}
+    groups = [group.model_dump(mode="json") for group in config.groups_of(plane)]
+    return {**whole, "plane": entries, "export": exports, "group": groups}
 
 
 def digest(part: Mapping[str, Any]) -> str:

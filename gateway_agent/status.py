@@ -410,10 +410,10 @@ def _cap_lines(volumes: list[tuple[PlaneReport, ReportedVolume]]) -> Iterator[st
         targets |= {f"{volume.volume}/{client}": caps for client, caps in volume.client_caps.items()}
         if volume.group is not None:  # a plane of before does not say it
             targets[f"group {volume.group.group}"] = volume.group.caps
-        for target, caps in targets.items():
-            row = (target, *_caps_of(caps), lease)
-            if not caps.is_open and row not in rows:
-                rows.append(row)
+        found = [(target, *_caps_of(caps), lease) for target, caps in targets.items() if not caps.is_open]
+        if (group := volume.configured_group) is not None:
+            found.append((f"group {group.group}", *_caps_of(group.caps), "configured"))
+        rows += [row for row in found if row not in rows]
     if len(rows) > 1:
         yield ""
         yield from _table(rows, right=(1, 2, 3))

@@ -72,7 +72,15 @@ def word_of(kind: int, length_bytes: int, failed: bool) -> int:
 
 
 class CountedSession(Protocol):
-    """A session whose requests are counted at a cut."""
+    """A session whose requests are counted at a cut.
+
+    Attributes:
+        certificate: of its client, DER; None without one.
+    """
+
+    @property
+    def certificate(self) -> bytes | None:
+        """See above."""
 
     def gauges(self) -> tuple[int, int]:
         """(sent upstream and not completed, held by the throttle); without what its client keeps waiting."""

@@ -6,8 +6,9 @@ the set. A dropped set does not come back by a late renewal: the gateway reports
 decides again. Pure; time is an argument.
 
 While an upgrade lets former processes of the plane keep their clients, several processes serve its volumes.
-None knows what the others let through, so each has an equal part of every cap: together they do not exceed
-it. What one of them does not use of its part is lost; that ends with the former processes, after ``drain_s``.
+None knows what the others let through, so each has an equal part of every cap, and the bursts of the next one
+begin empty (``PlaneContext.bursts_since_ns``): together they do not exceed it. What one of them does not use
+of its part is lost; that ends with the former processes, after ``drain_s``.
 """
 
 from __future__ import annotations
@@ -16,26 +17,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from gateway_agent.config import PlaneConfig
 from gateway_agent.nbd.client_rates import NO_CLIENTS
+from gateway_agent.nbd.groups import CONFIGURED, SERVER, GroupKey
 from pmdaemon.wire.messages.base import Header
 from pmdaemon.wire.messages.plane_sets import DEFAULT_LEASE_NS, PlaneCaps, VolumeGroupCap
 from pmdaemon.wire.rates import NO_CAPS, Rates
 
 NO_GENERATION: Final = 0
+NO_GROUPS: Final[Mapping[str, VolumeGroupCap]] = {}
 
 
 class CapsInForce:
     """The caps of all volumes of one plane, of single clients of theirs, and of groups of them.
 
-    Args:
-        static: by volume, from the configuration.
-
     Attributes:
+        static: by volume, from the configuration; ``static_groups`` the same of groups, by name.
         processes: so many of this plane serve its volumes.
     """
 
-    def __init__(self, static: dict[str, Rates]) -> None:
-        self.static = static
+    def __init__(
+        self, static: dict[str, Rates], static_groups: Mapping[str, VolumeGroupCap] = NO_GROUPS
+    ) -> None:
+        self.static, self.static_groups = static, static_groups
         self.processes = 1
         self._server: dict[str, Rates] = {}
         self._clients: dict[str, dict[str, Rates]] = {}
@@ -109,10 +113,20 @@ class CapsInForce:
         return {client: self._part(rates) for client, rates in found.items()} if found else NO_CLIENTS
 
     @property
-    def groups(self) -> Mapping[str, VolumeGroupCap]:
-        """What holds for groups of volumes, beside that."""
-        return {name: replace(group, rates=self._part(group.rates)) for name, group in self._groups.items()}
+    def groups(self) -> Mapping[GroupKey, VolumeGroupCap]:
+        """What holds for groups of volumes, beside that: those of the server, and those configured."""
+        found = {(SERVER, name): group for name, group in self._groups.items()}
+        found |= {(CONFIGURED, name): group for name, group in self.static_groups.items()}
+        if self.processes == 1:
+            return found
+        return {key: replace(group, rates=self._part(group.rates)) for key, group in found.items()}
 
     def named_clients(self, volume: str) -> Mapping[str, Sequence[str]]:
         """Globs of the clients that the cap of a glob is not for, by that glob."""
         return self._named.get(volume, {})
+
+
+def configured_caps(config: PlaneConfig) -> tuple[dict[str, Rates], dict[str, VolumeGroupCap]]:
+    """The static caps of a plane's volumes, and of their groups."""
+    volumes = {export.volume: export.cap.rates for export in config.exports if export.cap is not None}
+    return volumes, {group.name: group.shared for group in config.groups}

@@ -31,15 +31,15 @@ class ClientRates:
     """The rates in force, by client; false while no client has any.
 
     Args:
-        tau_ns: burst depth of each.
+        tau_ns: burst depth of each; ``since_ns``: see ``RateSet``.
 
     Invariant: a client is known in ``_by_client`` exactly while one of its rates is limited.
     """
 
     __slots__ = ("_by_client", "_former", "_found", "_others")
 
-    def __init__(self, tau_ns: int) -> None:
-        self._former = FormerRates(tau_ns)
+    def __init__(self, tau_ns: int, since_ns: int | None = None) -> None:
+        self._former = FormerRates(tau_ns, since_ns)
         self._by_client: dict[str, RateSet] = {}
         self._others: dict[str, tuple[str, ...]] = {}
         self._found: dict[str, HeldRates] = {}

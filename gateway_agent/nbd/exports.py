@@ -183,9 +183,12 @@ class ExportTable:
             self._add(export)
 
     def _add(self, export: ExportConfig) -> None:
-        volume = Volume(export, RateSet(BURST_NS), self._context, MAX_HOLD_NS)
+        volume = Volume(export, self._rates(), self._context, MAX_HOLD_NS)
         self.volumes[export.volume] = volume
         self._open_first(volume)
+
+    def _rates(self) -> RateSet:
+        return RateSet(BURST_NS, self._context.bursts_since_ns)
 
     def _open_first(self, volume: Volume) -> None:
         if volume.export.file is not None:
@@ -438,6 +441,9 @@ class ExportTable:
         if is_news:
             log.info("volume-known", volume=volume.export.volume, size_bytes=seen.size_bytes)
             self._on_learned()
+            if volume.export.upstream_connections > 1 and not seen.flags & p.TX_CAN_MULTI_CONN:
+                text = "its upstream lacks CAN_MULTI_CONN: each of a client's connections has one to it"
+                log.warning("one-upstream-connection", volume=volume.export.volume, text=text)
         return seen
 
     @staticmethod

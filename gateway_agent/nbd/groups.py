@@ -6,8 +6,12 @@ group's rate that its weight is of the weights of those that wait, and what one 
 That is water-filling, done for each I/O.
 
 A volume that the group holds back has no timer; the group has one for all, and lets volume after volume go
-on. Groups come and go with the server's set of caps (``CapsInForce``); the configuration has none. No clock,
-no I/O: time is an argument, the timer is the loop's.
+on. Groups come and go with the server's set of caps, and with the configuration (``CapsInForce``). So a
+volume may be in two, one of each, and an I/O passes when both let it. The two are seldom ready at the same
+moment, since others use them: so a volume whose turn comes at one keeps it (``keep_turn``) until it passed
+the other, and the first one lets another volume go on meanwhile. By that one I/O a volume a group may let
+through more than its burst; it is charged, so its rate holds. No clock, no I/O: time is an argument, the
+timer is the loop's.
 """
 
 from __future__ import annotations
@@ -28,6 +32,12 @@ CONTENDED_NS: Final = 10 * 10**9
 a time is seldom found waiting."""
 
 
+SERVER: Final = "server"
+CONFIGURED: Final = "configured"
+GroupKey = tuple[str, str]
+"""Where a group is from, ``SERVER`` or ``CONFIGURED``, and its name."""
+
+
 class VolumeGroup:
     """See the module docstring.
 
@@ -36,14 +46,15 @@ class VolumeGroup:
         charges: how many charges there were, so that a volume's turn without one is seen.
     """
 
-    def __init__(self, name: str, loop: EventLoop, rates: RateSet) -> None:
-        self.name = name
+    def __init__(self, key: GroupKey, loop: EventLoop, rates: RateSet) -> None:
+        self.key = key
         self.rates = rates
         self.charges = 0
         self._loop = loop
         self._weights: Mapping[str, float] = {}
         self._order: FairOrder[Volume] = FairOrder()
         self._used_ns: dict[Volume, int] = {}  # when a volume used it last
+        self._turn_of: set[Volume] = set()  # they wait for their other group alone
         self._is_pumping = False
 
     def set_cap(self, cap: VolumeGroupCap, now_ns: int) -> None:
@@ -54,6 +65,8 @@ class VolumeGroup:
 
     def admits(self, volume: Volume, now_ns: int) -> bool:
         """Whether the volume may pass an I/O now; if not, it is called when it may."""
+        if volume in self._turn_of:
+            return True
         self._order.add(volume)
         if self.rates.ready_ns() <= now_ns and self._order.first() is volume:
             return True
@@ -61,16 +74,26 @@ class VolumeGroup:
             self._loop.at(self, self.rates.ready_ns(), self.pump)
         return False
 
+    def keep_turn(self, volume: Volume) -> None:
+        """It may pass whenever another group lets it, and the others go on."""
+        self._turn_of.add(volume)
+        self._order.remove(volume)
+
     def charge(self, volume: Volume, now_ns: int, transfer_bytes: int, cost: float, part: float) -> None:
         """An I/O of the volume, or a part of it, passes now."""
         self.rates.charge(now_ns, transfer_bytes, cost, part)
         self.charged(volume, now_ns, self.rates.duration_ns(transfer_bytes, cost) * part)
 
-    def charged(self, volume: Volume, now_ns: int, used_ns: float) -> None:
-        """So much of the rates, in ns of them, was charged for the volume."""
+    def charged(self, volume: Volume, now_ns: int, used_ns: float, ios: int = 1) -> None:
+        """So much of the rates, in ns of them, was charged for the volume, for one I/O or several at once."""
         self.charges += 1
+        self._turn_of.discard(volume)
         self._used_ns[volume] = now_ns
-        self._order.served(volume, used_ns / self._weights.get(volume.name, 1.0))
+        share_ns = used_ns / self._weights.get(volume.name, 1.0)
+        last_ns = share_ns / ios  # a volume that comes now begins where the last I/O did, not the first
+        if ios > 1:
+            self._order.served(volume, share_ns - last_ns)
+        self._order.served(volume, last_ns)
 
     def is_free_for(self, volume: Volume) -> bool:
         """Whether no other volume waits for the group."""
@@ -83,6 +106,7 @@ class VolumeGroup:
     def forget(self, volume: Volume) -> None:
         """The volume is not in this group any more."""
         self._order.forget(volume)
+        self._turn_of.discard(volume)
         self._used_ns.pop(volume, None)
 
     def is_contended(self, volume: Volume, now_ns: int) -> bool:
@@ -111,14 +135,16 @@ class VolumeGroup:
 
 
 class GroupTable:
-    """The groups of a plane, by name; empty while the server caps none."""
+    """The groups of a plane; empty while neither the server nor the configuration has one."""
 
-    def __init__(self, loop: EventLoop, tau_ns: int) -> None:
-        self.groups: dict[str, VolumeGroup] = {}
-        self._loop, self._former = loop, FormerRates(tau_ns)
-        self._members: dict[Volume, VolumeGroup] = {}
+    def __init__(self, loop: EventLoop, tau_ns: int, since_ns: int | None = None) -> None:
+        self.groups: dict[GroupKey, VolumeGroup] = {}
+        self._loop, self._former = loop, FormerRates(tau_ns, since_ns)
+        self._members: dict[Volume, tuple[VolumeGroup, ...]] = {}
 
-    def apply(self, caps: Mapping[str, VolumeGroupCap], volumes: Mapping[str, Volume], now_ns: int) -> None:
+    def apply(
+        self, caps: Mapping[GroupKey, VolumeGroupCap], volumes: Mapping[str, Volume], now_ns: int
+    ) -> None:
         """Put the complete ``caps`` in force; a group that stays keeps its debt and its order.
 
         Args:
@@ -126,30 +152,29 @@ class GroupTable:
             volumes: those of the plane, by name.
             now_ns: monotonic.
         """
-        for name, cap in caps.items():
-            if name not in self.groups:
-                self.groups[name] = VolumeGroup(name, self._loop, self._former.take(name))
-            self.groups[name].set_cap(cap, now_ns)
-        wanted = {
-            volumes[volume]: self.groups[name]
-            for name, cap in caps.items()
-            for volume in cap.weights
-            if volume in volumes
-        }
+        wanted: dict[Volume, tuple[VolumeGroup, ...]] = {}
+        for key, cap in caps.items():
+            if key not in self.groups:
+                self.groups[key] = VolumeGroup(key, self._loop, self._former.take(repr(key)))
+            group = self.groups[key]
+            group.set_cap(cap, now_ns)
+            for volume in [volumes[name] for name in cap.weights if name in volumes]:
+                wanted[volume] = (*wanted.get(volume, ()), group)
         before, self._members = self._members, wanted
-        for volume, former in before.items():
-            if wanted.get(volume) is not former:
-                former.forget(volume)
-        for name in self.groups.keys() - caps.keys():
-            gone = self.groups.pop(name)
+        for volume, formers in before.items():
+            for former in formers:
+                if former not in wanted.get(volume, ()):
+                    former.forget(volume)
+        for key in self.groups.keys() - caps.keys():
+            gone = self.groups.pop(key)
             self._loop.cancel(gone)
-            self._former.keep(name, gone.rates, now_ns)
+            self._former.keep(repr(key), gone.rates, now_ns)
         for volume in before.keys() | wanted.keys():
-            if wanted.get(volume) is not before.get(volume):
-                volume.set_group(wanted.get(volume), now_ns)
+            if wanted.get(volume) != before.get(volume):
+                volume.set_groups(wanted.get(volume, ()), now_ns)
         for group in self.groups.values():
             group.pump(now_ns)
 
-    def of(self, volume: Volume) -> VolumeGroup | None:
-        """The group that a volume is in."""
-        return self._members.get(volume)
+    def of(self, volume: Volume) -> tuple[VolumeGroup, ...]:
+        """The groups that a volume is in."""
+        return self._members.get(volume, ())

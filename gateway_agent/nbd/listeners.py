@@ -10,16 +10,18 @@ operator writes; ``ListenerGuard`` applies it, one for each plane, in the loop's
 
 The files of certificates are read at the start, and again for the next handshake when one was replaced. What
 cannot be used then is logged once, and the former certificates stay in force; without former ones no client
-gets TLS until the files can be used.
+gets TLS until the files can be used. With ``client_crl`` they are looked at every ``LISTS_NS``, too, so that
+clients that are connected are ended soon after their certificate is on the list.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Callable
-from typing import Final, Literal
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final, Literal
 
 import structlog
 from pydantic import field_validator, model_validator
@@ -39,9 +41,15 @@ from gateway_agent.nbd.tls import (
     load_revoked,
 )
 from pmdaemon.errors import ConfigError
+from pmdaemon.pki.errors import PkiError
 from pmdaemon.runtime.config import StrictModel
 
+if TYPE_CHECKING:
+    from gateway_agent.nbd.accounting import CountedSession
+    from pmdaemon.pki.revocation import RevocationLists
+
 log = structlog.get_logger("listeners")
+LISTS_NS: Final = 2 * 10**9
 TOTALS_NS: Final = 60 * 10**9  # between two lines that say how many clients were turned away
 
 _VERIFY: Final = {
@@ -68,7 +76,8 @@ class ListenerSecurity(StrictModel):
     server, which ``gateway-agent enrol`` stored."""
     client_crl: str = ""
     """PEM file with the newest revocation list of each authority in ``client_ca`` that certifies clients: no
-    client on it is let in, and none at all once the list has expired. Empty: no certificate is revoked."""
+    client on it is let in, one that is connected is ended, and none at all is let in once the list has
+    expired. Empty: no certificate is revoked."""
     plain_networks: tuple[str, ...] = ()
     """Networks whose clients may do without TLS (``10.0.0.0/8``). Whoever can listen there reads what is
     stored, and can change it. Clients of this host always may, unless ``tls`` is ``require``."""
@@ -118,7 +127,7 @@ class ListenerSecurity(StrictModel):
             ConfigError: names the setting of ``[[plane]]`` and what is wrong with it.
         """
         if self.tls != "off":
-            server_context(self, plane)
+            _load(self, plane)
 
 
 def server_context(security: ListenerSecurity, plane: str) -> ssl.SSLContext:
@@ -145,6 +154,28 @@ def server_context(security: ListenerSecurity, plane: str) -> ssl.SSLContext:
     return context
 
 
+def _load(security: ListenerSecurity, plane: str) -> tuple[ssl.SSLContext, RevocationLists | None]:
+    """What the files of ``security``, which has TLS, say now.
+
+    Raises:
+        ConfigError: see ``ListenerSecurity.check``.
+    """
+    context = server_context(security, plane)
+    if not security.client_crl:
+        return context, None
+    from pmdaemon.pki.revocation import RevocationLists  # cryptography, which other planes do not need
+
+    where = f"[[plane]] {plane} client_crl"
+    try:
+        lists = RevocationLists(security.client_crl)
+    except PkiError as exc:
+        raise ConfigError(where, str(exc)) from exc
+    if unsigned := lists.unsigned(context.get_ca_certs(binary_form=True)):
+        problem = f"{security.client_crl} has a list of {unsigned[0]}, which client_ca does not have"
+        raise ConfigError(where, problem, "Give the lists of the authorities in client_ca, and no others")
+    return context, lists
+
+
 class ListenerGuard:
     """See the module docstring.
 
@@ -153,17 +184,29 @@ class ListenerGuard:
         security: its settings, with every file named.
         loop: of the plane.
         engine: of the plane.
+        on_lists: called when other revocation lists are in force, or one has expired.
 
     Attributes:
         turned_away: clients by reason, since the start.
+        problem: what is wrong with the revocation lists, for people; empty: nothing.
     """
 
-    def __init__(self, plane: str, security: ListenerSecurity, loop: EventLoop, engine: TlsEngine) -> None:
+    def __init__(
+        self,
+        plane: str,
+        security: ListenerSecurity,
+        loop: EventLoop,
+        engine: TlsEngine,
+        on_lists: Callable[[], None] = lambda: None,
+    ) -> None:
         self.turned_away: Counter[str] = Counter()
         self._plane = plane
         self._security = security
         self._loop = loop
         self._engine = engine
+        self._on_lists: Callable[[], None] = lambda: None  # not while this is made
+        self._lists: RevocationLists | None = None
+        self.problem = ""
         self._context: ssl.SSLContext | None = None
         self._seen: FileStates = ()
         self._announced: Counter[str] = Counter()
@@ -173,6 +216,8 @@ class ListenerGuard:
             except ConfigError as exc:  # clients without TLS are served, and each handshake tries again
                 text = "no client gets TLS until they can be used"
                 log.error("certificates-unusable", error=str(exc), text=text)
+        self._on_lists = on_lists
+        self._check_later()
 
     def mode_for(self, client: ClientIdentity) -> TlsMode | None:
         """What TLS is to this client; None if it is not let in, which is counted and logged."""
@@ -210,22 +255,74 @@ class ListenerGuard:
         if self._context is None or files != self._seen:
             self._seen = files
             try:
-                self._context = server_context(security, self._plane)
+                loaded = _load(security, self._plane)
             except ConfigError as exc:
                 if self._context is None:
                     raise
                 log.error("certificates-unusable", error=str(exc), text="the former ones stay in force")
+            else:
+                self._put_in_force(*loaded)
+        assert self._context is not None  # just loaded, or before
         return self._context
 
+    def _put_in_force(self, context: ssl.SSLContext | None, lists: RevocationLists | None) -> None:
+        has_lists = lists is not None or self._lists is not None
+        self._context, self._lists = context, lists
+        if has_lists:
+            self._check_dates()
+            self._on_lists()
+
+    def _check_later(self) -> None:
+        if self._security.client_crl:
+            self._loop.at((self, "lists"), self._loop.clock.monotonic_ns() + LISTS_NS, self._check_files)
+
+    def _check_files(self, _now_ns: int) -> None:
+        """Whether there are other lists, also while no client comes."""
+        if not self._security.client_crl:
+            return
+        self._check_later()
+        with contextlib.suppress(ConfigError):  # which the next handshake says again
+            self.context()
+        before = self.problem
+        self._check_dates()
+        if self.problem != before:
+            self._on_lists()
+
+    def _check_dates(self) -> None:
+        expired = self._lists.expired(self._loop.clock.unix_us()) if self._lists is not None else []
+        before, self.problem = self.problem, ""
+        if expired:
+            self.problem = (
+                f"client_crl: the list of {expired[0]} has expired, so none of its clients is let in; put a "
+                f"newer one in {self._security.client_crl}"
+            )
+        if self.problem and self.problem != before:
+            log.error("revocation-list-expired", problem=self.problem)
+
+    def is_revoked(self, certificate: bytes | None) -> bool:
+        """Whether a client's certificate, DER, is on a list in force."""
+        return certificate is not None and self._lists is not None and self._lists.has(certificate)
+
+    def end_revoked(self, connections: Iterable[CountedSession]) -> None:
+        """End those whose clients' certificates are on a list; they are counted as turned away."""
+        revoked = [each for each in connections if self.is_revoked(each.certificate)]
+        for each in revoked:
+            each.close("its certificate was revoked")
+        if revoked:
+            self.turned_away["revoked"] += len(revoked)
+            log.warning("revoked-clients-ended", connections=len(revoked))
+
     def apply(self, security: ListenerSecurity) -> None:
-        """Other settings from the next client on; clients that are there stay as they are.
+        """Other settings from the next client on; clients that are there stay, unless they are revoked.
 
         Raises:
             ConfigError: its certificates cannot be used; the former settings stay.
         """
         files = _states(security)  # before they are read: what is replaced meanwhile is read again
-        context = server_context(security, self._plane) if security.tls != "off" else None
-        self._security, self._context, self._seen = security, context, files
+        loaded = _load(security, self._plane) if security.tls != "off" else (None, None)
+        self._security, self._seen = security, files
+        self._put_in_force(*loaded)
+        self._check_later()
 
     def turn_away(self, reason: str, client: ClientIdentity, text: str) -> None:
         """Count and log a client that is not served; ``reason`` is one of a few."""

@@ -138,9 +138,10 @@ class EventLoop:
             watched = self._watched.get(fd)
             if watched is not None:  # a handler before it in this batch may have closed it
                 self._call(watched, events)
-        for fd in self._readable():
-            if fd in self._buffered and (watched := self._watched.get(fd)) is not None:
-                self._call(watched, IN)
+        if self._buffered:
+            for fd in self._readable():
+                if fd in self._buffered and (watched := self._watched.get(fd)) is not None:
+                    self._call(watched, IN)
         if self._timers:
             self._fire()
 
@@ -150,7 +151,7 @@ class EventLoop:
         return [fd for fd in self._buffered if fd in watched and watched[fd].mask & IN]
 
     def _timeout_s(self) -> float:
-        if self._readable():
+        if self._buffered and self._readable():
             return 0.0
         while self._heap and self._heap[0][1] not in self._keys:
             heapq.heappop(self._heap)

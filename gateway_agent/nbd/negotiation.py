@@ -36,7 +36,7 @@ from gateway_agent.nbd.limits import Pending
 from gateway_agent.nbd.listeners import ListenerGuard
 from gateway_agent.nbd.loop import IN, EventLoop
 from gateway_agent.nbd.sockets import Connection, client_name, peer_address
-from gateway_agent.nbd.tls import TlsConnection, TlsOpening
+from gateway_agent.nbd.tls import TlsConnection, TlsOpening, certificate_of
 from gateway_agent.nbd.upstream import Upstream, UpstreamOpening
 from gateway_agent.nbd.upstream_handshake import NO_EXTENDED_HEADERS
 from gateway_agent.nbd.volume import Volume
@@ -100,6 +100,11 @@ class Negotiation:
         self._loop.watch(self._sock.fileno(), IN, self._on_event, lambda exc: self.close(str(exc)))
 
     @property
+    def certificate(self) -> bytes | None:
+        """See ``accounting.CountedSession``."""
+        return certificate_of(self._sock)
+
+    @property
     def has_spoken(self) -> bool:
         """Whether the client has sent something valid."""
         return self._handshake.state is not HandshakeState.FLAGS
@@ -152,7 +157,11 @@ class Negotiation:
 
     def _on_secured(self) -> None:
         assert isinstance(self._sock, TlsConnection)  # set when it began
+        assert self._guard is not None  # see _start_tls
         self._securing = None
+        if self._guard.is_revoked(self.certificate):  # since its handshake began
+            self._on_insecure("its certificate is on the revocation list")
+            return
         self.client = replace(self.client, names=names_of(self._sock.peer_certificate()))
         self._watch()
         self._handshake.secured()

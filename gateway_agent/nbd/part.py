@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from gateway_agent.cap_config import GroupEntry
 from gateway_agent.config import AgentConfig, ExportConfig, PlaneConfig
 from gateway_agent.difference import digest, plane_part
 from pmdaemon.errors import ConfigError
@@ -51,7 +52,7 @@ class PlanePart:
         try:
             raw = json.loads(self.path.read_text())
             wanted: list[dict[str, Any]] = raw["export"]
-            config = self._checked(raw, wanted) if wanted else replace(self.config, exports=[])
+            config = self._checked(raw, wanted) if wanted else replace(self.config, exports=[], groups=())
         except OSError as exc:
             raise ConfigError(str(self.path), f"cannot be read: {exc.strerror}") from exc
         except ValidationError as exc:
@@ -70,7 +71,8 @@ class PlanePart:
         }
         fresh = [item for item in wanted if item["volume"] not in known]
         # A plane without an export is refused: one that is known is checked again for the plane's own sake.
-        agent = AgentConfig.model_validate({**raw, "export": fresh or wanted[:1]})
+        agent = AgentConfig.model_validate({**raw, "export": fresh or wanted[:1], "group": []})
         config = agent.plane_config(self.config.plane)
         known |= {export.volume: export for export in config.exports if export.volume not in known}
-        return replace(config, exports=[known[item["volume"]] for item in wanted])
+        groups = tuple(GroupEntry.model_validate(each) for each in raw.get("group", ()))
+        return replace(config, exports=[known[item["volume"]] for item in wanted], groups=groups)

@@ -31,7 +31,7 @@ from gateway_agent.config import PlaneConfig, load_agent
 from gateway_agent.errors import GatewayError
 from gateway_agent.host_config import UNIX_PATH_BYTES
 from gateway_agent.nbd.buffers import MemoryBudget
-from gateway_agent.nbd.caps import CapsInForce
+from gateway_agent.nbd.caps import CapsInForce, configured_caps
 from gateway_agent.nbd.control import ControlServer
 from gateway_agent.nbd.cuts import CutMaker, RunDelay, StreamTable
 from gateway_agent.nbd.exports import BURST_NS, ExportTable, FittedCost
@@ -65,7 +65,6 @@ from pmdaemon.wire.messages.costs import Costs
 from pmdaemon.wire.messages.plane_report import HandedOver, PlaneReport
 from pmdaemon.wire.messages.plane_sets import PlaneCaps, PlaneThresholds
 from pmdaemon.wire.messages.planes import DpHandOver, DpHello
-from pmdaemon.wire.rates import Rates
 
 log = structlog.get_logger("plane")
 SCRATCH_BYTES: Final = (1 << 20) + 4096  # the largest receive, a header before it
@@ -106,16 +105,19 @@ class Plane:
         scratch = memoryview(bytearray(SCRATCH_BYTES))
         memory = MemoryBudget(self._loop), MemoryBudget(self._loop)
         self._tls_engine = TlsEngine(self._loop)
-        context = PlaneContext(self._loop, self._clock, cuts, scratch, *memory, self._tls_engine)
+        since_ns = self._clock.monotonic_ns() if inherited is not None else None
+        context = PlaneContext(self._loop, self._clock, cuts, scratch, *memory, self._tls_engine, since_ns)
         self._context = context
         self._other = context.other
         path = config.control_socket
         self._former = FormerProcesses(self._loop, path, context, inherited, self._enforce)
         self._cuts = cuts
-        self._caps = CapsInForce(_static_caps(config))
+        self._caps = CapsInForce(*configured_caps(config))
         self._exports = ExportTable(config, context, self._on_learned, self._ask_upstream)
-        self._groups = GroupTable(self._loop, BURST_NS)
-        self._guard = ListenerGuard(config.plane, config.security, self._loop, self._tls_engine)
+        self._groups = GroupTable(self._loop, BURST_NS, since_ns)
+        self._guard = ListenerGuard(
+            config.plane, config.security, self._loop, self._tls_engine, self._on_lists
+        )
         self._negotiations = NegotiationTable(self._guard)
         self._is_stopping = False
         self._stop: Stop | None = None
@@ -325,7 +327,7 @@ class Plane:
         self._listen_at(config.listen if config.exports else [])
         for volume in self._exports.apply(config):
             self._ask_upstream(volume)
-        self._caps.static = _static_caps(config)
+        self._caps.static, self._caps.static_groups = configured_caps(config)
         self._enforce(self._clock.monotonic_ns())
         log.info(
             "part-taken", listening=[str(address) for address in self.listening], volumes=self._exports.names
@@ -408,6 +410,12 @@ class Plane:
         self._negotiations.add(negotiation)
         negotiation.start()
 
+    def _on_lists(self) -> None:
+        """Other revocation lists are in force, or one has expired."""
+        sessions = (session for stream in self._cuts.table.streams for session in stream.sessions)
+        self._guard.end_revoked((*sessions, *self._negotiations))
+        self._control.send_hello()
+
     def _ask_upstream(self, volume: Volume) -> None:
         """Learn an upstream's size, and if it has extended headers; one that is away is asked by clients."""
         uri = volume.export.upstream
@@ -440,6 +448,7 @@ class Plane:
 
     def hello(self) -> DpHello:
         """See ``control.LinkCommands``."""
+        problems = (self._guard.problem, *self._problems.values())
         return DpHello(
             plane=self._name,
             pid=os.getpid(),
@@ -447,7 +456,7 @@ class Plane:
             listening=[str(address) for address in self.listening],
             is_stopping=self._is_stopping,
             config=self._part.digest if self._part is not None else None,
-            problems=tuple(text[:MOST_CHARACTERS] for text in self._problems.values())[:MOST_PROBLEMS],
+            problems=tuple(text[:MOST_CHARACTERS] for text in problems if text)[:MOST_PROBLEMS],
         )
 
     def report(self) -> PlaneReport:
@@ -544,10 +553,6 @@ class Plane:
         for stream in self._cuts.table.streams:
             for session in tuple(stream.sessions):
                 session.close("the plane stops")
-
-
-def _static_caps(config: PlaneConfig) -> dict[str, Rates]:
-    return {export.volume: export.cap.rates for export in config.exports if export.cap is not None}
 
 
 def _ignore(_exc: Exception) -> None:

@@ -1,4 +1,4 @@
-"""Upstream mode: cut-through, one upstream connection per client connection, no rewriting of cookies.
+"""Upstream mode: cut-through, upstream connections of each client's own, no rewriting of cookies.
 
 Requests leave in the bytes in which they came; replies pass through a reader that finds where each ends
 (``replies``), and come back in the same bytes, or translated for a client that wants chunks from an upstream
@@ -23,18 +23,33 @@ answered is asked again on another connection, the rest waits. Only if that can 
     no other process of this     its changes are not known here (``ledger.OtherProcess``)
     plane, by an upgrade
     same size, flags, block sizes  as the client was shown
+
+A session has one upstream connection, or several (``upstream_runs``). Of several, replies are passed on as
+they come, too: while one of a connection has come in part, the others' wait in their sockets. One that ends
+with nothing to answer is opened again later; with the end of any other the upstream has gone, as above.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import Final
 
 from gateway_agent.errors import GatewayError, UpstreamError
 from gateway_agent.nbd import extended
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.accounting import FAILED_BIT, StreamAccount, word_of
-from gateway_agent.nbd.buffers import ARRIVED, COMMAND, COOKIE, END, LENGTH, OFFSET, Finished, Request
+from gateway_agent.nbd.buffers import (
+    ARRIVED,
+    COMMAND,
+    COOKIE,
+    END,
+    LENGTH,
+    OFFSET,
+    Finished,
+    InFlight,
+    Request,
+)
 from gateway_agent.nbd.chunks import MOST_HEAD_BYTES, ChunkReader
 from gateway_agent.nbd.extended import MOST_EXTENDED_HEAD_BYTES, ExtendedChunkReader
 from gateway_agent.nbd.farewell import OwedAnswers, UpstreamFarewell
@@ -51,7 +66,9 @@ from gateway_agent.nbd.replies import (
 from gateway_agent.nbd.session import STORAGE_GONE, NbdSession
 from gateway_agent.nbd.sockets import Connection
 from gateway_agent.nbd.upstream import Upstream, UpstreamOpening
+from gateway_agent.nbd.upstream_further import FurtherConnections
 from gateway_agent.nbd.upstream_handshake import disconnection
+from gateway_agent.nbd.upstream_runs import RequestRuns, UsedUpstream
 from gateway_agent.nbd.volume import PlaneContext, Volume
 
 AGAIN_NS: Final = 200_000_000  # between two attempts to reach an upstream that has gone
@@ -87,31 +104,43 @@ class ProxySession(NbdSession):
         self._is_counted = bool(self._reconnect_ns) and is_writer
         if is_writer and not self._is_counted:
             ledger.uncounted(1)
+        is_multi = bool(facts.flags & p.TX_CAN_MULTI_CONN)
+        self._most_upstreams = volume.export.upstream_connections if is_multi else 1
         self._asked: AskedRequests | None = None
-        if mode.structured or self._reconnect_ns:
+        if mode.structured or self._reconnect_ns or self._most_upstreams > 1:
             header_bytes = p.EXTENDED_REQUEST.size if mode.extended else p.REQUEST.size
             self._asked = AskedRequests(ledger if self._is_counted else None, header_bytes)
             self.admitted = deque()
-        self._up_is_watched = False
         self._local: list[bytes] = []  # our own replies, waiting for a boundary
         self._opening: UpstreamOpening | None = None
+        self._further: FurtherConnections | None = None
         self._is_away = False  # the upstream has gone and may come back
         self._is_lost = False  # it has gone, or cannot be trusted
         self._use(upstream)
 
     def _use(self, upstream: Upstream) -> None:
-        """Go on with this connection."""
+        """Go on with this connection, and none beside it."""
         self._upstream = upstream
         self._is_lost = False
-        self._up = upstream.sock
-        self._up_fd = upstream.sock.fileno()
-        self._reader = self._reader_of(upstream)
+        first = UsedUpstream(upstream, self._reader_of(upstream))
+        self._used = [first]
+        self._sending = first
+        self._replying: UsedUpstream | None = None  # of which a reply has come in part
         self._head_room = MOST_HEAD_BYTES if upstream.agreed.structured else p.SIMPLE_REPLY_BYTES
         if upstream.agreed.extended:
             self._head_room = MOST_EXTENDED_HEAD_BYTES
-        self._partial_header = b""  # first bytes of a reply header
         self._again = _NOTHING  # requests that are asked again, to go before any others
-        self._want_upstream(IN)
+        self._runs: RequestRuns | None = None
+        if self._most_upstreams > 1:
+            self._runs = RequestRuns(first, self.requests.sent_pos)
+            self._further = FurtherConnections(
+                self._context.loop,
+                upstream,
+                self._most_upstreams - 1,
+                self._on_further,
+                partial(self._warn, "upstream-connection-refused", may_return=False),
+            )
+        self._watch(first, IN)
 
     def _reader_of(self, upstream: Upstream) -> Replies:
         peer = f"upstream of {self._volume.export.volume}"
@@ -133,25 +162,31 @@ class ProxySession(NbdSession):
             self._remember(self._asked)
         if self._is_away:
             return self._watch_or_end()
+        others = len(self._used) - 1  # which may take what this one does not
         while waiting := self._outgoing():
+            if self._runs is not None:
+                waiting = self._of_run(waiting, self._runs)
+            sending, is_again = self._sending, bool(self._again)
             try:
-                sent = self._up.send(waiting)
+                sent = sending.upstream.sock.send(waiting)
             except BlockingIOError:
                 sent = 0
             except OSError as exc:
-                return self._upstream_gone(exc.strerror or "send failed")
-            is_again = bool(self._again)
+                return self._connection_gone(sending, exc.strerror or "send failed")
             if is_again:
                 self._again = self._again[sent:]
             else:
                 self.requests.sent(sent)
             if sent < len(waiting):
-                self._want_upstream(OUT | (IN if self._out.is_empty else 0))
+                if not sent and others and self._leave_run():
+                    others -= 1
+                    continue
+                self._watch_upstreams(is_stuck=True)
                 return self._watch_or_end()
-            if not is_again:
+            if self._runs is None and not is_again:
                 break
         # Replies wait in the upstream's socket while our client does not take those we have.
-        self._want_upstream(IN if self._out.is_empty else 0)
+        self._watch_upstreams(is_stuck=False)
         self._watch_or_end()
 
     def _outgoing(self) -> memoryview:
@@ -159,21 +194,94 @@ class ProxySession(NbdSession):
 
     def _remember(self, asked: AskedRequests) -> None:
         """Requests that were admitted since the last time."""
-        admitted = self.admitted
+        admitted, runs = self.admitted, self._runs
         while admitted:
-            asked.admitted(admitted.popleft())
+            request = admitted.popleft()
+            asked.admitted(request)
+            if runs is not None:
+                runs.admitted(request)
 
-    def _want_upstream(self, mask: int) -> None:
-        """Watch the upstream; with mask 0 not at all, or its hang-up would be reported again and again."""
-        loop = self._context.loop
-        if mask and self._up_is_watched:
-            loop.want(self._up_fd, mask)
+    def _of_run(self, waiting: memoryview, runs: RequestRuns) -> memoryview:
+        """What of the waiting bytes the sending connection gets; the next one is the sending one then."""
+        if self._again:
+            return waiting
+        sent_pos = self.requests.sent_pos
+        if sent_pos >= runs.end_pos:
+            assert self._asked is not None  # as there are runs
+            self._sending = self._next_used()
+            runs.begin(self._sending, sent_pos, self._asked)
+        return waiting[: runs.end_pos - sent_pos]
+
+    def _next_used(self) -> UsedUpstream:
+        return self._used[(self._used.index(self._sending) + 1) % len(self._used)]
+
+    def _leave_run(self) -> bool:
+        """The run of which nothing was sent is the next connection's; whether there is such a run."""
+        sent_pos = self.requests.sent_pos
+        if self._runs is None or self._again or not self._runs.is_untouched(sent_pos):
+            return False
+        self._sending = self._next_used()
+        self._runs.give(self._sending, sent_pos)
+        return True
+
+    def _watch_upstreams(self, *, is_stuck: bool) -> None:
+        """Watch each connection for what is wanted now; ``is_stuck``: bytes wait for the sending one."""
+        is_out, replying = self._out.is_empty, self._replying
+        if self._runs is None:
+            mask = IN if is_out else 0
+            self._watch(self._sending, mask | OUT if is_stuck else mask)
+            return
+        for used in self._used:
+            if replying is None:
+                used.waits = False
+            mask = IN if is_out and not used.waits else 0
+            self._watch(used, mask | OUT if is_stuck and used is self._sending else mask)
+
+    def _watch(self, used: UsedUpstream, mask: int) -> None:
+        """Watch one; with mask 0 not at all, or its hang-up would be reported again and again."""
+        if mask == used.mask:
+            return
+        loop, fd = self._context.loop, used.upstream.sock.fileno()
+        before, used.mask = used.mask, mask
+        if not before:
+            loop.watch(fd, mask, partial(self._on_upstream, used), self._on_failure)
         elif mask:
-            loop.watch(self._up_fd, mask, self._on_upstream, self._on_failure)
-            self._up_is_watched = True
-        elif self._up_is_watched:
-            loop.forget(self._up_fd)
-            self._up_is_watched = False
+            loop.want(fd, mask)
+        else:
+            loop.forget(fd)
+
+    # -- several connections --------------------------------------------------------------------------------
+
+    def _on_further(self, upstream: Upstream) -> None:
+        used = UsedUpstream(upstream, self._reader_of(upstream))
+        self._used.append(used)
+        if self._out.is_empty:
+            self._watch(used, IN)
+
+    def _connection_gone(self, used: UsedUpstream, problem: str) -> None:
+        """One has ended: alone, if nothing was asked on it that has no answer; else the upstream has gone."""
+        if len(self._used) == 1 or used is self._replying or self._owed_by(used):
+            self._upstream_gone(problem)
+            return
+        assert self._runs is not None  # as there are several
+        assert self._further is not None
+        self._warn("upstream-connection-gone", UpstreamError(used.upstream.plan.uri, problem), False)
+        self._watch(used, 0)
+        used.upstream.close()
+        self._used.remove(used)
+        if used is self._sending:  # it owes nothing, so it was at the beginning of a request
+            self._sending = self._used[0]
+            self._runs.give(self._sending, self.requests.sent_pos)
+        self._further.lost()
+        self._serve_on()
+
+    def _owed_by(self, used: UsedUpstream) -> InFlight:
+        """What one connection has to answer."""
+        if self._runs is None:
+            return self.inflight
+        runs = self._runs
+        sent = [request[COOKIE] for request in self._sent() if runs.user_of(request) is used]
+        return {cookie: self.inflight[cookie] for cookie in sent if cookie in self.inflight}
 
     # -- block status of an upstream that knows none --------------------------------------------------------
 
@@ -212,41 +320,46 @@ class ProxySession(NbdSession):
 
     # -- from the upstream ----------------------------------------------------------------------------------
 
-    def _on_upstream(self, events: int) -> None:
+    def _on_upstream(self, used: UsedUpstream, events: int) -> None:
         if events & OUT:
             self._serve_on()
-        if self.is_closed or self._ending or not events & (IN | GONE) or not self._out.is_empty:
+        if self.is_closed or self._ending or self._is_away or not self._out.is_empty:
             return
-        if self._is_away:
+        if not events & (IN | GONE) or not used.mask:
+            return
+        if self._replying is not None and self._replying is not used:
+            used.waits = True
+            self._watch(used, OUT if used is self._sending and self._outgoing() else 0)
             return
         room = self._head_room
-        start = room - len(self._partial_header)
+        start = room - len(used.partial_header)
         scratch = self._context.scratch
         try:
-            count = self._up.recv_into(scratch[room:])
+            count = used.upstream.sock.recv_into(scratch[room:])
         except BlockingIOError:
             return
         except OSError as exc:
-            self._upstream_gone(exc.strerror or "receive failed")
+            self._connection_gone(used, exc.strerror or "receive failed")
             return
         if not count:
-            self._upstream_gone("it closed the connection")
+            self._connection_gone(used, "it closed the connection")
             return
-        scratch[start:room] = self._partial_header
-        self._on_replies(scratch[start : room + count])
+        scratch[start:room] = used.partial_header
+        self._on_replies(used, scratch[start : room + count])
 
-    def _on_replies(self, view: memoryview) -> None:
-        now_ns = self._context.clock.monotonic_ns()
-        usable, finished = self._reader.feed(view, self._pause.total_ns(now_ns), self.inflight, now_ns)
+    def _on_replies(self, used: UsedUpstream, view: memoryview) -> None:
+        now_ns, reader = self._context.clock.monotonic_ns(), used.reader
+        usable, finished = reader.feed(view, self._pause.total_ns(now_ns), self.inflight, now_ns)
         self._record(finished)
-        self._partial_header = bytes(view[usable:])
-        passed, boundary = self._reader.passed(view, usable), self._reader.boundary
+        used.partial_header = bytes(view[usable:])
+        was_replying, self._replying = self._replying, used if reader.payload_left else None
+        passed, boundary = reader.passed(view, usable), reader.boundary
         if self._local and boundary is not None:
             self._reply(b"".join((passed[:boundary], *self._take_local(), passed[boundary:])))
         elif passed:
             self._reply(passed)
-        if not self.is_closed and not self._out.is_empty:
-            self._want_upstream(OUT if self._outgoing() else 0)
+        if not self.is_closed and (was_replying is not None or not self._out.is_empty):
+            self._watch_upstreams(is_stuck=bool(self._outgoing()))
         if self._blocked and not self.is_closed:
             self._serve_on()  # a cookie may be free again
         else:
@@ -258,20 +371,26 @@ class ProxySession(NbdSession):
 
     def _reply_error(self, reply: bytes) -> None:
         self._local.append(reply)
-        if not self._reader.payload_left:
+        if self._replying is None:
             self._reply(b"".join(self._take_local()))
 
     def outstanding(self, now_ns: int) -> list[Pending]:
         """See ``accounting.CountedSession``; of a reply that has arrived in part, too."""
-        found, within = super().outstanding(now_ns), self._reader.in_progress
+        found, within = super().outstanding(now_ns), self._within
         if within is not None:
             paused_ns = self._pause.total_ns(now_ns)
             found.append((within[0] + paused_ns, within[2] & 3, paused_ns))
         return found
 
+    @property
+    def _within(self) -> tuple[int, int, int] | None:
+        """See ``Replies.in_progress``."""
+        return self._replying.reader.in_progress if self._replying is not None else None
+
     def cut_ended(self, now_ns: int) -> None:
         """See ``accounting.CountedSession``."""
-        self._reader.paused(self._pause.total_ns(now_ns))
+        if self._replying is not None:
+            self._replying.reader.paused(self._pause.total_ns(now_ns))
         super().cut_ended(now_ns)
 
     # -- the upstream goes away -----------------------------------------------------------------------------
@@ -282,9 +401,9 @@ class ProxySession(NbdSession):
             return
         may_return = self._may_return(is_back=False)
         self._warn("upstream-gone", UpstreamError(self._upstream.plan.uri, problem), may_return)
-        self._want_upstream(0)
+        self._let_go_of_upstream()
         self._is_lost = True
-        self._upstream.close()
+        self._close_upstream()
         if may_return:
             self._await_return()
         else:
@@ -302,12 +421,11 @@ class ProxySession(NbdSession):
 
     def _fail(self) -> None:
         """Answer all with errors, and end."""
-        is_torn = bool(self._reader.payload_left)
-        within = self._reader.in_progress
+        is_torn, within = self._replying is not None, self._within
         if within is not None:
             self.inflight[_NO_COOKIE] = (*within, 0)  # to be counted; it cannot be answered any more
         if is_torn:
-            self._reader.payload_left = 0
+            self._replying = None
             self._local.clear()  # nor can what waits for its end
         self._fail_all(p.EIO, can_reply=not is_torn)
 
@@ -321,7 +439,7 @@ class ProxySession(NbdSession):
         Args:
             is_back: it has returned. Before, others may not know yet what became of their changes.
         """
-        is_torn_or_ends = self._reader.payload_left or self._drain_ns is not None
+        is_torn_or_ends = self._replying is not None or self._drain_ns is not None
         is_shared = self._context.other.may_serve
         if not self._reconnect_ns or is_torn_or_ends or is_shared or self._asked is None:
             return False
@@ -334,7 +452,6 @@ class ProxySession(NbdSession):
 
     def _await_return(self) -> None:
         self._is_away = True
-        self._partial_header = b""
         self._again = _NOTHING
         self._fail_begun()
         now_ns, loop = self._context.clock.monotonic_ns(), self._context.loop
@@ -375,12 +492,10 @@ class ProxySession(NbdSession):
         self._opening = None
         self._context.loop.at((self, "again"), self._context.clock.monotonic_ns() + AGAIN_NS, self._reopen)
 
-    def _on_reopened(self, upstream: Upstream | None, facts: p.ExportFacts) -> None:
+    def _on_reopened(self, upstream: Upstream | None, _facts: p.ExportFacts) -> None:
         assert upstream is not None  # it was asked to transmit
         self._opening = None
-        before, agreed = self._upstream, upstream.agreed
-        is_same = facts == before.facts and agreed.structured == before.agreed.structured
-        if not is_same or (agreed.context_id is None) != (before.agreed.context_id is None):
+        if not upstream.is_like(self._upstream):
             upstream.leave(self._context.loop)
             self._give_up("it came back with another size, other flags or other block sizes")
         elif not self._may_return(is_back=True):
@@ -393,10 +508,13 @@ class ProxySession(NbdSession):
         """Ask again what was sent, and then what was not."""
         sent = self._sent()
         self._stop_waiting()
-        self._use(upstream)
-        self._again = memoryview(b"".join(header_of(request, self._mode) for request in sent))
         if sent:  # the last one may have gone in part
             self.requests.sent_pos = max(self.requests.sent_pos, sent[-1][END])
+        self._use(upstream)
+        self._again = memoryview(b"".join(header_of(request, self._mode) for request in sent))
+        if self._runs is not None and self._asked is not None:
+            for request in self._asked.unsent(self.requests.sent_pos):
+                self._runs.admitted(request)
         self._serve_on()
 
     def _give_up(self, problem: str) -> None:
@@ -414,10 +532,10 @@ class ProxySession(NbdSession):
     # -- end ------------------------------------------------------------------------------------------------
 
     def _is_finished(self) -> bool:
-        return super()._is_finished() and not self._reader.payload_left and not self._local
+        return super()._is_finished() and self._replying is None and not self._local
 
     def _begin_end(self) -> None:
-        self._want_upstream(0)
+        self._let_go_of_upstream()
         self._stop_waiting()
         self._forget_asked()
         super()._begin_end()
@@ -439,21 +557,41 @@ class ProxySession(NbdSession):
             self._fail_all(p.EIO, can_reply=False)
         self.close(str(exc))
 
+    def _let_go_of_upstream(self) -> None:
+        """Watch no connection of it any more, and open none beside them."""
+        if self._further is not None:
+            self._further.stop()
+        for used in self._used:
+            self._watch(used, 0)
+
+    def _close_upstream(self) -> None:
+        for used in self._used:
+            used.upstream.close()
+
     def _release_storage(self) -> None:
-        self._want_upstream(0)
+        self._let_go_of_upstream()
         self._stop_waiting()
         if self._is_lost:
-            self._upstream.close()
+            self._close_upstream()
             self._forget_changes()
             return
-        # Within a request DISC would become the end of a torn write's payload.
-        is_whole = self.requests.is_drained and not self._again
-        words = disconnection(self._upstream.agreed) if is_whole else b""
-        owed = OwedAnswers(self._reader, self.inflight, self._partial_header, self._forget_changes)
-        context = self._context
-        farewell = UpstreamFarewell(context.loop, self._up, words, owed, context.farewells.discard)
-        if not farewell.is_closed:
-            context.farewells.add(farewell)
+        context, left = self._context, set(self._used)
+
+        def ended(used: UsedUpstream) -> None:
+            left.discard(used)
+            if not left:
+                self._forget_changes()
+
+        for used in self._used:
+            # Within a request DISC would become the end of a torn write's payload.
+            is_whole = used is not self._sending or (self.requests.is_drained and not self._again)
+            words = disconnection(used.upstream.agreed) if is_whole else b""
+            owed = OwedAnswers(used.reader, self._owed_by(used), used.partial_header, partial(ended, used))
+            farewell = UpstreamFarewell(
+                context.loop, used.upstream.sock, words, owed, context.farewells.discard
+            )
+            if not farewell.is_closed:
+                context.farewells.add(farewell)
 
     def _forget_changes(self) -> None:
         """Of this session nothing is under way any more."""

@@ -121,6 +121,10 @@ class AskedRequests(dict[int, Request]):
         """Those of which at least a part is before ``sent_pos`` in what the client sent, in their order."""
         return [request for request in self.values() if self._begin_pos(request) < sent_pos]
 
+    def unsent(self, sent_pos: int) -> list[Request]:
+        """The others."""
+        return [request for request in self.values() if self._begin_pos(request) >= sent_pos]
+
     def _begin_pos(self, request: Request) -> int:
         payload_bytes = request[LENGTH] if request[COMMAND] == p.Cmd.WRITE else 0
         return request[END] - self._header_bytes - payload_bytes

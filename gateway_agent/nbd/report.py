@@ -6,12 +6,14 @@ a plane that no link collects from shows that. What is under way, and its age, a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from gateway_agent.nbd.accounting import StreamAccount
 from gateway_agent.nbd.caps import CapsInForce
 from gateway_agent.nbd.cuts import CutMaker, LastCut
 from gateway_agent.nbd.exports import ExportTable
+from gateway_agent.nbd.groups import CONFIGURED, SERVER
 from gateway_agent.nbd.volume import Volume
 from pmdaemon.runtime.config import masked
 from pmdaemon.wire.cut import COL
@@ -43,6 +45,7 @@ def plane_report(
     streams: dict[str, list[StreamAccount]] = {}
     for stream in cuts.table.streams:
         streams.setdefault(stream.volume, []).append(stream)
+    groups = _groups_of(caps)
     lease_left_s = None if lease_end_ns is None else max(lease_end_ns - now_ns, 0) / 1e9
     return PlaneReport(
         hello=hello,
@@ -51,7 +54,7 @@ def plane_report(
         cut=ReportedCut((last.end_ns - last.start_ns) / 1e9, (now_ns - last.end_ns) / 1e9),
         leaving=exports.leaving(),
         volumes=tuple(
-            _volume(volume, caps, streams.get(name, []), last, now_ns)
+            _volume(volume, caps, groups.get(name, {}), streams.get(name, []), last, now_ns)
             for name, volume in exports.volumes.items()
         ),
         handed_over=handed_over,
@@ -59,7 +62,12 @@ def plane_report(
 
 
 def _volume(
-    volume: Volume, caps: CapsInForce, streams: list[StreamAccount], last: LastCut, now_ns: int
+    volume: Volume,
+    caps: CapsInForce,
+    groups: Mapping[str, ReportedGroup],
+    streams: list[StreamAccount],
+    last: LastCut,
+    now_ns: int,
 ) -> ReportedVolume:
     export = volume.export
     rows = (_stream(stream, last, now_ns) for stream in streams)
@@ -71,14 +79,19 @@ def _volume(
         size_bytes=volume.facts.size_bytes if volume.facts is not None else None,
         caps=caps.of(export.volume),
         client_caps=caps.of_clients(export.volume),
-        group=_group(export.volume, caps),
+        group=groups.get(SERVER),
+        configured_group=groups.get(CONFIGURED),
         streams=tuple(row for row in rows if row.connections or row.ios_per_s or row.errors_per_s),
     )
 
 
-def _group(volume: str, caps: CapsInForce) -> ReportedGroup | None:
-    found = ((name, cap) for name, cap in caps.groups.items() if volume in cap.weights)
-    return next((ReportedGroup(name, cap.rates) for name, cap in found), None)
+def _groups_of(caps: CapsInForce) -> dict[str, dict[str, ReportedGroup]]:
+    """By volume, and by where the group is from."""
+    found: dict[str, dict[str, ReportedGroup]] = {}
+    for (origin, name), cap in caps.groups.items():
+        for volume in cap.weights:
+            found.setdefault(volume, {})[origin] = ReportedGroup(name, cap.rates)
+    return found
 
 
 def _stream(stream: StreamAccount, last: LastCut, now_ns: int) -> ReportedStream:

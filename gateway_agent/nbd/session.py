@@ -35,6 +35,7 @@ from gateway_agent.nbd.limits import KIND_FLUSH, KIND_READ, KIND_WRITE, KIND_ZER
 from gateway_agent.nbd.loop import GONE, IN, OUT
 from gateway_agent.nbd.refusals import Refusal, refusal
 from gateway_agent.nbd.sockets import Connection
+from gateway_agent.nbd.tls import certificate_of
 from gateway_agent.nbd.volume import PlaneContext, Volume
 from pmdaemon.wire.rates import Allowance, io_cost
 
@@ -165,6 +166,11 @@ class NbdSession(ABC):
     def client(self) -> str:
         """See ``volume.ThrottledSession``."""
         return self._stream.client
+
+    @property
+    def certificate(self) -> bytes | None:
+        """See ``accounting.CountedSession``."""
+        return certificate_of(self._sock)
 
     def gauges(self) -> tuple[int, int]:
         """See ``accounting.CountedSession``."""
@@ -475,9 +481,10 @@ class NbdSession(ABC):
         """
         if self.is_closed:
             return
-        out_is_empty = self._out.is_empty
-        if out_is_empty and not self._ending and self._is_finished():
-            if self.requests.disconnecting:
+        out_is_empty, requests = self._out.is_empty, self.requests
+        may_end = requests.disconnecting or self._drain_ns is not None  # most of the time not
+        if may_end and out_is_empty and not self._ending and self._is_finished():
+            if requests.disconnecting:
                 self.close("disconnected")
                 return
             # What the client sent before it could know is read before the next turn of the timers.
@@ -488,7 +495,7 @@ class NbdSession(ABC):
             if out_is_empty:
                 with contextlib.suppress(OSError):
                     self._sock.shutdown(socket.SHUT_WR)
-        elif self._may_receive and self.requests.wants_input:
+        elif self._may_receive and requests.wants_input:
             mask |= IN
         self._context.loop.want(self._fd, mask)
 

@@ -338,9 +338,16 @@ class WorkerPool:
         while self._done:
             job = self._done.popleft()
             found.setdefault(job.done, []).append(job)
-        for done, jobs in found.items():
-            self._under_way -= len(jobs)
-            done(jobs)
+        try:
+            while found:
+                done = next(iter(found))
+                jobs = found.pop(done)
+                self._under_way -= len(jobs)
+                done(jobs)
+        finally:
+            if found:  # one of them has raised, which the loop logs: the others' turn comes all the same
+                self._done.extendleft(job for jobs in found.values() for job in reversed(jobs))
+                os.eventfd_write(self._wake_fd, 1)
 
     def stop(self) -> None:
         """End the threads after the jobs they have.

@@ -36,6 +36,7 @@ from typing import Any, Final, cast
 import structlog
 
 from gateway_agent.nbd.loop import GONE, IN, EventLoop
+from gateway_agent.nbd.sockets import Connection
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.threads import ThreadGroup
 
@@ -104,8 +105,13 @@ def load_revoked(context: ssl.SSLContext, setting: str, path: str) -> None:
     fix = (
         "Give a PEM file with the newest revocation list (CRL) of the authority of the clients' certificates"
     )
+    before = context.cert_store_stats()["x509"]
     load_authority(context, setting, path, fix)
-    if not context.cert_store_stats()["crl"]:
+    found = context.cert_store_stats()
+    if found["x509"] > before:  # OpenSSL has taken it for one of an authority
+        problem = "there is a certificate in it, whose holder could certify clients"
+        raise ConfigError(setting, f"{path} cannot be used: {problem}", "Leave only revocation lists in it")
+    if not found["crl"]:
         raise ConfigError(setting, f"{path} cannot be used: there is no revocation list in it", fix)
     context.verify_flags |= ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF
 
@@ -183,6 +189,11 @@ class TlsConnection:
     def peer_certificate(self) -> dict[str, Any] | None:
         """Of the peer, verified; None or empty without."""
         return self._tls.getpeercert()
+
+    @property
+    def certificate(self) -> bytes | None:
+        """The same, DER; None without."""
+        return self._tls.getpeercert(binary_form=True)
 
     def version(self) -> str:
         """``TLSv1.3`` and the like."""
@@ -470,3 +481,8 @@ class TlsEngine:
             self._group.join()
             os.close(self._wake_fd)
             self._wake_fd = -1
+
+
+def certificate_of(connection: Connection) -> bytes | None:
+    """The certificate of a connection's peer, verified, DER; None without TLS, or without one."""
+    return connection.certificate if isinstance(connection, TlsConnection) else None

@@ -61,6 +61,15 @@ class Upstream:
     facts: ExportFacts
     plan: UpstreamPlan
 
+    def is_like(self, other: Upstream) -> bool:
+        """Whether it is of the same export, and replies in the same form."""
+        mine, others = self.agreed, other.agreed
+        return (
+            self.facts == other.facts
+            and (mine.structured, mine.extended) == (others.structured, others.extended)
+            and (mine.context_id is None) == (others.context_id is None)
+        )
+
     def leave(self, loop: EventLoop) -> None:
         """It is not needed: nothing was asked on it."""
         UpstreamFarewell(loop, self.sock, disconnection(self.agreed))

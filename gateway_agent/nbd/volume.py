@@ -3,7 +3,8 @@
 Held requests stay in their connection's buffer. A ``Volume`` has an order of the connections that hold some
 (``fair_order``), and one timer for all: connections get equal shares of the rate, whatever their depth and
 however large their requests. A client that has rates of its own waits for both; while its own hold it, the
-others go on. A volume of a group waits for the group's rates, too (``groups``), which has a timer of its own.
+others go on. A volume of a group, or of two, waits for their rates, too (``groups``); they have timers of
+their own.
 
 A request that is large against the rate of the volume, of its group, or the one that its client shares with
 others (``client_rates``) is paid for in parts while others use the volume, or its group:
@@ -55,6 +56,7 @@ class PlaneContext:
         scratch: buffer for one handler's use; nothing stays in it between events.
         payload_memory: for large writes; ``reply_memory`` for large reads (see ``buffers``).
         tls_engine: for handshakes with upstreams.
+        bursts_since_ns: for ``RateSet``; of a process that takes over, when it began.
         other: whether ledgers can be believed.
         farewells: connections to upstreams that end.
         ledgers: by upstream, also of those that no export has now.
@@ -67,6 +69,7 @@ class PlaneContext:
     payload_memory: MemoryBudget
     reply_memory: MemoryBudget
     tls_engine: TlsEngine | None = None
+    bursts_since_ns: int | None = None
     other: OtherProcess = field(default_factory=OtherProcess)
     farewells: set[UpstreamFarewell] = field(default_factory=set)
     ledgers: dict[str, ChangeLedger] = field(default_factory=dict)
@@ -134,7 +137,7 @@ class Volume:
         facts: size and flags once known (at start for files, after the first connection for upstreams).
         extended: whether its upstream has extended headers, as far as known.
         warnings: about its upstream; limited, because one death is seen by every client.
-        clients: rates of single clients; ``group``: the one that it is in.
+        clients: rates of single clients; ``groups``: those that it is in.
         sessions: open connections to it.
 
     ``_late`` and ``_longest_ns`` count the I/Os of this cut that were held for too long.
@@ -143,8 +146,8 @@ class Volume:
     def __init__(self, export: ExportConfig, rates: RateSet, context: PlaneContext, max_hold_ns: int) -> None:
         self.export = export
         self.rates = rates
-        self.clients = ClientRates(rates.tau_ns)
-        self.group: VolumeGroup | None = None
+        self.clients = ClientRates(rates.tau_ns, rates.since_ns)
+        self.groups: tuple[VolumeGroup, ...] = ()
         self.sessions: set[ThrottledSession] = set()
         self.facts: ExportFacts | None = None
         self.extended = ExtendedHeaders()
@@ -214,12 +217,15 @@ class Volume:
         The same as to admit one after another, at a tenth of the time; only for a connection that shares the
         rates with none that waits.
         """
-        group = self.group
-        if self._debt is not None or session in self._parts or (group and not group.is_free_for(self)):
+        groups = self.groups
+        if self._debt is not None or session in self._parts:
+            return False
+        if not all(group.is_free_for(self) for group in groups):
             return False
         own, shared = self.clients.held_of(session.client) if self.clients else (None, None)
-        of_group = group.rates if group is not None else None
-        common = [rates for rates in (self.rates, shared, of_group) if rates is not None]
+        common = [self.rates, *(group.rates for group in groups)]
+        if shared is not None:
+            common.append(shared)
         largest_bytes = max(min(rates.bytes_within(PART_NS) for rates in common), PART_BYTES)
         allowance = Allowance(largest_bytes, now_ns - self._max_hold_ns)
         for rates in common if own is None else [*common, own]:
@@ -227,12 +233,13 @@ class Volume:
         session.admit_within(now_ns, allowance)
         if not allowance.ops:
             return False
-        self._used_ns[session] = now_ns
+        if not session.is_closed:  # to send their answers it may have closed itself, and is forgotten
+            self._used_ns[session] = now_ns
         used = [rates.charge_batch(now_ns, allowance) for rates in common]
         if own is not None:
             own.charge_batch(now_ns, allowance)
-        if group is not None:
-            group.charged(self, now_ns, used[-1])
+        for group, used_ns in zip(groups, used[1:], strict=False):
+            group.charged(self, now_ns, used_ns, allowance.ops)
         if session in self._waiting:
             last_ns = max(used) / allowance.ops  # who comes now begins where the last one did
             self._waiting.served(session, max(used) - last_ns)
@@ -258,9 +265,9 @@ class Volume:
         if self.clients.set_caps(clients, now_ns, others) or changed:
             self.pump(now_ns)
 
-    def set_group(self, group: VolumeGroup | None, now_ns: int) -> None:
-        """It is in this group from now on, or in none; also for what is already held."""
-        self.group, self._group_holds = group, False
+    def set_groups(self, groups: tuple[VolumeGroup, ...], now_ns: int) -> None:
+        """It is in these groups from now on, or in none; also for what is already held."""
+        self.groups, self._group_holds = groups, False
         self.pump(now_ns)
 
     def pump(self, now_ns: int) -> None:
@@ -298,7 +305,7 @@ class Volume:
     @property
     def _is_open(self) -> bool:
         """Whether nothing but rates of clients holds."""
-        return self.rates.is_open and self.group is None
+        return self.rates.is_open and not self.groups
 
     def _is_capped(self, session: ThrottledSession) -> bool:
         """Whether its client has rates of its own."""
@@ -374,7 +381,11 @@ class Volume:
     def _may_pass(self, now_ns: int) -> bool:
         if self.rates.ready_ns() > now_ns:
             return False
-        self._group_holds = self.group is not None and not self.group.admits(self, now_ns)
+        letting = [group for group in self.groups if group.admits(self, now_ns)]
+        self._group_holds = len(letting) < len(self.groups)
+        if self._group_holds:
+            for group in letting:
+                group.keep_turn(self)
         return not self._group_holds
 
     def _pay(
@@ -408,9 +419,9 @@ class Volume:
         """Charge a part of a request; returns what it takes of the rate, in ns."""
         self.rates.charge(now_ns, transfer_bytes, cost, part)
         used_ns = self.rates.duration_ns(transfer_bytes, cost) * part
-        if self.group is not None:
-            self.group.charge(self, now_ns, transfer_bytes, cost, part)
-            used_ns = max(used_ns, self.group.rates.duration_ns(transfer_bytes, cost) * part)
+        for group in self.groups:
+            group.charge(self, now_ns, transfer_bytes, cost, part)
+            used_ns = max(used_ns, group.rates.duration_ns(transfer_bytes, cost) * part)
         if shared is not None:
             shared.charge(now_ns, transfer_bytes, cost, part)
             used_ns = max(used_ns, shared.duration_ns(transfer_bytes, cost) * part)
@@ -433,10 +444,10 @@ class Volume:
 
     def _parts_of(self, shared: RateSet | None, transfer_bytes: int, cost: float) -> int:
         """Of how many parts a request is: 1 unless it is large."""
-        own_ns = self.rates.size_ns(transfer_bytes, cost)
-        group_ns = self.group.rates.size_ns(transfer_bytes, cost) if self.group is not None else 0.0
-        shared_ns = shared.size_ns(transfer_bytes, cost) if shared is not None else 0.0
-        longest_ns = max(own_ns, group_ns, shared_ns)
+        found = [self.rates, *(group.rates for group in self.groups)]
+        if shared is not None:
+            found.append(shared)
+        longest_ns = max(rates.size_ns(transfer_bytes, cost) for rates in found)
         parts = min(math.ceil(longest_ns / PART_NS), math.ceil(transfer_bytes / PART_BYTES))
         return max(parts, 1)
 
@@ -449,7 +460,7 @@ class Volume:
                 if each is not session
             )
             or any(each is not session for each in self._waiting)
-            or (self.group is not None and self.group.is_contended(self, now_ns))
+            or any(group.is_contended(self, now_ns) for group in self.groups)
         )
 
     def _client_ready_ns(self, session: ThrottledSession) -> int:
@@ -475,9 +486,9 @@ class Volume:
             self._longest_ns = max(self._longest_ns, now_ns - arrived_ns)
 
     def _plan(self) -> None:
-        group = self.group
-        if group is not None and not self._group_holds:
-            group.withdraw(self)
+        if not self._group_holds:
+            for group in self.groups:
+                group.withdraw(self)
         waiting = [session for session in self._sessions() if session.head_arrived_ns() is not None]
         debt = self._debt
         if not (waiting or debt) or self._group_holds:  # the group has a timer for all of its volumes

@@ -41,6 +41,7 @@ DEFAULT_BURST_S: Final = 0.02
 """Of a rate that says no other: late wake-ups cost no throughput, and no second is far above the rate."""
 LEAST_BURST_S: Final = 0.001
 _ANY_BYTES: Final = 1 << 62
+_LEAST_FORMER: Final = 64  # so many rates of before are kept without a look whether they must be
 MOST_BURST_S: Final = 300.0
 
 
@@ -248,6 +249,8 @@ class RateSet:
 
     Args:
         tau_ns: burst depth of each, unless the caps say another.
+        since_ns: bursts are empty at this time, monotonic, because what was used before is not known; None:
+            none was used.
 
     The peak of a burst is a rate of its own, whose burst is ``tau_ns``. A rate that goes and returns has of
     its burst what was left, and what time has brought since: caps that come and go give no bursts.
@@ -255,10 +258,11 @@ class RateSet:
     Invariant: a rate is present exactly when ``caps`` names it; ``is_open`` is then False.
     """
 
-    def __init__(self, tau_ns: int) -> None:
+    def __init__(self, tau_ns: int, since_ns: int | None = None) -> None:
         self.caps = NO_CAPS
         self.is_open = True
         self.tau_ns = tau_ns
+        self.since_ns = since_ns
         self._ops: Gcra | None = None
         self._bytes: Gcra | None = None
         self._cost: Gcra | None = None
@@ -292,7 +296,9 @@ class RateSet:
         if rate is None:
             rate = self._former.pop(name, None)
         if rate is None or (rate not in self._present and rate.tat_ns <= now_ns):
-            return Gcra(rate_per_s, tau_ns)
+            made = Gcra(rate_per_s, tau_ns)
+            made.tat_ns = self.since_ns + tau_ns if self.since_ns is not None else 0
+            return made
         rate.change(rate_per_s, tau_ns, now_ns)
         return rate
 
@@ -371,21 +377,26 @@ class FormerRates:
     """Rates of entries that are gone, by name, until their bursts would be whole again.
 
     Args:
-        tau_ns: burst depth of those that were never there.
+        tau_ns: burst depth of those that were never there; ``since_ns``: see ``RateSet``.
     """
 
-    def __init__(self, tau_ns: int) -> None:
-        self._tau_ns = tau_ns
+    def __init__(self, tau_ns: int, since_ns: int | None = None) -> None:
+        self._tau_ns, self._since_ns = tau_ns, since_ns
         self._by_name: dict[str, RateSet] = {}
+        self._most = _LEAST_FORMER
 
     def keep(self, name: str, rates: RateSet, now_ns: int) -> None:
-        """An entry has gone. Forgets those that have rested."""
-        for other in [other for other, kept in self._by_name.items() if kept.is_rested(now_ns)]:
-            del self._by_name[other]
+        """An entry has gone. When those kept have doubled, those that have rested are forgotten."""
         rates.set_caps(NO_CAPS, now_ns)
-        if not rates.is_rested(now_ns):
-            self._by_name[name] = rates
+        if rates.is_rested(now_ns):
+            return
+        if len(self._by_name) >= self._most:  # not each time: all clients of a volume may go at once
+            self._by_name = {
+                other: kept for other, kept in self._by_name.items() if not kept.is_rested(now_ns)
+            }
+            self._most = max(2 * len(self._by_name), _LEAST_FORMER)
+        self._by_name[name] = rates
 
     def take(self, name: str) -> RateSet:
         """For an entry that comes: the rates it had, or new ones."""
-        return self._by_name.pop(name, None) or RateSet(self._tau_ns)
+        return self._by_name.pop(name, None) or RateSet(self._tau_ns, self._since_ns)

@@ -43,7 +43,10 @@ _NOT_EXPORTED: Final = (
 CONTROL: Final = "storage-sla/control"
 """Annotation of the metadata; OpenSLO has no word for who is slowed down for a promise."""
 _NOT_IMPORTED: Final = ("description", "service", "alertPolicies")
-_OF_COMPOSITES: Final = ("indicator", "indicatorRef", "compositeWeight")
+_SCOPE: Final = ("volumes", "volume_labels", "clients", "io")
+_METRICS: Final = ("good", "bad", "raw")
+"""Of a ratio; only a ratio of good I/Os can be one of ours."""
+_LEAST_SHARE, _MOST_SHARE = 0.5, 0.9999
 Json = dict[str, Any]
 
 
@@ -130,25 +133,26 @@ def _time_window(window: CalendarWindow | RollingWindow) -> Json:
 
 
 def from_openslo(documents: Iterable[Any]) -> Converted:
-    """An agreement for each SLO object; SLI objects among the documents are what ``indicatorRef`` names.
+    """An agreement for each SLO object; what ``indicatorRef`` and ``metricSourceRef`` name is among them.
 
     Raises:
         ValueError: there is no SLO of version openslo/v1 among them.
     """
     objects = [item for one in documents for item in (one if isinstance(one, list) else [one])]
     maps = [item for item in objects if isinstance(item, dict)]
-    slis = {str(_at(item, "metadata", "name")): item for item in maps if item.get("kind") == "SLI"}
-    found, unmapped = [], list[str]()
+    named = _Named.of(item for item in maps if item.get("apiVersion") == API_VERSION)
+    found, unmapped, unread = [], list[str](), list[tuple[str, str]]()
     for item in maps:
         kind, name = item.get("kind"), _at(item, "metadata", "name")
         if item.get("apiVersion") != API_VERSION:
             unmapped.append(f"{name}: apiVersion {item.get('apiVersion')}; only {API_VERSION} is read")
         elif kind == "SLO":
-            reading = _Reading(item, slis)
+            reading = _Reading(item, named)
             found.append(reading.agreement())
             unmapped += reading.unmapped
-        elif kind != "SLI":
-            unmapped.append(f"{name}: the whole {kind}")
+        else:
+            unread.append((str(name), str(kind)))
+    unmapped += [f"{name}: the whole {kind}" for name, kind in unread if (kind, name) not in named.used]
     if not found:
         raise ValueError(f"there is no SLO of {API_VERSION} in it")
     return Converted(found, unmapped)
@@ -160,13 +164,35 @@ def _at(value: Any, *path: str) -> Any:
     return value
 
 
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """Objects that others refer to, by kind and name; ``used`` grows as they do."""
+
+    objects: Mapping[tuple[str, str], Json]
+    used: set[tuple[str, str]]
+
+    @classmethod
+    def of(cls, objects: Iterable[Json]) -> _Named:
+        kinds = ("SLI", "DataSource")
+        keys = ((str(item.get("kind")), str(_at(item, "metadata", "name")), item) for item in objects)
+        return cls({(kind, name): item for kind, name, item in keys if kind in kinds}, set())
+
+    def find(self, kind: str, name: Any) -> Json | None:
+        """One of them; None if there is none of that name."""
+        key = kind, str(name)
+        found = self.objects.get(key)
+        if found is not None:
+            self.used.add(key)
+        return found
+
+
 class _Reading:
     """One SLO object on its way to an agreement; ``unmapped`` grows as it is read."""
 
-    def __init__(self, slo: Json, slis: Mapping[str, Json]) -> None:
+    def __init__(self, slo: Json, named: _Named) -> None:
         self.unmapped: list[str] = []
         self._slo = slo
-        self._slis = slis
+        self._named = named
         self._name = _name_of(_at(slo, "metadata", "name"), "imported")
         self._spec: Json = slo["spec"] if isinstance(slo.get("spec"), dict) else {}
 
@@ -175,12 +201,16 @@ class _Reading:
 
     def agreement(self) -> Json:
         """The document, empty where OpenSLO does not say what we need."""
-        indicator = self._indicator()
-        source = self._source(indicator)
+        given = self._spec.get("objectives")
+        items = [item for item in (given if isinstance(given, list) else []) if isinstance(item, dict)]
+        whole = self._indicator(self._spec, "")
+        own = [self._own_indicator(item) or whole for item in items]
+        distinct = [each for place, each in enumerate(own) if each not in own[:place]]
+        sources = [self._source(each) for each in distinct or [whole]]
         self._add_note("priority is not in OpenSLO; it was set to silver")
-        if source is None:
-            self._add_note("scope.volumes is not in OpenSLO; it was left empty, fill it in")
-        scope = {key: source[key] for key in ("volumes", "clients", "io") if key in source} if source else {}
+        objectives = list(self._objectives(items, own))
+        if not objectives:
+            self._add_note("it has no objectives: as it is, nothing is promised")
         metadata: Json = {"name": self._name}
         if labels := self._labels():
             metadata["labels"] = labels
@@ -194,32 +224,65 @@ class _Reading:
             "kind": "SLA",
             "metadata": metadata,
             "spec": {
-                "scope": scope or {"volumes": []},
+                "scope": self._scope(sources),
                 "priority": "silver",
-                "objectives": list(self._objectives(indicator, source)),
+                "objectives": objectives,
                 "window": self._window(),
                 **self._control(),
             },
         }
 
-    def _indicator(self) -> Json:
-        named = self._spec.get("indicatorRef")
-        indicator = self._slis.get(str(named)) if named else self._spec.get("indicator")
-        if named and indicator is None:
-            self._add_note(f"the SLI {named!r} is not in the file")
-        spec = _at(indicator, "spec")
+    def _indicator(self, holder: Json, where: str) -> Json:
+        """What ``indicator`` or ``indicatorRef`` of an SLO, or of one of its objectives, says."""
+        name = holder.get("indicatorRef")
+        found = self._named.find("SLI", name) if name else holder.get("indicator")
+        if name and found is None:
+            self._add_note(f"{where}the SLI {name!r} is not in the file")
+        for path in (("metadata", "displayName"), ("spec", "description")):
+            if _at(found, *path):
+                self._add_note(f"{where}{'.'.join(('indicator', *path))}")
+        spec = _at(found, "spec")
         return spec if isinstance(spec, dict) else {}
+
+    def _own_indicator(self, item: Json) -> Json:
+        """Of an objective of a composite; empty if it has the one of the whole SLO."""
+        return self._indicator(item, f"{item.get('displayName') or 'objective'}: ")
 
     def _source(self, indicator: Json) -> Json | None:
         """Query of our own metric source; None for that of another system."""
-        metric = indicator.get("thresholdMetric") or _at(indicator, "ratioMetric", "good")
-        kind, query = _at(metric, "metricSource", "type"), _at(metric, "metricSource", "spec")
+        kind, query = self._query(indicator)
         if kind == SOURCE_TYPE and isinstance(query, dict) and isinstance(query.get("volumes"), list):
             return query
         if indicator:
             of = f" of type {kind}" if kind else ""
             self._add_note(f"the metric source{of}; gateways measure latency themselves")
         return None
+
+    def _query(self, indicator: Json) -> tuple[Any, Any]:
+        """Type and query of its metric source; the type may be that of a DataSource."""
+        metric, ratio = indicator.get("thresholdMetric"), indicator.get("ratioMetric")
+        if not metric and isinstance(ratio, dict):
+            metric = next((ratio[name] for name in _METRICS if ratio.get(name)), None)
+        source = _at(metric, "metricSource")
+        kind, name = _at(source, "type"), _at(source, "metricSourceRef")
+        if name and (found := self._named.find("DataSource", name)) is not None:
+            kind = kind or _at(found, "spec", "type")
+        is_of_good = metric is indicator.get("thresholdMetric") or bool(_at(ratio, "good"))
+        return kind, _at(source, "spec") if is_of_good else None
+
+    def _scope(self, sources: list[Json | None]) -> Json:
+        """That of all sources; empty where they differ, or where one says nothing of volumes."""
+        ours = [each for each in sources if each is not None]
+        scopes: list[Json] = [{key: each[key] for key in _SCOPE if key in each} for each in ours]
+        if scopes and len(scopes) == len(sources) and all(each == scopes[0] for each in scopes):
+            return scopes[0]
+        if scopes and len(scopes) == len(sources):
+            self._add_note(
+                "its indicators are about different volumes; scope.volumes was left empty, fill it in"
+            )
+        else:
+            self._add_note("scope.volumes is not in OpenSLO; it was left empty, fill it in")
+        return {"volumes": []}
 
     def _control(self) -> Json:
         """Of the annotations, the one that an export of ours has."""
@@ -242,40 +305,40 @@ class _Reading:
                 self._add_note(f"label {key}: only its first value, {values[0]}")
         return labels
 
-    def _objectives(self, indicator: Json, source: Json | None) -> Iterator[Json]:
+    def _objectives(self, items: list[Json], indicators: list[Json]) -> Iterator[Json]:
+        """An objective for each; ``indicators``: of each."""
         method = self._spec.get("budgetingMethod")
         if method != "Timeslices":
-            self._add_note(f"budgetingMethod {method}; compliance is counted in time slices of a minute")
-        given = self._spec.get("objectives")
+            self._add_note(f"budgetingMethod {method}; compliance is the share of good time slices")
         taken: set[str] = set()
-        for place, item in enumerate(given if isinstance(given, list) else []):
-            if not isinstance(item, dict):
-                continue
+        for place, (item, indicator) in enumerate(zip(items, indicators, strict=True)):
             name = _name_of(item.get("displayName"), "latency" if place == 0 else f"latency-{place + 1}")
             name = name if name not in taken else f"{name}-{place + 1}"
             taken.add(name)
-            for key in _OF_COMPOSITES:
-                if item.get(key):
-                    self._add_note(f"{name}: {key}; an objective has the indicator of the whole SLO")
+            if item.get("compositeWeight"):
+                self._add_note(f"{name}: compositeWeight; each objective has a budget of its own")
             yield {
                 "name": name,
                 "indicator": {"metric": "latency", "percentile": self._percentile(name, item, method)},
-                "demand_curve": self._curve(name, item, indicator, source),
+                "demand_curve": self._curve(name, item, indicator),
                 "budgeting": {"slice": self._slice(name, item), "target": self._target(name, item)},
             }
 
     def _percentile(self, name: str, item: Json, method: Any) -> float:
         share = item.get("timeSliceTarget")
-        if method == "Timeslices" and isinstance(share, int | float) and 0.5 <= share <= 0.9999:
+        if method != "Timeslices" or not isinstance(share, int | float):
+            why = "no share of good events within a slice (timeSliceTarget)"
+        elif _LEAST_SHARE <= share <= _MOST_SHARE:
             return round(share * 100, 6)
-        self._add_note(
-            f"{name}: no share of good events within a slice (timeSliceTarget); percentile 95 was set"
-        )
+        else:
+            why = f"timeSliceTarget {share:g} is not from {_LEAST_SHARE:g} to {_MOST_SHARE:g}"
+        self._add_note(f"{name}: {why}; percentile 95 was set")
         return 95.0
 
-    def _curve(self, name: str, item: Json, indicator: Json, source: Json | None) -> list[Json]:
-        if source is not None and isinstance(source.get("demand_curve"), list):
-            return list(source["demand_curve"])
+    def _curve(self, name: str, item: Json, indicator: Json) -> list[Json]:
+        kind, query = self._query(indicator)
+        if kind == SOURCE_TYPE and isinstance(_at(query, "demand_curve"), list):
+            return list(query["demand_curve"])
         value = item.get("value")
         if indicator.get("thresholdMetric") and isinstance(value, int | float) and value > 0:
             if item.get("op") in ("lt", "lte"):

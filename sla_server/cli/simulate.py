@@ -32,9 +32,10 @@ from sla_server.simulate.errors import SimulationError, TooManyIos
 from sla_server.simulate.figures import ModeFigures, PromiseFigures, figures_of
 from sla_server.simulate.loads import MOST_SPAN_S, Arrival
 from sla_server.simulate.page import as_html
-from sla_server.simulate.report import Result, as_csv, as_json, headline, verdicts
+from sla_server.simulate.report import Result, as_csv, as_json, headline, promised_text, verdicts
 from sla_server.simulate.run import MODES, Feed, GeneratedFeed, Plan, TraceFeed, run_mode
 from sla_server.simulate.setup import (
+    SETUP_FILE,
     Placement,
     SetupFile,
     Stream,
@@ -64,6 +65,8 @@ EXISTING: Final = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
 def _limits(p: PromiseFigures) -> str:
+    if p.percentile is None:
+        return promised_text(p)
     values = [formatting.latency(value * 1e3) for value in (p.thresholds_ms[0], p.thresholds_ms[-1])]
     return f"p{p.percentile:g} {'-'.join(dict.fromkeys(values))}"
 
@@ -72,11 +75,17 @@ def _ms(value: float | None) -> str:
     return formatting.latency(None if value is None else value * 1e3)
 
 
+def _measured(p: PromiseFigures) -> str:
+    if p.unit == "ms" or p.measured is None:
+        return _ms(p.measured)
+    return f"{p.measured:.4g} {p.unit}"
+
+
 PROMISE_COLUMNS: Final = (
     Column("AGREEMENT", lambda row, _now: row["p"].name),
     Column("MODE", lambda row, _now: row["mode"]),
     Column("PROMISED", lambda row, _now: _limits(row["p"])),
-    Column("MEASURED", lambda row, _now: _ms(row["p"].latency_ms), number=True),
+    Column("MEASURED", lambda row, _now: _measured(row["p"]), number=True),
     Column("BAD S", lambda row, _now: _bad(row["p"]), number=True),
     Column("OF S", lambda row, _now: formatting.count(row["p"].judged_s), number=True),
     Column("COMPLIANCE", lambda row, _now: formatting.percent(row["p"].compliance), number=True),
@@ -340,8 +349,14 @@ def _stored_plan(client: Client, config: Path | None, given: dict[str, Any]) -> 
     reader = open_reader(resolved.database, resolved.data_dir)
     try:
         book = label_book(*reader.pages.label_rows())
+        notes = list[str]()
         if given["slas"] is not None:
-            contract = read_directory(given["slas"]).contract((), book)
+            folder = read_directory(given["slas"])
+            contract = folder.contract((), book)
+            if folder.setup != SetupFile():
+                notes.append(
+                    f"{SETUP_FILE} is not used: --stored brings loads and where they are. See --device"
+                )
         else:
             plans, _unread = plans_of(reader.documents(), until_us)
             contract = contract_of([_agreement(row) for row in reader.agreements()], plans, book)
@@ -366,7 +381,8 @@ def _stored_plan(client: Client, config: Path | None, given: dict[str, Any]) -> 
         problem = f"--stored {given['stored']} with --every is {formatting.span(plan.seconds)}, the limit 7d"
         raise BadUsage(f"{problem}; choose a shorter time, or leave the quiet minutes out")
     times = f"{_utc(from_us)} to {_utc(until_us)} UTC"
-    return _with_options(dataclasses.replace(plan, title=f"{plan.title}, {times}"), given)
+    notes = [*plan.notes, *notes]
+    return _with_options(dataclasses.replace(plan, title=f"{plan.title}, {times}", notes=notes), given)
 
 
 def _agreement(row: dict[str, Any]) -> Agreement:

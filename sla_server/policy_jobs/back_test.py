@@ -324,7 +324,10 @@ def _contract(store: PolicyStore, now_us: int) -> Contract:
         except ValidationError as exc:
             raise UnreadableAgreement(row["name"], row["version"], described(exc)) from exc
     plans, _unread = plans_of(store.reader.documents(), now_us)
-    return contract_of(agreements, plans, label_book(*store.reader.pages.label_rows()))
+    contract = contract_of(agreements, plans, label_book(*store.reader.pages.label_rows()))
+    # Control, and so a policy, is there for latencies; the other indicators ask it for nothing.
+    latencies = [promise for promise in contract.promises if promise.metric == "latency"]
+    return dataclasses.replace(contract, promises=latencies)
 
 
 def _database(config: ResolvedConfig) -> DatabaseConfig:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -30,13 +30,14 @@ from pmdaemon.wire.cut import IO_KINDS, IO_READ, IO_WRITE
 from pmdaemon.wire.histogram import BUCKETS
 from pmdaemon.wire.rates import COST_BYTES
 from sla_server.agreements.document import Applicability
-from sla_server.agreements.promise import Promise, VolumeClass
+from sla_server.agreements.promise import Metric, Promise, VolumeClass
 from sla_server.agreements.selectors import is_pattern
-from sla_server.agreements.slices import LimitCounts, StreamSlot, judge_slice
+from sla_server.agreements.slices import LimitCounts, StreamSlot
 from sla_server.services.control.client_floors import ClientFloors
 from sla_server.services.control.decisions import RaiseEvent, RecordThrottle
 from sla_server.services.control.sharing import NeighbourTerms, terms
 from sla_server.services.control.targets import client_of, target_of, volume_of
+from sla_server.simulate.indicators import UNITS, Served, Waits, series_of, state_of, whole_seconds
 from sla_server.simulate.run import ModeRun, Plan
 from sla_server.simulate.setup import Stream
 
@@ -54,19 +55,23 @@ class PromiseFigures:
     """One promise in one mode.
 
     Attributes:
-        thresholds_ms: of the steps of its curve.
+        percentile: None of another indicator than latency at a percentile.
+        thresholds_ms: of the steps of its curve; of availability its ``outage``.
         judged_s, bad_s, above_s: seconds with requests inside the curve, bad ones of them, and beyond it.
         excluded_s: seconds with requests in which nothing was promised.
         excuse: why, of the first of them.
         slices: state to number.
         compliance, coverage: 0..1, None without slices.
-        series: (second, percentile in ms or None).
+        series: (second, figure of its indicator or None).
         bad_at: the bad seconds.
+        promised: of a rate, I/Os or MB a second.
+        measured: the figure of its indicator: the percentile, the mean (ms), what was delivered a second, or
+            the longest time (s) without a completion.
     """
 
     sla: str
     objective: str
-    percentile: float
+    percentile: float | None
     thresholds_ms: Sequence[float]
     ios: int
     latency_ms: float | None
@@ -80,6 +85,14 @@ class PromiseFigures:
     coverage: float | None
     series: Sequence[tuple[float, float | None]] = field(repr=False)
     bad_at: Sequence[int] = field(repr=False)
+    metric: Metric = "latency"
+    promised: float | None = None
+    measured: float | None = None
+
+    @property
+    def unit(self) -> str:
+        """Of ``measured``, ``promised`` and the series."""
+        return UNITS[self.metric][1]
 
     @property
     def name(self) -> str:
@@ -245,31 +258,101 @@ def _of_promise(plan: Plan, promise: Promise, arrays: ByVolume) -> PromiseFigure
     if promise.io != "any":
         chosen = found["is_write"] == (promise.io == "write")
         found = {name: values[chosen] for name, values in found.items()}
+    if promise.metric != "latency":
+        return _of_other(plan, promise, found)
     held, excluded_s, excuse = _while_promised(plan, promise, found)
     if not promise.counts_errors:
         held = {name: values[~held["failed"]] for name, values in held.items()}
     judged_s, bad_at, above_s = _seconds(promise, held)
-    slices = _slices(plan, promise, found)
-    eligible = slices.get("good", 0) + slices.get("bad", 0)
-    every = sum(slices.values()) - slices.get("excluded", 0)
+    waits = Waits(found)
+
+    def verdict(first: float, last: float) -> str:
+        low, high = np.searchsorted(found["at"], (first, last))
+        part = {name: values[low:high] for name, values in found.items()}
+        return _verdict(promise, _clauses(plan, promise), part, waits.within(first, last))
+
+    slices = _slices(plan, promise, verdict)
+    compliance, coverage = _ratios(slices)
+    latency_ms = _ms(_percentile(found["latency"], promise.percentile))
     return PromiseFigures(
         promise.sla,
         promise.objective,
         promise.percentile,
         [step.threshold_us / 1e3 for step in promise.curve],
         len(found["at"]),
-        _ms(_percentile(found["latency"], promise.percentile)),
+        latency_ms,
         judged_s,
         len(bad_at),
         above_s,
         excluded_s,
         excuse,
         slices,
-        slices.get("good", 0) / eligible if eligible else None,
-        (eligible + slices.get("not_applicable", 0)) / every if every else None,
+        compliance,
+        coverage,
         _latency_series(plan, found, promise.percentile),
         bad_at,
+        measured=latency_ms,
     )
+
+
+def _of_other(plan: Plan, promise: Promise, found: Mapping[str, npt.NDArray[Any]]) -> PromiseFigures:
+    """One of another indicator than latency at a percentile."""
+    served = Served(promise, found)
+    excluded, excuse = _excluded_seconds(plan, promise)
+    seconds = served.seconds(plan.spans, excluded)
+    with_io = np.isin(whole_seconds(plan.spans)[excluded], np.floor(found["at"]))
+
+    def verdict(first: float, last: float) -> str:
+        return state_of(promise, _clauses(plan, promise), served.slot(first, last))
+
+    slices = _slices(plan, promise, verdict)
+    compliance, coverage = _ratios(slices)
+    measured = served.measured_in(plan.spans)
+    return PromiseFigures(
+        promise.sla,
+        promise.objective,
+        None,
+        [step.threshold_us / 1e3 for step in promise.curve],
+        len(found["at"]),
+        measured if promise.metric == "mean_latency" else None,
+        seconds.judged,
+        len(seconds.bad),
+        seconds.above,
+        int(with_io.sum()),
+        excuse if with_io.any() else "",
+        slices,
+        compliance,
+        coverage,
+        series_of(served, plan.spans, step_s(plan)),
+        seconds.bad,
+        metric=promise.metric,
+        promised=promise.promised * UNITS[promise.metric][0] or None,
+        measured=measured,
+    )
+
+
+def _clauses(plan: Plan, promise: Promise) -> Applicability:
+    return plan.contract.clauses.get(promise.key, Applicability())
+
+
+def _ratios(slices: Mapping[str, int]) -> tuple[float | None, float | None]:
+    """Compliance and coverage."""
+    eligible = slices.get("good", 0) + slices.get("bad", 0)
+    every = sum(slices.values()) - slices.get("excluded", 0)
+    compliance = slices.get("good", 0) / eligible if eligible else None
+    return compliance, (eligible + slices.get("not_applicable", 0)) / every if every else None
+
+
+def _excluded_seconds(plan: Plan, promise: Promise) -> tuple[npt.NDArray[np.bool_], str]:
+    """Of all seconds, those of minutes in which nothing is promised, and why."""
+    seconds = whole_seconds(plan.spans)
+    if promise.sla not in plan.contract.excusable:
+        return np.zeros(len(seconds), np.bool_), ""
+    minutes, index = np.unique((plan.start_unix_us + seconds * 1_000_000) // MINUTE_US, return_inverse=True)
+    bounds = ((minute * MINUTE_US, (minute + 1) * MINUTE_US) for minute in minutes.tolist())
+    excuses = [plan.contract.excused(promise.sla, *each) for each in bounds]
+    excluded: npt.NDArray[np.bool_] = np.array([excuse is not None for excuse in excuses])[index]
+    return excluded, next((excuse for excuse in excuses if excuse is not None), "")
 
 
 def _while_promised(
@@ -304,53 +387,25 @@ def _seconds(promise: Promise, found: Mapping[str, npt.NDArray[Any]]) -> tuple[i
     return int(inside.sum()), names[bad].tolist(), int((~inside).sum())
 
 
-def _slices(plan: Plan, promise: Promise, found: Mapping[str, npt.NDArray[Any]]) -> dict[str, int]:
-    """State to number, of the slices that lie wholly within a span."""
+def _slices(plan: Plan, promise: Promise, verdict: Callable[[float, float], str]) -> dict[str, int]:
+    """State to number, of the slices that lie wholly within a span; ``verdict``: of one that counts."""
     states: dict[str, int] = {}
-    clauses = plan.contract.clauses.get(promise.key, Applicability())
     phase_s = plan.start_unix_us / 1e6 % promise.slice_s
-    waits = _Waits(found)
     for first, last in plan.spans:
         start = math.ceil((first + phase_s) / promise.slice_s - 1e-9) * promise.slice_s - phase_s
         while start + promise.slice_s <= last + 1e-9:
-            low, high = np.searchsorted(found["at"], (start, start + promise.slice_s))
-            part = {name: values[low:high] for name, values in found.items()}
             from_us = plan.start_unix_us + round(start * 1e6)
             excuse = plan.contract.excused(promise.sla, from_us, from_us + promise.slice_s * 1_000_000)
-            ages = waits.within(start, start + promise.slice_s)
-            state = "excluded" if excuse is not None else _verdict(promise, clauses, part, ages)
+            state = "excluded" if excuse is not None else verdict(start, start + promise.slice_s)
             states[state] = states.get(state, 0) + 1
             start += promise.slice_s
     return states
 
 
-class _Waits:
-    """How long the requests of a promise waited, and none of them completed; within a slice."""
-
-    def __init__(self, found: Mapping[str, npt.NDArray[Any]]) -> None:
-        self._at = found["at"]
-        ends = np.where(found["done"], found["at"] + found["latency"], np.inf)
-        self._ended_by = np.maximum.accumulate(ends)  # the first that exceeds a time waits then
-        order = np.argsort(ends, kind="stable")[: int(found["done"].sum())]
-        self._ends = ends[order]
-        self._quiet = self._ends - np.maximum(np.append(-np.inf, self._ends[:-1]), self._at[order])
-
-    def within(self, first: float, last: float) -> tuple[int, int]:
-        """Ms: age of the oldest that is outstanding at the end, and the longest time without completion."""
-        low, high = np.searchsorted(self._ends, (first, last))
-        stalled = float(self._quiet[low:high].max(initial=0.0))
-        oldest = int(np.searchsorted(self._ended_by, last))
-        if oldest == len(self._at) or self._at[oldest] >= last:
-            return 0, int(stalled * 1e3)
-        age = last - float(self._at[oldest])
-        quiet = min(age, last - float(self._ends[high - 1])) if high else age
-        return int(age * 1e3), int(max(stalled, quiet) * 1e3)
-
-
 def _verdict(
     promise: Promise, clauses: Applicability, part: Mapping[str, npt.NDArray[Any]], ages_ms: tuple[int, int]
 ) -> str:
-    """One slice, judged by the server's rule; ``ages_ms``: see ``_Waits``."""
+    """One slice, judged by the server's rule; ``ages_ms``: see ``Waits``."""
     is_write, failed = part["is_write"], part["failed"]
     size = np.where(failed, 0, part["size"])
     n, io = len(size), IO_KINDS[promise.io]
@@ -386,8 +441,7 @@ def _verdict(
         oldest_write_ms=oldest_ms if io == IO_WRITE else 0,
         stalled_write_ms=stalled_ms if io == IO_WRITE else 0,
     )
-    covered = {"simulated": length_us}
-    return judge_slice(promise, clauses, [slot], covered, length_us=length_us, excluded=False).state
+    return state_of(promise, clauses, slot)
 
 
 def step_s(plan: Plan) -> float:

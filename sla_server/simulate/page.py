@@ -8,13 +8,19 @@ from html import escape
 from typing import Final
 
 from sla_server.simulate.figures import PromiseFigures, VolumeFigures
-from sla_server.simulate.report import Result, headline, verdicts
+from sla_server.simulate.report import Result, headline, promised_text, verdicts
 
 Points = Sequence[tuple[float, float | None]]
 WIDTH, HEIGHT = 900, 190
 LEFT, RIGHT, TOP, BOTTOM = 62, 12, 10, 26
 COLOURS: Final = {"off": "#b3261e", "observe": "#8a6d00", "enforce": "#1a5fb4"}
 GREY: Final = "#666"
+NAMES: Final = {
+    "mean_latency": "mean latency",
+    "iops": "delivered",
+    "throughput": "delivered",
+    "availability": "longest time without a completion",
+}
 _STYLE: Final = """
 body{font:15px/1.45 system-ui,sans-serif;max-width:960px;margin:1.5em auto;padding:0 1em;color:#1c1c1c}
 h1{font-size:1.35em} h2{font-size:1.1em;margin:1.6em 0 .3em} table{border-collapse:collapse;margin:.6em 0}
@@ -58,12 +64,11 @@ def _promise_table(result: Result) -> str:
 
 
 def _promise_row(p: PromiseFigures, mode: str) -> list[str]:
-    limits = " / ".join(f"{value:g}" for value in p.thresholds_ms)
     return [
         p.name,
         mode,
-        f"p{p.percentile:g} {limits} ms",
-        _text(p.latency_ms, " ms"),
+        promised_text(p),
+        _text(p.measured, f" {p.unit}"),
         str(p.bad_s),
         str(p.judged_s),
         _ratio(p.compliance),
@@ -117,9 +122,14 @@ def _promise_chart(result: Result, index: int) -> str:
     lines = {each.mode: each.promises[index].series for each in result.modes if each.mode != "observe"}
     if not lines:
         lines = {each.mode: each.promises[index].series for each in result.modes}
-    limit = first.thresholds_ms[-1]
-    title = f"{first.name}: p{first.percentile:g} latency, ms"
-    return _chart(title, lines, [(value, f"{value:g} ms") for value in first.thresholds_ms], 4 * limit)
+    name = f"p{first.percentile:g} latency" if first.percentile is not None else NAMES.get(first.metric, "")
+    per_unit = 1e3 if first.metric == "availability" else 1.0
+    limits = (
+        [value / per_unit for value in first.thresholds_ms] if first.promised is None else [first.promised]
+    )
+    most = 4 * limits[-1] if first.promised is None else math.inf
+    title = f"{first.name}: {name}, {first.unit}"
+    return _chart(title, lines, [(value, f"{value:g} {first.unit}") for value in limits], most)
 
 
 def _volume_chart(result: Result, index: int) -> str:

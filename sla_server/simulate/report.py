@@ -26,7 +26,7 @@ FINDINGS: Final = (
 )  # fmt: skip
 PROMISE_FIELDS: Final = (
     "ios", "latency_ms", "thresholds_ms", "percentile", "judged_s", "bad_s", "above_s", "excluded_s",
-    "compliance", "coverage",
+    "compliance", "coverage", "metric", "promised", "measured", "unit",
 )  # fmt: skip
 VOLUME_FIELDS: Final = (
     "priority", "ios", "iops", "bytes_per_s", "p95_ms", "kept_ratio", "floor_cost", "least_cost",
@@ -127,6 +127,16 @@ def as_csv(result: Result) -> str:
             row = {"mode": each.mode, "what": what, "name": found.volume}
             writer.writerow({**row, **_fields(found, VOLUME_FIELDS)})
     return text.getvalue()
+
+
+def promised_text(p: PromiseFigures) -> str:
+    """What is promised, for people."""
+    if p.promised is not None:
+        return f"{p.promised:g} {p.unit}"
+    limits = " / ".join(f"{value:g}" for value in p.thresholds_ms)
+    if p.metric == "availability":
+        return f"no stall of {p.thresholds_ms[0] / 1e3:g} s"
+    return f"mean {limits} ms" if p.percentile is None else f"p{p.percentile:g} {limits} ms"
 
 
 def headline(result: Result) -> list[str]:

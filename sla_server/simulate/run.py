@@ -248,7 +248,8 @@ def _applications(plan: Plan, sim: Simulation, result: ModeRun) -> list[Applicat
                 {
                     (IO_KINDS[promise.io], step.threshold_us)
                     for promise in plan.contract.promises
-                    if any(promise.covers(volume, client) for client in clients[volume])
+                    if promise.metric == "latency"  # gateways compare for no other indicator
+                    and any(promise.covers(volume, client) for client in clients[volume])
                     for step in promise.curve
                 }
             )

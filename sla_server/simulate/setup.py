@@ -4,7 +4,6 @@ A directory (``--slas``) holds agreements, calendars, maintenance and labels of 
 them (``*.yaml``, ``*.yml``), and at most one ``simulation.yaml`` with ``devices`` (by backend), ``loads``,
 ``faults`` and ``streams`` (where a trace's volumes are). Nothing is promised outside service hours and in
 maintenance, as on the server. Agreements that choose volumes by labels choose among those that are simulated.
-Only latency at a percentile is simulated; objectives of other indicators are named as left out.
 A policy (``--policy``) is
 JSON: ``{"caps": [{"volume", "hour_of_week", "cost_per_s"}]}``, as ``GET /api/v1/policies/VERSION/caps``
 answers, or the bare list.
@@ -32,7 +31,7 @@ from sla_server.agreements.errors import AgreementsRefused
 from sla_server.agreements.fields import Document
 from sla_server.agreements.load import NOT_YAML, load_documents, syntax_problem
 from sla_server.agreements.maintenance import AnnouncedWork, MaintenanceDocument
-from sla_server.agreements.promise import InForce, Promise, VolumeClass, classes, promises
+from sla_server.agreements.promise import InForce, Promise, VolumeClass, classes
 from sla_server.agreements.volume_labels import LabelBook, VolumeLabelsDocument, VolumeLabelsInForce
 from sla_server.services.control.simulation import BACKEND, CLIENT
 from sla_server.services.plans import Plans
@@ -86,8 +85,6 @@ class Contract:
     """(agreement, objective) to its applicability."""
     excusable: Mapping[str, InForce] = field(default_factory=dict)
     """Agreements with service hours or announced work, by name: at times nothing is promised."""
-    left_out: Sequence[str] = ()
-    """Objectives that are not simulated, with their indicator."""
     modes: Mapping[str, str] = field(default_factory=dict)
     """Agreements with a mode of their own (``control``), by name."""
 
@@ -105,8 +102,6 @@ class Contract:
     def notes(self) -> list[str]:
         """What the reader of the result must know."""
         found = []
-        if self.left_out:
-            found.append(f"Not simulated: {', '.join(self.left_out)}. Only latency at a percentile is.")
         for mode, does in (("observe", "only logs"), ("enforce", "acts")):
             names = ", ".join(name for name, own in self.modes.items() if own == mode)
             if names:
@@ -139,13 +134,9 @@ def contract_of(
     in_force = (plans or Plans()).attach_all(items)
     clauses = {(a.name, o.name): o.applicability for a in agreements for o in a.judged}
     excusable = {item.name: item for item in in_force if item.may_be_excluded}
-    left_out = [f"{p.sla}/{p.objective} ({p.metric})" for p in _others(in_force)]
     modes = {a.name: mode for a in agreements if (mode := a.spec.control)}
-    return Contract(promises(in_force), classes(in_force), clauses, excusable, left_out, modes)
-
-
-def _others(items: Iterable[InForce]) -> list[Promise]:
-    return [promise for item in items for promise in item.all_promises if promise.metric != "latency"]
+    promises = [promise for item in in_force for promise in item.all_promises]
+    return Contract(promises, classes(in_force), clauses, excusable, modes)
 
 
 @dataclass(frozen=True)
@@ -227,17 +218,12 @@ def _with_documents(plans: Plans, documents: Iterable[Document]) -> Plans:
 
 
 def _check(directory: Path, agreements: Sequence[Agreement], plans: Plans) -> None:
-    """See that volumes and calendars are there, and that something can be simulated."""
+    """See that the calendars that are named are there."""
     for agreement in agreements:
         hours = agreement.spec.service_hours
         if hours is not None and hours.is_named and hours.calendar not in plans.calendar_names():
             problem = f"agreement {agreement.name} names the calendar {hours.calendar}, which is not in it"
             raise SimulationError(str(directory), problem, "Put the Calendar document beside the agreements")
-    others = _others(InForce(agreement, 1, 0) for agreement in agreements)
-    if others and len(others) == sum(len(agreement.judged) for agreement in agreements):
-        names = ", ".join(f"{promise.sla}/{promise.objective} ({promise.metric})" for promise in others)
-        problem = f"holds no latency at a percentile, which alone is simulated, but {names}"
-        raise SimulationError(str(directory), problem, "Add such an objective")
 
 
 def read_device(path: Path) -> DeviceModel:

@@ -259,16 +259,38 @@ def _restless(found: Slots, contract: Contract, streams: Mapping[int, Stream], r
         mine = rows.of(covered)
         if not len(mine):
             continue
+        if not promise.curve:
+            restless.update(_short(found, promise, mine))
+            continue
         names, index = np.unique(slots["slot_us"][mine], return_inverse=True)
         latency_us = np.bincount(index, weights=slots["lat_sum_us"][mine])
         done = np.bincount(index, weights=ios[mine])
-        near = latency_us >= RESTLESS_R * promise.curve[0].threshold_us * np.maximum(done, 1)
+        near_r = RESTLESS_R if promise.metric == "latency" else RESTLESS_U
+        near = latency_us >= near_r * promise.curve[0].threshold_us * np.maximum(done, 1)
         restless.update(names[near & (done > 0)].tolist())
+        if promise.metric == "availability":
+            nothing = (done == 0) & (np.bincount(index, weights=slots["arrived"][mine]) > 0)
+            restless.update(names[nothing].tolist())
         restless.update(_missing(missed, promise, missed_rows.of(covered)))
     return sorted(restless)
 
 
+def _short(found: Slots, promise: Promise, mine: Ints) -> list[int]:
+    """Slots in which less was delivered than was promised, and not all that was asked for."""
+    slots, kinds = found.slots, ("read", "write") if promise.io == "any" else (promise.io,)
+    unit = "{}_bytes" if promise.metric == "throughput" else "{}s"
+    names, index = np.unique(slots["slot_us"][mine], return_inverse=True)
+    delivered = np.bincount(index, weights=sum(slots[unit.format(kind)][mine] for kind in kinds))
+    arrived = np.bincount(index, weights=slots["arrived"][mine])
+    done = np.bincount(index, weights=(slots["reads"] + slots["writes"])[mine])
+    is_short = (delivered < promise.promised * found.slot_s) & (done < FULL_RATIO * arrived)
+    short: list[int] = names[is_short].tolist()
+    return short
+
+
 def _missing(missed: Mapping[str, Ints], promise: Promise, mine: Ints) -> list[int]:
+    if promise.metric != "latency":
+        return []
     mine = mine[missed["io"][mine] == IO_KINDS[promise.io]]
     mine = mine[missed["threshold_us"][mine] == promise.curve[-1].threshold_us]
     if not len(mine):

@@ -141,6 +141,36 @@ def test_clients_without_tls_or_a_certificate_of_ours_are_refused_and_counted(se
         assert reason in logs
 
 
+def test_a_connected_client_that_is_revoked_is_ended_and_the_others_go_on(setup: Setup) -> None:
+    authority, crl = NbdAuthority(setup.folder / "private"), setup.folder / "crl.pem"
+    server = authority.issue("server", "gw-1", "127.0.0.1")
+    good, gone = authority.issue("client", "host-a"), authority.issue("client", "host-b")
+    crl.write_bytes(authority.revocation_list())
+    setup.settings = dict(tls_settings(authority, server))
+    setup.plane(setup.file(), client_crl=str(crl))
+    near = {}
+    for folder in (good, gone):
+        near[folder] = TlsTunnel(setup.connect(), client_context(authority, folder)).near
+        near[folder].settimeout(DEADLINE_S)
+        negotiate(near[folder], "vol-1")
+
+    def reads(folder: Path, cookie: int) -> bool:
+        near[folder].sendall(p.request(p.Cmd.READ, cookie, 0, 512))
+        head = near[folder].recv(16 + 512, socket.MSG_WAITALL)
+        return head[:16] == p.simple_reply(cookie)
+
+    assert reads(good, 1)
+    assert reads(gone, 1)
+    crl.write_bytes(authority.revocation_list(gone))
+    assert near[gone].recv(1) == b"", "without a new handshake, and without a command"
+    assert reads(good, 2)
+    assert "revoked" in call("nbdinfo", setup.uri(client=gone), status=1).lower() + setup.run.logs()
+    assert "with TLS" in call("nbdinfo", setup.uri(client=good))
+    assert "revoked-clients-ended" in setup.run.logs()
+    for sock in near.values():
+        sock.close()
+
+
 def test_handshakes_that_hang_hold_up_no_client_and_are_bounded(setup: Setup) -> None:
     setup.plane(setup.file())
     context = client_context(setup.authority, setup.client)

@@ -27,9 +27,10 @@ WRITERS: Final = 3
 VOLUME_BYTES: Final = (WRITERS + 1) * REGION_BYTES
 
 BY_TLS: Final = " by TLS"
+SEVERAL: Final = " on several connections"
 PLANES: Final = (
     "file", "workers", "nbdkit", "nbdkit of 4 KiB blocks --no-sr", "qemu-nbd", f"file{BY_TLS}",
-    f"nbdkit{BY_TLS}",
+    f"nbdkit{BY_TLS}", f"nbdkit{SEVERAL}", f"qemu-nbd{SEVERAL}", f"nbdkit{BY_TLS}{SEVERAL}",
 )  # fmt: skip
 PEERS: Final = ("nbdkit itself", "qemu-nbd itself")
 MODES: Final = (
@@ -99,6 +100,8 @@ def start(run: Processes, folder: Path, kind: str, seed: int) -> Target:
         kind: one of ``PLANES`` and ``PEERS``.
         seed: of the volume's first content.
     """
+    upstream_connections = 3 if kind.endswith(SEVERAL) else 1
+    kind = kind.removesuffix(SEVERAL)
     image = folder / "disk.img"
     image.write_bytes(random.Random(seed).randbytes(VOLUME_BYTES))
     peer = folder / "peer.sock"
@@ -130,6 +133,7 @@ def start(run: Processes, folder: Path, kind: str, seed: int) -> Target:
         settings, context = dict(tls_settings(authority, server)), client_context(authority, client)
     if kind == f"nbdkit{BY_TLS}":
         volume |= {"upstream": f"nbds://127.0.0.1:{port}/", "upstream_ca": str(authority.file)}
+    volume |= {"upstream_connections": upstream_connections} if upstream_connections > 1 else {}
     run.plane(
         exports=[volume, volume | {"volume": "vol-ro", "read_only": True}],
         listen=[f"unix:{folder}/gw.sock", "tcp:127.0.0.1:0"],

@@ -7,6 +7,7 @@ import select
 import socket
 import ssl
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +55,11 @@ class InlineEngine(TlsEngine):
         self.loop.at((opening, "step"), 0, step)
 
 
-def guard_of(settings: ListenerSecurity, loop: Any) -> ListenerGuard:
+def guard_of(
+    settings: ListenerSecurity, loop: Any, on_lists: Callable[[], None] = lambda: None
+) -> ListenerGuard:
     """A guard without a thread, which would have to be waited for."""
-    return ListenerGuard("nbd-0", settings, loop, InlineEngine(loop))
+    return ListenerGuard("nbd-0", settings, loop, InlineEngine(loop), on_lists)
 
 
 class TlsPeer:

@@ -69,7 +69,7 @@ class ReportedStream:
 
 @dataclass(frozen=True, slots=True)
 class ReportedGroup:
-    """The group of volumes that a volume is in, and what it is capped to."""
+    """A group of volumes that a volume is in, and what it is capped to."""
 
     group: str
     caps: Rates
@@ -86,7 +86,10 @@ class ReportedGroup:
 
 @dataclass(frozen=True, slots=True)
 class ReportedVolume:
-    """One volume, its caps and its streams with connections or activity. No size: it is not known yet."""
+    """One volume, its caps and its streams with connections or activity. No size: it is not known yet.
+
+    ``group`` is the server's; ``configured_group`` that of the agent's file.
+    """
 
     volume: str
     backend: str
@@ -97,6 +100,7 @@ class ReportedVolume:
     client_caps: Mapping[str, Rates]
     group: ReportedGroup | None
     streams: tuple[ReportedStream, ...]
+    configured_group: ReportedGroup | None = None
 
     @classmethod
     def parse(cls, found: Header) -> ReportedVolume:
@@ -105,7 +109,10 @@ class ReportedVolume:
         Raises:
             MalformedFrame: names the key and its value.
         """
-        group = found.get("group")
+
+        def group_at(key: str) -> ReportedGroup | None:
+            return ReportedGroup.parse(_map(found, key)) if found.get(key) is not None else None
+
         return cls(
             volume=_text(found, "volume"),
             backend=_text(found, "backend"),
@@ -114,7 +121,8 @@ class ReportedVolume:
             size_bytes=None if found.get("size_bytes") is None else _count(found, "size_bytes"),
             caps=_rates(found.get("caps")),
             client_caps={client: _rates(caps) for client, caps in _map(found, "client_caps").items()},
-            group=ReportedGroup.parse(_map(found, "group")) if group is not None else None,
+            group=group_at("group"),
+            configured_group=group_at("configured_group"),
             streams=_each(found, "streams", ReportedStream.parse),
         )
 
@@ -158,6 +166,9 @@ class PlaneReport:
     def document(self) -> Header:
         """The JSON object: the keys of DP_HELLO, then these; ``handed_over`` only where it is so."""
         own = {item.name: _plain(getattr(self, item.name)) for item in fields(self) if item.name != "hello"}
+        for volume in own["volumes"]:
+            if volume["configured_group"] is None:
+                del volume["configured_group"]
         if self.handed_over is None:
             del own["handed_over"]
         return self.hello.header() | own

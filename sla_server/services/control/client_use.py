@@ -124,11 +124,19 @@ class ClientUses:
         client = client_of(target)
         if not client:
             return table.use.get(target)
-        rows = self.rows_of(table, target)
-        if not len(rows):
-            return None
-        self.refresh((table,))
-        found: list[float] = self.values[:, table.numbers[rows]].sum(axis=1).tolist()
+        found: list[float]
+        if is_glob(target):
+            rows = self.rows_of(table, target)
+            if not len(rows):
+                return None
+            self.refresh((table,))
+            found = self.values[:, table.numbers[rows]].sum(axis=1).tolist()
+        else:
+            row = self.rows(table, volume_of(target)).get(client)
+            if row is None:
+                return None
+            self.refresh((table,))
+            found = self.values[:, table.numbers[row]].tolist()
         *rates, held, inflight = found
         return ClientUse._make((*rates, int(held), int(inflight)))
 

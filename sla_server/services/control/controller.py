@@ -582,6 +582,7 @@ class Controller:
                 table.set_state(row, code, False)
             else:
                 keys.append(promise.key)
+        table.work_out(found for key in keys if (found := self.live[key].row) is not None)
         calm = [key for key, due_ns in self._closing.items() if now_ns >= due_ns]
         for key in dict.fromkeys((*keys, *calm)):
             if (live := self.live.get(key)) is None:

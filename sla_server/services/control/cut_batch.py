@@ -37,7 +37,7 @@ from sla_server.services.control.usage import GatewayTable, UsageTable
 _TOTALS: Final = TOTAL_WRITE + BUCKETS
 _BUCKET_OF: Final = np.arange(_TOTALS) % BUCKETS
 """Bucket of all I/Os by that of reads or of writes."""
-_LEAST_BUCKETS: Final = slice(0, 2)
+_NO_BUCKETS: Final = slice(0, 0)
 _PIECE: Final = [
     COL[name] for name in ("reads", "writes", "arrived", "errors", "read_bytes", "write_bytes", "lat_sum_us")
 ]
@@ -334,7 +334,7 @@ class CutBatch:
             ] = 0
         hist = np.zeros((total, BUCKETS), np.int32)
         if not len(bucket):
-            return hist, _LEAST_BUCKETS
+            return hist, _NO_BUCKETS
         bucket = _BUCKET_OF[bucket]
         # Latencies of a second are in some 20 buckets: to sum and to search all 99 takes three times as long.
         first = min(int(bucket.min()), BUCKETS - 2)

@@ -5,8 +5,8 @@ more when it is calm again (what was noted of it is withdrawn then). The others 
 whose loop is idle needs only the promise that would lead it; one that is active needs all of them.
 
 So that a day on which everything is at risk at once does not make the whole server late, backends
-take turns once they have more than ``MOST_VOLUMES`` volumes together; active ones come first, and one that is
-larger than that rests in between.
+take turns once they have more than ``MOST_VOLUMES`` volumes together; half of each is for those that are not
+active yet, and a backend that is larger than that rests in between.
 
 Modes: a promise is enforced or only observed (``PolicyManager.mode_of``). The loop of a backend works for
 those enforced; for the others a loop that is thrown away says what it would do first.
@@ -186,32 +186,35 @@ class Loops:
     def _by_turns(self, due: set[str], active: set[str]) -> list[str]:
         """The backends that take a step in this tick, in order of name unless they are too many.
 
-        Active ones go first, each group in turn. A backend that is larger than a whole turn rests after its
-        step for as many turns as it was too large, and takes no more than half of the others' room.
+        Active ones go first, each group in turn; half of the room is for the others, as far as they need it,
+        or they would wait until a loop ends. A backend that is larger than a whole turn rests after its step
+        for as many turns as it was too large, and takes no more than half of the room.
         """
         names, size_of = sorted(due), self._inventory.volumes_on
         self._tick += 1
         if sum(size_of(name) for name in names) <= MOST_VOLUMES:
             return names
-        chosen, room = list[str](), MOST_VOLUMES
-        for group, members in enumerate(
-            ([n for n in names if n in active], [n for n in names if n not in active])
-        ):
+        half, room, chosen = MOST_VOLUMES // 2, MOST_VOLUMES, list[str]()
+        others = [name for name in names if name not in active]
+        kept = min(half, sum(min(size_of(name), half) for name in others))
+        groups = ([name for name in names if name in active], kept), (others, 0)
+        for group, (members, reserved) in enumerate(groups):
             turn = self._turns[group]
             members = [*(n for n in members if n > turn), *(n for n in members if n <= turn)]
-            taken = 0
+            taken, room = 0, room - reserved
             for name in members:
                 size = size_of(name)
                 if size > MOST_VOLUMES:
                     if self._rests.get(name, 0) > self._tick:
                         continue
                     self._rests[name] = self._tick + math.ceil(size / MOST_VOLUMES)
-                    size = MOST_VOLUMES // 2
-                room -= size
-                if room < 0 and taken:
+                    size = half
+                if size > room and taken:
                     break
+                room -= size
                 taken, self._turns[group] = taken + 1, name
                 chosen.append(name)
+            room = max(room, 0) + reserved
         return chosen
 
     def _leads(self, backend: str, rows: Sequence[int]) -> list[PromiseScope]:

@@ -58,7 +58,7 @@ class Pieces:
         is_measured: whether the source measures what is promised.
         latency_us: the promise's percentile of ``hist``, 0 if it has none.
         excused: I/Os that may be late because the gateway had to wait for the processor of its host.
-        used: the buckets that have all of ``hist``.
+        used: the buckets that have all of ``hist``; slice(0, 0): it has nothing.
     """
 
     now_ns: Ints
@@ -136,8 +136,10 @@ class PieceSums:
 def percentiles_us(hist: npt.NDArray[Any], percentile: Floats, used: slice = ALL_BUCKETS) -> Floats:
     """``histogram.percentile_us`` of each row of ``hist``, shape (rows, 99); 0 for a row without I/O.
 
-    ``used``: all I/Os are in these buckets, which are two at least; the others are not looked at.
+    ``used``: all I/Os are in these buckets, two at least or none; the others are not looked at.
     """
+    if not used.stop:
+        return np.zeros(len(hist))
     hist = hist[:, used]
     cumulative = hist.cumsum(axis=1, dtype=np.int32)
     total = cumulative[:, -1]

@@ -225,6 +225,9 @@ def _signal(windows: WindowTable, found: Verdict, row: int, at: int) -> Signal:
     newest_stalled = slots[found.stalled[:count, at]][-1:]
     together = _figures(windows, found, at, np.arange(count))
     over = np.flatnonzero(found.over[:, at])
+    of_over = together  # as a rule, of one that is broken: it costs half of a signal
+    if len(over) < count:
+        of_over = _figures(windows, found, at, over) if len(over) else NO_FIGURES
     least = windows.settings.at_risk_windows
     return Signal(
         windows=count,
@@ -237,7 +240,7 @@ def _signal(windows: WindowTable, found: Verdict, row: int, at: int) -> Signal:
         risky=int(found.risky[:, at].sum()),
         over=len(over),
         inexact=bool(windows.w_inexact[slots].any()),
-        of_over=_figures(windows, found, at, over) if len(over) else NO_FIGURES,
+        of_over=of_over,
         at_risk=bool(found.at_risk[at]),
         r_step=float(np.sort(found.sure_r[:count, at])[-least]) if count >= least else 0.0,
         excused_ratio=float(windows.w_excused[slots].sum() / counted),

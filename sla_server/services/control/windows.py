@@ -353,7 +353,7 @@ class WindowTable:
         """Take one piece a member, in the order of the cuts; they are distinct, fed ``pieces[pick]``."""
         self.record_activity(members, pick, pieces)
         used, rows = pieces.used, self.m_row[members]
-        if not self.used.start <= used.start < used.stop <= self.used.stop:
+        if used.stop and not self.used.start <= used.start < used.stop <= self.used.stop:
             first = min(self.used.start, used.start) if self.used.stop else used.start
             self.used = slice(first, max(self.used.stop, used.stop))
         if self._shared:

@@ -4,12 +4,13 @@ import socket
 import threading
 
 from gateway_agent import status
+from gateway_agent.cap_config import GroupEntry
 from gateway_agent.config import ExportConfig, PlaneConfig
 from gateway_agent.nbd.plane import Plane
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.messages.plane_report import ReportedCaps
+from pmdaemon.wire.messages.plane_report import ReportedCaps, ReportedGroup
 from pmdaemon.wire.messages.plane_sets import PlaneCaps
 from pmdaemon.wire.rates import Rates
 
@@ -48,13 +49,18 @@ def test_a_plane_of_before_and_one_that_is_none_are_told_apart(tmp_path):
 def test_a_plane_says_all_that_is_shown(tmp_path):
     (tmp_path / "disk").write_bytes(bytes(4096))
     export = ExportConfig(volume="vol-1", backend="b", file=str(tmp_path / "disk"), cap={"ops_per_s": 5})
-    plane = Plane(PlaneConfig("nbd-0", [f"unix:{tmp_path}/x"], f"{tmp_path}/c", [export]), FakeClock())
+    group = GroupEntry(name="night", volumes=["vol-1"], cap={"bytes_per_s": 1e6})
+    config = PlaneConfig("nbd-0", [f"unix:{tmp_path}/x"], f"{tmp_path}/c", [export], groups=(group,))
+    plane = Plane(config, FakeClock())
     try:
         caps = {"gen": 3, "lease_us": 9_000_000, "caps": [{"volume": "vol-1", "cost_per_s": 2.0}]}
+        caps["groups"] = [{"group": "day", "volumes": {"vol-1": 1}, "ops_per_s": 70.0}]
         plane.caps(PlaneCaps.parse(caps))
         report = plane.report()
     finally:
         plane.close()
     [only] = report.volumes
     assert only.caps == Rates(ops_per_s=5.0, cost_per_s=2.0)
+    assert only.group == ReportedGroup("day", Rates(ops_per_s=70.0))
+    assert only.configured_group == ReportedGroup("night", Rates(bytes_per_s=1e6))
     assert (report.caps, report.cut.seconds) == (ReportedCaps(3, 9.0), 0.0)

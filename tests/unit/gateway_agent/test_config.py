@@ -132,6 +132,12 @@ def test_a_plane_that_the_file_does_not_have_and_no_file(write, tmp_path):
         ("cost_write = 2.0", "workers = 2", "workers"),
         ("cost_write = 2.0", "reconnect_s = 301", "reconnect_s: .*300"),
         ("upstream =", 'reconnect_s = 5\nfile = "/x"\n#', "vol-1: reconnect_s belongs to upstream mode"),
+        ("cost_write = 2.0", "upstream_connections = 17", "upstream_connections: .*16"),
+        (
+            "upstream =",
+            'upstream_connections = 2\nfile = "/x"\n#',
+            "upstream_connections belongs to upstream mode",
+        ),
         ("cost_write = 2.0", "cost_read = 0", "at least 0.001"),
         ("cost_write = 2.0", "speed = 9", "no such key"),
         ("ops_per_s = 100", "ops_per_s = -1", "at least 0.001"),

@@ -91,7 +91,7 @@ def test_every_key_of_the_agent_belongs_to_a_process(tmp_path):
     """A key that a release adds must not be lost: planes take what no other process takes."""
     old = config(tmp_path)
     for key in AgentConfig.model_fields:
-        if key not in ("plane", "export"):
+        if key not in ("plane", "export", "group"):
             new = old.model_copy(update={key: Path("/other")})
             assert compare(old, new), key
 
@@ -173,3 +173,48 @@ def test_a_part_that_no_parent_wrote_changes_nothing(two, text):
     part.path.unlink()
     with pytest.raises(ConfigError, match="cannot be read"):
         part.read()
+
+
+# -- groups of volumes
+
+
+def group(*volumes, **more):
+    return {"name": "night", "volumes": volumes, "cap": {"ops_per_s": 5.0}} | more
+
+
+def test_a_group_is_a_part_of_the_plane_that_serves_its_volumes(tmp_path):
+    planes = {"nbd-0": {"a": {}, "b": {}}, "nbd-1": {"c": {}}}
+    (tmp_path / "r").mkdir()
+    old, new = config(tmp_path, planes), config(tmp_path, planes, group=[group("a", "b", weights={"a": 3})])
+    assert lines(old, new) == ["groups added: night"]
+    assert compare(old, new).planes.changed == ("nbd-0",)
+    assert lines(new, config(tmp_path, planes, group=[group("a", "b")])) == ["groups changed: night"]
+    assert lines(new, old) == ["groups removed: night"]
+    part = PlanePart(old, "nbd-0")
+    write(part, plane_part(new, "nbd-0"))
+    (found,) = part.read().groups
+    assert found == new.groups_of("nbd-0")[0]
+    assert found.shared.weights == {"a": 3.0, "b": 1.0}
+    assert new.groups_of("nbd-1") == ()
+    assert part.digest == PlanePart(new, "nbd-0").digest
+    write(part, plane_part(config(tmp_path, {"nbd-1": {"c": {}}}), "nbd-0"))
+    assert part.read().groups == ()
+
+
+@pytest.mark.parametrize(
+    ("groups", "problem"),
+    [
+        ([group("a", "x")], "night: x is the volume of no .*export"),
+        ([group("a", "c")], r"served by several planes: a \(nbd-0\), c \(nbd-1\)"),
+        ([group("a"), group("b")], "two .*group.* tables have the name night"),
+        ([group("a"), group("a", name="day")], "day: a is in group night already"),
+        ([group("a", "a")], "named twice"),
+        ([group("a", weights={"b": 2})], "weights names b"),
+        ([group("a", weights={"a": 0})], r"weights.a\n.*greater than 0"),
+        ([group("a", cap={"burst_s": 1})], "cap limits nothing"),
+        ([group()], "volumes"),
+    ],
+)
+def test_a_group_that_cannot_be_is_refused_with_its_name(tmp_path, groups, problem):
+    with pytest.raises(ValidationError, match=problem):
+        config(tmp_path, {"nbd-0": {"a": {}, "b": {}}, "nbd-1": {"c": {}}}, group=groups)

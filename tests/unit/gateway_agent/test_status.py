@@ -79,6 +79,16 @@ def test_volumes_clients_caps_and_the_server_are_shown():
     assert "vol-17/host-a            -    -    300 23 s, generation 7" in lines
 
 
+def test_groups_of_the_server_and_of_the_file_are_shown_once_each():
+    groups = {"group": {"group": "night", "caps": {"ops_per_s": 90.0}}}
+    groups["configured_group"] = {"group": "night", "caps": {"bytes_per_s": 5e7}}
+    lines = shown(found(volume("vol-17", **groups), volume("vol-18", **groups)))
+    assert [line.split() for line in lines if line.startswith("group")] == [
+        ["group", "night", "90", "-", "-", "23", "s,", "generation", "7"],
+        ["group", "night", "-", "50.0", "-", "configured"],
+    ]
+
+
 def test_long_names_are_broken_and_numbers_never():
     name = "volume-of-a-customer-with-a-long-name-" * 3
     stream = STREAM | {"client": "client-" * 18, "reads_per_s": 123_456_789.0}

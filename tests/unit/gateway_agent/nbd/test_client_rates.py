@@ -20,6 +20,8 @@ BURST = 3  # I/Os of the burst depth, and one that is admitted at the last momen
 class Connection:
     """``depth`` requests outstanding of a client."""
 
+    is_closed = False
+
     def __init__(self, rig, client, depth=64, size_bytes=4096):
         self.rig, self.client, self.admitted, self.size_bytes = rig, client, 0, size_bytes
         self.queue = deque([rig.clock.monotonic_ns()] * depth)

@@ -1,9 +1,15 @@
+from dataclasses import replace
+
 import pytest
+from structlog.testing import capture_logs
 
 from gateway_agent.errors import ExportRefused
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.exports import ExportTable, FittedCost, client_of
+from pmdaemon.wire.rates import Rates
 from tests.support.nbd import MIB, Rig, plane_config
+
+SECOND = 10**9
 
 VOLUMES = {"vol-1", "vol-2", "odd@name"}
 
@@ -131,4 +137,30 @@ def test_what_was_charged_stays_charged_when_costs_change():
     stream.record([0, 4096 << 4, 1, 2, 3], 3)
     stream.fold()
     assert stream._cost() == before + 2
+    table.close()
+
+
+def test_a_process_that_takes_over_gives_no_second_burst():
+    rig = Rig()
+    context = replace(rig.context, bursts_since_ns=rig.clock.monotonic_ns())
+    table = ExportTable(plane_config(fitted("vol-1", "disk")), context, lambda: None)
+    volume = table.volumes["vol-1"]
+    long = Rates(ops_per_s=10, burst_s=10.0)
+    volume.set_caps(long, rig.clock.monotonic_ns(), {"host-a": long})
+    rig.clock.advance(1)
+    now_ns = rig.clock.monotonic_ns()
+    for rates in (volume.rates, volume.clients.held_of("host-a").own):
+        assert rates.ready_ns() == now_ns - SECOND, "what a second has brought"
+    table.close()
+
+
+@pytest.mark.parametrize("flags", [0, p.TX_CAN_MULTI_CONN])
+def test_that_an_upstream_allows_one_connection_is_said_once(flags):
+    settings = {"volume": "up", "backend": "b", "upstream": "nbd://127.0.0.1/x", "upstream_connections": 4}
+    table = ExportTable(plane_config(settings), Rig().context, lambda: None)
+    with capture_logs() as logs:
+        for _ in range(3):
+            table.learn(table.volumes["up"], p.ExportFacts(MIB, p.TX_HAS_FLAGS | flags))
+    said = [entry["event"] for entry in logs if entry["log_level"] == "warning"]
+    assert said == ([] if flags else ["one-upstream-connection"])
     table.close()

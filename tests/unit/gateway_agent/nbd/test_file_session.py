@@ -459,3 +459,19 @@ def test_what_caps_admit_in_batches_is_what_they_admit_one_by_one(path, kind, ca
         path.write_bytes(before)
         assert played(path, kind, caps, seed, one_by_one=False) == one_by_one
         assert one_by_one[2]["inflight"] == one_by_one[2]["held"] == 0
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["alone", "that waited"])
+def test_a_client_that_is_gone_within_a_batch_is_forgotten_by_its_volume(path, held):
+    client = Client(path, "loop")
+    rig, volume = client.rig, client.rig.volume
+    volume.set_caps(Rates(ops_per_s=100), rig.clock.monotonic_ns())
+    if held:
+        client.say(*(read(cookie, 0, 512) for cookie in range(9)))
+    client.sock.is_closed = True  # its answers cannot be sent
+    client.say(read(10, 0, 512), read(11, 0, 512))
+    rig.loop.fire(1)
+    assert client.session.is_closed
+    assert not volume._used_ns  # nothing else shows that the session is not kept for ever
+    assert rig.loop.timers == {}
+    client.storage.release()

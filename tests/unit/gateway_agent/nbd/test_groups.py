@@ -7,8 +7,8 @@ from collections import deque
 import pytest
 
 from gateway_agent.config import ExportConfig
-from gateway_agent.nbd.caps import CapsInForce
-from gateway_agent.nbd.groups import GroupTable
+from gateway_agent.nbd.caps import NO_GROUPS, CapsInForce
+from gateway_agent.nbd.groups import CONFIGURED, SERVER, GroupTable
 from gateway_agent.nbd.volume import Volume
 from pmdaemon.errors import BadCaps
 from pmdaemon.wire.messages.plane_sets import PlaneCaps, VolumeGroupCap
@@ -24,6 +24,7 @@ class Connection:
     """``depth`` requests outstanding; one that is let through is followed by another after ``pause_s``."""
 
     client = "host-a"
+    is_closed = False
 
     def __init__(self, stage, depth=64, size_bytes=4096, pause_s=0.0):
         self.stage, self.size_bytes, self.pause_ns = stage, size_bytes, round(pause_s * SECOND)
@@ -86,7 +87,12 @@ class Stage:
     def cap(self, rates, weights=None, group="night"):
         weights = weights or dict.fromkeys(self.volumes, 1.0)
         caps = {} if rates is None else {group: VolumeGroupCap(rates, weights)}
-        self.table.apply(caps, self.volumes, self.now_ns())
+        self.apply(caps)
+
+    def apply(self, server, configured=NO_GROUPS):
+        caps = CapsInForce({}, configured)
+        caps.apply(PlaneCaps(1, 10**9, {}, {}, server, {}), 0)
+        self.table.apply(caps.groups, self.volumes, self.now_ns())
 
     def serve(self, name, **what):
         made = Connection(self, **what)
@@ -196,7 +202,7 @@ def test_a_volume_of_the_group_that_is_not_here_takes_nothing():
     a = stage.serve("a")
     stage.run(10)
     assert a.admitted == pytest.approx(100, abs=BURST)
-    assert stage.table.of(stage.volumes["a"]).name == "night"
+    assert [group.key for group in stage.table.of(stage.volumes["a"])] == [(SERVER, "night")]
 
 
 def test_what_a_group_holds_for_too_long_is_said_of_each_volume():
@@ -231,7 +237,8 @@ def test_a_set_names_groups_and_its_lease_ends_them():
     caps = CapsInForce({})
     said = header(entry(volumes={"v": 2, "w": 1.5}, bytes_per_s=1e6, burst_s=2))
     assert caps.apply(PlaneCaps.parse(said), 0) == 1
-    assert caps.groups == {"g": VolumeGroupCap(Rates(bytes_per_s=1e6, burst_s=2.0), {"v": 2.0, "w": 1.5})}
+    expected = VolumeGroupCap(Rates(bytes_per_s=1e6, burst_s=2.0), {"v": 2.0, "w": 1.5})
+    assert caps.groups == {(SERVER, "g"): expected}
     assert caps.of("v") == NO_CAPS
     assert caps.expire(30 * SECOND)
     assert caps.groups == {}
@@ -241,17 +248,21 @@ def test_a_set_names_groups_and_its_lease_ends_them():
 
 
 def test_processes_of_one_plane_have_equal_parts_of_every_cap():
-    caps = CapsInForce({"v": Rates(ops_per_s=100.0)})
+    caps = CapsInForce({"v": Rates(ops_per_s=100.0)}, {"g": VolumeGroupCap(Rates(cost_per_s=8), {"v": 1.0})})
     said = header(entry(ops_per_s=90, burst_s=2)) | {
         "caps": [{"volume": "w", "bytes_per_s": 4e6}],
         "clients": [{"volume": "v", "client": "c", "ops_per_s": 30}],
     }
     caps.apply(PlaneCaps.parse(said), 0)
-    whole = caps.of("v"), caps.of("w"), caps.of_clients("v")["c"], caps.groups["g"].rates
+
+    def in_force():
+        groups = [caps.groups[origin, "g"].rates for origin in (SERVER, CONFIGURED)]
+        return [caps.of("v"), caps.of("w"), caps.of_clients("v")["c"], *groups]
+
+    whole = in_force()
     caps.processes = 2
-    parts = caps.of("v"), caps.of("w"), caps.of_clients("v")["c"], caps.groups["g"].rates
-    assert [each.scaled(2) for each in parts] == list(whole)
-    assert caps.groups["g"].weights == {"v": 1.0}
+    assert [each.scaled(2) for each in in_force()] == whole
+    assert caps.groups[SERVER, "g"].weights == {"v": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -276,7 +287,7 @@ def test_a_malformed_list_of_groups_changes_nothing(groups):
     caps.apply(PlaneCaps.parse(header(entry())), 0)
     with pytest.raises(BadCaps, match="caps 2"):
         caps.apply(PlaneCaps.parse({"gen": 2, "lease_us": 1, "caps": [], "groups": groups}), 0)
-    assert (caps.generation, list(caps.groups)) == (1, ["g"])
+    assert (caps.generation, list(caps.groups)) == (1, [(SERVER, "g")])
 
 
 def test_what_a_volume_of_a_group_owes_takes_turns_with_a_volume_that_begins_behind_it():
@@ -300,3 +311,40 @@ def test_a_group_that_goes_and_returns_gives_no_second_burst():
     stage.cap(None)
     stage.cap(Rates(ops_per_s=10, burst_s=10.0))
     assert stage.serve("a").admitted == 1
+
+
+def test_a_volume_that_comes_while_another_is_served_in_batches_waits_for_no_batch_and_overtakes_none():
+    stage = Stage("a", "b")
+    stage.cap(Rates(ops_per_s=100, burst_s=10.0))
+    first = stage.serve("a", depth=8)  # takes the whole burst at once
+    second = stage.serve("b", depth=8)
+    before = first.admitted
+    assert before == 1001
+    stage.run(4)
+    assert second.admitted == pytest.approx(200, abs=BURST)
+    assert first.admitted - before == pytest.approx(200, abs=BURST)
+
+
+def test_a_volume_in_two_groups_keeps_to_both_and_the_others_have_what_it_leaves():
+    stage = Stage("a", "b", "c")
+    server = {"night": VolumeGroupCap(Rates(ops_per_s=30), {"a": 1.0, "c": 1.0})}
+    configured = {"night": VolumeGroupCap(Rates(ops_per_s=100), {"a": 1.0, "b": 1.0})}
+    stage.apply(server, configured)
+    a, b, c = (stage.serve(name, depth=16) for name in "abc")
+    stage.run(20)
+    assert a.admitted == pytest.approx(300, abs=2 * BURST), "half of what the server lets pass"
+    assert c.admitted == pytest.approx(300, abs=2 * BURST)
+    assert a.admitted + b.admitted == pytest.approx(2000, abs=2 * BURST)
+    stage.apply({}, configured)
+    before = a.admitted, b.admitted
+    stage.run(20)
+    assert a.admitted - before[0] == pytest.approx(1000, abs=2 * BURST)
+    assert b.admitted - before[1] == pytest.approx(1000, abs=2 * BURST)
+
+
+def test_a_lease_that_ends_leaves_the_groups_of_the_configuration():
+    caps = CapsInForce({}, {"g": VolumeGroupCap(Rates(ops_per_s=5.0), {"v": 1.0})})
+    caps.apply(PlaneCaps.parse(header(entry())), 0)
+    assert list(caps.groups) == [(SERVER, "g"), (CONFIGURED, "g")]
+    assert caps.expire(30 * SECOND)
+    assert list(caps.groups) == [(CONFIGURED, "g")]

@@ -1,5 +1,7 @@
 import ipaddress
 import shutil
+import ssl
+import time
 
 import pytest
 from pydantic import ValidationError
@@ -7,7 +9,7 @@ from structlog.testing import capture_logs
 
 from gateway_agent.nbd import listeners
 from gateway_agent.nbd.access import ClientIdentity
-from gateway_agent.nbd.listeners import TOTALS_NS, ListenerSecurity, server_context
+from gateway_agent.nbd.listeners import LISTS_NS, TOTALS_NS, ListenerSecurity, server_context
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.clock import FakeClock
 from tests.support.nbd import FakeLoop
@@ -19,6 +21,11 @@ from tests.support.nbd_tls import guard_of, security
 def pki(tmp_path_factory):
     authority = NbdAuthority(tmp_path_factory.mktemp("pki"))
     return authority, authority.issue("server", "gw")
+
+
+def now_us():
+    """The wall clock, by which the test's certificates are made."""
+    return time.time_ns() // 1000
 
 
 def client(address):
@@ -188,3 +195,85 @@ def test_a_revocation_list_is_checked_as_the_other_files_are(pki, tmp_path):
         security(authority, server, client_crl=str(crl), client_certificates="none")
     with pytest.raises(ValidationError, match='client_crl is set, and tls is "off"'):
         ListenerSecurity(client_crl=str(crl))
+
+
+def test_a_revocation_list_that_lets_nobody_in_is_refused_with_what_to_do(pki, tmp_path):
+    authority, server = pki
+    crl = tmp_path / "crl.pem"
+    settings = security(authority, server, client_crl=str(crl))
+    other = NbdAuthority(tmp_path / "other")
+    crl.write_bytes(authority.revocation_list() + other.revocation_list())
+    with pytest.raises(ConfigError, match=r"a list of CN=authority of other, which client_ca does not have"):
+        settings.check("nbd-0")
+    crl.write_bytes(authority.revocation_list() + other.file.read_bytes())
+    with pytest.raises(
+        ConfigError, match=r"there is a certificate in it, whose holder could certify clients"
+    ):
+        settings.check("nbd-0")
+    crl.write_bytes(authority.revocation_list() + authority.file.read_bytes())
+    settings.check("nbd-0")  # that authority is in client_ca all the same
+    crl.write_bytes(authority.revocation_list(age_days=2))
+    settings.check("nbd-0")  # it will be renewed, and nothing else depends on it
+
+
+class Connected:
+    def __init__(self, certificate):
+        self.certificate, self.reasons = certificate, []
+
+    def close(self, reason):
+        self.reasons.append(reason)
+
+
+def der_of(folder):
+    return ssl.PEM_cert_to_DER_cert((folder / "client-cert.pem").read_text())
+
+
+def test_clients_that_are_connected_are_ended_when_their_certificate_is_on_the_list(tmp_path):
+    authority = NbdAuthority(tmp_path / "pki")
+    server, crl = authority.issue("server", "gw"), tmp_path / "crl.pem"
+    good, gone = authority.issue("client", "host-a"), authority.issue("client", "host-b")
+    connected = [Connected(der_of(good)), Connected(der_of(gone)), Connected(None)]
+    loop, called = FakeLoop(FakeClock(unix_us=now_us())), []
+
+    def on_lists():
+        called.append(guard.problem)
+        guard.end_revoked(connected)
+
+    crl.write_bytes(authority.revocation_list())
+    guard = guard_of(security(authority, server, client_crl=str(crl)), loop, on_lists)
+    loop.fire(60)
+    assert called == [], "the same list"
+    crl.write_bytes(authority.revocation_list(gone))
+    with capture_logs() as logs:
+        loop.fire(LISTS_NS / 1e9)
+    assert [each.reasons for each in connected] == [[], ["its certificate was revoked"], []]
+    assert [entry["event"] for entry in logs] == ["revoked-clients-ended"]
+    assert (called, guard.turned_away) == ([""], {"revoked": 1})
+    crl.write_bytes(b"half a li")
+    with capture_logs() as logs:
+        loop.fire(10)
+    assert [entry["event"] for entry in logs] == ["certificates-unusable"], "said once; the former one holds"
+    assert guard.is_revoked(der_of(gone))
+    guard.apply(security(authority, server))
+    loop.fire(10)
+    assert not guard.is_revoked(der_of(gone))
+    assert loop.timers.keys() <= {guard}, "nothing is looked at any more"
+
+
+def test_a_list_that_has_expired_is_said_once_and_what_to_do(tmp_path):
+    authority = NbdAuthority(tmp_path / "pki")
+    server, crl, said = authority.issue("server", "gw"), tmp_path / "crl.pem", []
+    crl.write_bytes(authority.revocation_list())
+    loop = FakeLoop(FakeClock(unix_us=now_us()))
+    guard = guard_of(
+        security(authority, server, client_crl=str(crl)), loop, lambda: said.append(guard.problem)
+    )
+    with capture_logs() as logs:
+        loop.clock.advance(2 * 86_400)
+        loop.fire(60)
+    assert [entry["event"] for entry in logs] == ["revocation-list-expired"]
+    assert len(said) == 1
+    assert "the list of CN=authority of pki has expired" in said[0]
+    crl.write_bytes(authority.revocation_list(age_days=-2))
+    loop.fire(10)
+    assert said[1:] == [""]

@@ -158,6 +158,27 @@ def test_a_request_whose_storage_raises_is_answered_and_the_next_are_done(kind):
     loop.close()
 
 
+def test_a_connection_that_fails_with_its_answers_keeps_those_of_no_other_back():
+    loop, done = EventLoop(SystemClock()), []
+    pool = WorkerPool(loop, "v", 2)
+
+    def failing(_jobs):
+        raise MemoryError
+
+    storage = FailingStorage()
+    with capture_logs():
+        for number in range(60):
+            target = (failing, done.extend, done.extend)[number % 3]
+            pool.submit(StorageJob(storage, (0, number, p.Cmd.READ, 512, 0, 0, 0), bytearray(528), target))
+        deadline = Deadline(60.0)
+        while len(done) < 40 and not deadline.passed:
+            loop.step()
+    assert sorted(job.request[1] for job in done) == [number for number in range(60) if number % 3]
+    assert pool.is_idle
+    pool.stop()
+    loop.close()
+
+
 def structured(storage, command, offset, length, flags=0):
     request = (0, 7, command, length, offset, flags, 0)
     return StorageJob(

@@ -7,6 +7,7 @@ import pytest
 
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.caps import CapsInForce
+from gateway_agent.nbd.groups import SERVER
 from pmdaemon.errors import BadCaps
 from pmdaemon.wire import frame
 from pmdaemon.wire.cut import MOST_LATE, joined_late, parse_late, worst_late
@@ -22,6 +23,7 @@ class Busy:
     """A connection with ``depth`` requests outstanding: one that is let through is followed by another."""
 
     client = "host-a"
+    is_closed = False
 
     def __init__(self, rig, depth, size_bytes=4096):
         self.rig, self.size_bytes, self.admitted = rig, size_bytes, 0
@@ -370,7 +372,7 @@ def test_the_next_process_holds_the_same_groups():
     former.apply(PlaneCaps.parse({**order(5), "groups": [group]}), 0)
     caps.inherit(*former.in_words, SECOND)
     assert caps.groups == former.groups
-    assert caps.groups["night"].rates == Rates(ops_per_s=90, burst_s=2.0)
+    assert caps.groups[SERVER, "night"].rates == Rates(ops_per_s=90, burst_s=2.0)
 
 
 def test_of_two_caps_the_smaller_holds():

@@ -281,5 +281,38 @@ def test_rates_of_entries_that_went_are_kept_until_they_have_rested():
     former.keep("other", former.take("other"), now_ns + SECOND)
     assert former.take("used") is used
     former.keep("used", used, now_ns + SECOND)
-    former.keep("other", former.take("other"), now_ns + 20 * SECOND)
+    for number in range(100):
+        owing = former.take(f"other {number}")
+        owing.set_caps(LONG, now_ns + 20 * SECOND)
+        owing.charge(now_ns + 20 * SECOND, 0, 0.0)
+        former.keep(f"other {number}", owing, now_ns + 20 * SECOND)
     assert former.take("used") is not used
+    assert former.take("other 0").is_rested(now_ns + 20 * SECOND) is False
+
+
+def test_many_entries_that_go_at_once_are_looked_at_a_few_times_each(monkeypatch):
+    looked, is_rested = [], RateSet.is_rested
+
+    def counted(rates, now_ns):
+        looked.append(rates)
+        return is_rested(rates, now_ns)
+
+    monkeypatch.setattr(RateSet, "is_rested", counted)
+    former, now_ns = FormerRates(TAU), 100 * SECOND
+    for number in range(2000):
+        rates = former.take(str(number))
+        rates.set_caps(LONG, now_ns)
+        rates.charge(now_ns, 0, 0.0)
+        former.keep(str(number), rates, now_ns)
+    assert len(looked) < 4 * 2000
+
+
+def test_bursts_may_begin_empty_where_it_is_not_known_what_was_used():
+    now_ns = 100 * SECOND
+    rates = RateSet(TAU, now_ns)
+    rates.set_caps(LONG, now_ns)
+    assert passes(rates, now_ns) == 1
+    assert passes(rates, now_ns + 2 * SECOND) == 200
+    late = RateSet(TAU, now_ns)
+    late.set_caps(LONG, now_ns + 50 * SECOND)
+    assert passes(late, now_ns + 50 * SECOND) == 1001, "a pause that was seen"

@@ -38,18 +38,61 @@ def test_a_calendar_beside_the_agreements_is_used_and_one_that_is_missing_is_nam
     assert "outside service hours" in " ".join(run("--slas", slas, *QUICK).stdout.split())
 
 
-MEAN = AGREEMENT.replace("{metric: latency, percentile: 95}", "{metric: mean_latency}")
+OTHERS = """\
+  - name: mean
+    indicator: {metric: mean_latency}
+    demand_curve: [{value_ms: 3}]
+    applicability: {min_ios_per_slice: 10}
+    budgeting: {method: timeslices, slice: 5s, target: 0.99}
+  - name: rate
+    indicator: {metric: iops}
+    promised_iops: 50
+    budgeting: {method: timeslices, slice: 5s, target: 0.99}
+  - name: bytes
+    indicator: {metric: throughput}
+    promised_mbps: 0.2
+    budgeting: {method: timeslices, slice: 5s, target: 0.99}
+  - name: there
+    indicator: {metric: availability}
+    outage: 5s
+    budgeting: {method: timeslices, slice: 5s, target: 0.99}
+"""
 
 
-def test_objectives_of_other_indicators_are_named_as_left_out(slas):
-    (slas / "mean.yaml").write_text(MEAN.replace("name: gold}", "name: reports}"))
-    done = run("--slas", slas, *QUICK, "--mode", "off")
-    note = "Not simulated: reports/latency (mean_latency). Only latency at a percentile is."
-    assert note in " ".join(done.stdout.split())
-    (slas / "gold.yaml").unlink()
-    alone = run("--slas", slas, *QUICK)
-    assert alone.exit_code == 65
-    assert "holds no latency at a percentile, which alone is simulated, but reports/latency" in alone.stderr
+def test_all_indicators_are_simulated(slas):
+    (slas / "gold.yaml").write_text(AGREEMENT.replace("30s", "5s") + OTHERS)
+    done = run("--slas", slas, *QUICK, *GREEDY, "--mode", "off")
+    rows = re.findall(r"^gold/(\w+) +off +(\S+ \S+(?: of \S+ s)?)", done.stdout, re.MULTILINE)
+    assert [(name, promised) for name, promised in rows if name != "latency"] == [
+        ("bytes", "0.2 MB/s"),
+        ("mean", "mean 3"),
+        ("rate", "50 I/O/s"),
+        ("there", "no stall of 5 s"),
+    ]
+    found = json.loads(run("--slas", slas, *QUICK, *GREEDY, "-o", "json").stdout)
+    by_name = {each["objective"]: each for each in found["modes"][0]["agreements"]}
+    assert by_name["mean"]["bad_s"] >= 8, "the neighbour makes it slow from second 2 on"
+    assert [by_name[name]["bad_s"] for name in ("rate", "bytes", "there")] == [0, 0, 0]
+    assert by_name["rate"]["measured"] == pytest.approx(60, rel=0.2)
+    assert [by_name[name]["unit"] for name in ("mean", "rate", "bytes", "there")] == [
+        "ms",
+        "I/O/s",
+        "MB/s",
+        "s",
+    ]
+    enforced = {each["objective"]: each for each in found["modes"][2]["agreements"]}
+    assert enforced["mean"]["bad_s"] < by_name["mean"]["bad_s"], "what helps the percentile helps the mean"
+    page = run("--slas", slas, *QUICK, "-o", "html").stdout
+    assert page.count("<svg") == 6, "each promise, and the volume"
+    assert "gold/there: longest time without a completion, s" in page
+
+
+def test_a_mean_alone_is_simulated_too_and_nothing_is_promised_outside_service_hours(slas):
+    mean = AGREEMENT.replace("{metric: latency, percentile: 95}", "{metric: mean_latency}")
+    (slas / "gold.yaml").write_text(mean.replace("30s", "5s") + OPEN_ON_SUNDAY)
+    found = json.loads(run("--slas", slas, *QUICK, "--mode", "off", "-o", "json").stdout)
+    (row,) = found["modes"][0]["agreements"]
+    assert (row["judged_s"], row["excluded_s"], row["slices"]) == (0, 12, {"excluded": 2})
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "x"])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from pmdaemon.wire.cut import IO_ANY
+from sla_server.agreements.promise import CurveStep
 from sla_server.simulate import stored as stored_module
 from sla_server.simulate.device import DeviceModel
 from sla_server.simulate.errors import NothingStored, SimulationError
@@ -61,6 +63,31 @@ def test_only_restless_slots_are_replayed_with_those_around_them():
     assert list(made.spans) == [(8 * 60.0, 13 * 60.0), (38 * 60.0, 43 * 60.0)]
     assert any("Simulated are 10 slots of 60" in note for note in made.notes)
     assert planned(found, every=True).spans == [(0.0, 3600.0)]
+
+
+RATE = {"metric": "iops", "curve": (), "promised": 9.9}
+BYTES = {"metric": "throughput", "curve": (), "promised": 40_000.0}
+OUTAGE = {"metric": "availability", "curve": (CurveStep(math.inf, 5_000_000),)}
+
+
+@pytest.mark.parametrize(
+    ("terms", "row"),
+    [
+        ({"metric": "mean_latency"}, {"lat_sum_us": 600 * 7_000}),
+        (RATE, {"reads": 540}),
+        ({**RATE, "io": "read"}, {"reads": 300, "writes": 200}),
+        (BYTES, {"reads": 540, "read_bytes": 540 * 4096}),
+        (OUTAGE, {"reads": 0, "lat_sum_us": 0}),
+    ],
+)
+def test_slots_in_which_another_indicator_was_not_at_ease_are_replayed(terms, row):
+    contract = Contract([promise(percentile=99.0, **terms)], [volume_class()])
+    quiet = stored(60)
+    assert any(
+        "control had nothing to do" in note for note in stored_plan(quiet, contract, FROM_US, 10**6).notes
+    )
+    made = stored_plan(stored(60, {"slot": 40, "stream": 1, **row}), contract, FROM_US, 10**6)
+    assert list(made.spans) == [(38 * 60.0, 43 * 60.0)]
 
 
 def test_without_any_the_busiest_are_and_the_notes_say_so():

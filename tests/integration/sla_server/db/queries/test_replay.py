@@ -34,6 +34,13 @@ from tests.support.samples import (
 from tests.support.simulate import AGREEMENT
 from tests.support.worlds import controller
 
+RATE = """\
+  - name: rate
+    indicator: {metric: iops}
+    promised_iops: 50
+    budgeting: {method: timeslices, slice: 30s, target: 0.99}
+"""
+
 
 @pytest.fixture
 def rig(database):
@@ -175,6 +182,15 @@ def test_what_enforce_would_have_done_with_what_was_stored(rig, database, tmp_pa
     assert ms == pytest.approx(2, rel=0.1)
     assert tree["loads"] == "stored load in slots of 60 s, 2027-01-15 08:00 to 2027-01-15 08:03 UTC"
     assert tree["notes"][0].startswith("Resolution: 60 s.")
+    slas = tmp_path / "slas"
+    slas.mkdir()
+    (slas / "gold.yaml").write_text(AGREEMENT + RATE)
+    (slas / "simulation.yaml").write_text("devices: {disk: {servers: 4}}\n")
+    named = [*base, *modes, "--slas", str(slas), "-o", "json"]
+    other = CliRunner().invoke(cli, named, catch_exceptions=False)
+    tree = json.loads(other.stdout)
+    assert [each["metric"] for each in tree["modes"][0]["agreements"]] == ["latency", "iops"]
+    assert tree["notes"][-1].startswith("simulation.yaml is not used: --stored brings loads")
     early = CliRunner().invoke(cli, [*base[:4], "10m", "--until", "2027-01-14T08:00"])
     assert (early.exit_code, "no I/O is stored of that time" in early.stderr) == (66, True)
 

@@ -49,7 +49,7 @@ def test_percentiles_of_many_are_those_of_each():
     assert percentiles_us(hist, percentile).tolist() == wanted
 
 
-@pytest.mark.parametrize("used", [slice(0, 2), slice(30, 50), slice(97, 99)])
+@pytest.mark.parametrize("used", [slice(0, 0), slice(0, 2), slice(30, 50), slice(97, 99)])
 def test_percentiles_of_the_buckets_in_use_are_those_of_all(used: slice) -> None:
     rng = np.random.default_rng(1)
     hist = np.zeros((50, BUCKETS), np.int32)
@@ -64,6 +64,8 @@ def test_percentiles_of_the_buckets_in_use_are_those_of_all(used: slice) -> None
 def test_windows_of_later_and_other_latencies_are_whole_beside_those_of_before() -> None:
     """Buckets that were never in use are not written; each batch may bring others."""
     made = Feeder(controller((promise(),), (volume_class(),)), (A, ("gold",)))
+    made.step((A, {"gold": (0, 0.0)}, 0))
+    assert made.controller.scopes.table.windows.used == slice(0, 0), "nothing is in no bucket"
     for ms in (8.0, 0.05, 900.0):
         made.step((A, {"gold": (100, ms)}, 0))
     windows = made.controller.scopes.table.windows

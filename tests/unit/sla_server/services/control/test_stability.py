@@ -4,6 +4,12 @@ Everywhere: a cap changes direction at most four times within a minute and is ne
 neighbour keeps a share of what the storage can give it; the promise is broken for a bounded time. The world
 is one FIFO disk of 500 IOPS, gold (80 IOPS, p95 <= 12 ms) and a neighbour that takes what it can get, from
 second 5: some 420 I/Os a second. Each world is one seed; the bounds held over more of them.
+
+Loads: a step, a ramp, a square wave and bursts of a neighbour (``a_neighbour_of_any_shape``), of the victim
+(``whose_own_load_goes_up_and_down``), recorded ones of both (``recorded_bursts``). Sites: many victims,
+several gateways of victims and of one neighbour, clients of one volume. What fails: a backend that becomes
+slower, hangs or fails; cuts and caps that are one to five polls under way together, or too late; a gateway
+lost and found; a server killed for less and more than a lease; clocks set by an hour, and again and again.
 """
 
 from __future__ import annotations
@@ -137,16 +143,19 @@ def test_a_backend_that_becomes_slower_half_way():
     assert capped.least_cost >= 100, "no further than needed"
 
 
-@pytest.mark.parametrize("lag_s", [1.0, 2.9])
+@pytest.mark.parametrize("lag_s", [0.5, 1.0, 1.5, 2.0, 2.5, 2.9])
 def test_cuts_and_caps_that_are_polls_late(lag_s):
+    """Each way: from a cut to what its caps do it is twice as long, one to five polls and more."""
     figures, (capped,) = enforced(plan([GOLD, greedy()], 65, lag_s=lag_s))
     assert bad_within(figures, 6 + round(4 * lag_s) + 4, 65) <= 9
     assert kept(figures) >= 200
+    assert capped.least_cost >= 100, "no second cut for what the first one has not done yet"
     assert capped.changes >= 3, "the loop goes on, it does not wait for ever"
 
 
-def test_cuts_that_are_too_late_for_control_cause_none():
-    made = plan([GOLD, greedy()], 40, lag_s=5.0)
+@pytest.mark.parametrize("lag_s", [3.5, 5.0])
+def test_cuts_that_are_too_late_for_control_cause_none(lag_s):
+    made = plan([GOLD, greedy()], 40, lag_s=lag_s)
     assert not [d for _, d in run_mode(made, "enforce").decisions if isinstance(d, SetCaps)]
 
 
@@ -219,6 +228,27 @@ def test_clocks_that_jump_change_nothing():
     figures, _ = enforced(made, disturb)
     assert bad_within(figures, 12, 60) <= 7
     assert kept(figures) >= 250
+
+
+@pytest.mark.parametrize("lag_s", [0.01, 1.0])
+def test_clocks_that_are_set_again_and_again_change_nothing(lag_s):
+    """Every three seconds that of a gateway, and the server's between them; by half a second to an hour."""
+    made = plan([GOLD, greedy()], 70, lag_s=lag_s)
+    steps_s = (2, -2, 0, 7, -3600, 3600, 0.5, 0)
+
+    def disturb(sim: Simulation) -> None:
+        for n in range(16):
+            for at, clock, step_s in (
+                (12 + 3 * n, gateway(sim, "AB"[n % 2]), steps_s[n % 8]),
+                (13.5 + 3 * n, sim.world, steps_s[(n + 3) % 8]),
+            ):
+                step_us = round(step_s * 1e6)
+                sim.world.at(at, lambda clock=clock, us=step_us: setattr(clock, "step_us", us))
+
+    figures, (capped,) = enforced(made, disturb)
+    assert bad_within(figures, 12, 70) <= 9
+    assert kept(figures) >= 250
+    assert capped.least_cost >= 100, "nobody is squeezed for it"
 
 
 def in_force(sim: Simulation) -> list[tuple[str, str]]:

@@ -1,0 +1,95 @@
+"""Opening of connections to an upstream beside the first one, for sessions that have several.
+
+One after another, from the first one's plan. Nothing waits for them: one that cannot be made is tried again
+after ``AGAIN_NS``, and so is one that has ended. An upstream that answers otherwise on another connection is
+asked for no more. Thread: the loop's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from gateway_agent.errors import GatewayError, UpstreamError
+from gateway_agent.nbd.loop import EventLoop
+from gateway_agent.nbd.protocol import ExportFacts
+from gateway_agent.nbd.upstream import Upstream, UpstreamOpening
+
+AGAIN_NS: Final = 5 * 10**9
+
+
+class FurtherConnections:
+    """See the module docstring.
+
+    Args:
+        loop: what watches them.
+        first: the connection that is there.
+        missing: how many are wanted beside it.
+        on_made: gets each, in transmission and not watched.
+        on_refused: gets the reason why one could not be made.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        first: Upstream,
+        missing: int,
+        on_made: Callable[[Upstream], None],
+        on_refused: Callable[[GatewayError], None],
+    ) -> None:
+        self._loop = loop
+        self._first = first
+        self._missing = missing
+        self._on_made = on_made
+        self._on_refused = on_refused
+        self._opening: UpstreamOpening | None = None
+        self._open(loop.clock.monotonic_ns())
+
+    def _open(self, _now_ns: int) -> None:
+        if self._missing <= 0 or self._opening is not None:
+            return
+        plan = self._first.plan
+        self._opening = UpstreamOpening(
+            self._loop,
+            plan.uri,
+            self._on_ready,
+            self._on_failed,
+            will_transmit=True,
+            wants_block_size=plan.wants_block_size,
+            tls=plan.tls,
+            mode=plan.mode,
+        )
+
+    def _on_ready(self, upstream: Upstream | None, _facts: ExportFacts) -> None:
+        assert upstream is not None  # it was asked to transmit
+        self._opening = None
+        if upstream.is_like(self._first):
+            self._missing -= 1
+            self._on_made(upstream)
+            self._open(0)
+            return
+        upstream.leave(self._loop)
+        self._missing = 0
+        problem = "another connection to it has another size, other flags or other block sizes"
+        self._on_refused(UpstreamError(upstream.plan.uri, problem))
+
+    def _on_failed(self, error: GatewayError) -> None:
+        self._opening = None
+        self._on_refused(error)
+        self._open_later()
+
+    def _open_later(self) -> None:
+        self._loop.at(self, self._loop.clock.monotonic_ns() + AGAIN_NS, self._open)
+
+    def lost(self) -> None:
+        """One of those that were there has ended."""
+        self._missing += 1
+        self._open_later()
+
+    def stop(self) -> None:
+        """Open none any more."""
+        self._missing = 0
+        self._loop.cancel(self)
+        if self._opening is not None:
+            self._opening.cancel()
+            self._opening = None

@@ -1,0 +1,105 @@
+"""The upstream connections of one session, and which of them gets which requests.
+
+    what the client sent   ██ run ██████|██ run ███|████ run ██|██ run ...    each run goes whole to one
+    connections              1            2          3           1              connection, in turn
+
+There is one connection, or with ``upstream_connections`` up to so many, where the upstream has
+CAN_MULTI_CONN. By that flag its connections have no cache of their own: a flush on one of them covers what
+was acknowledged on all, and so does a read see it. NBD leaves the order of requests under way to the server,
+so nothing else depends on the connection by which a request came.
+
+A run is what is sent without a change of the connection: requests that move ``RUN_BYTES`` or a little more,
+or all that are here. Bytes within a request never change the connection, so a payload may arrive in pieces.
+A connection that takes nothing of a run leaves it to the next one.
+
+Positions are those of ``buffers.RequestBuffer``. No I/O.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from gateway_agent.nbd.buffers import END, LENGTH, Request
+from gateway_agent.nbd.replies import AskedRequests, Replies
+from gateway_agent.nbd.upstream import Upstream
+
+RUN_BYTES: Final = 256 << 10  # two requests of 128 KiB, 64 of 4 KiB: each run is a send of its own
+_MOST_RUNS: Final = 256  # remembered, before it is looked which of them are answered
+
+
+@dataclass(eq=False, slots=True)
+class UsedUpstream:
+    """A connection that a session uses.
+
+    Attributes:
+        upstream: the connection.
+        reader: of its replies.
+        partial_header: first bytes of a reply of which the rest has not come.
+        mask: what the loop watches it for; 0: it does not.
+        waits: it has something to read, but a reply of another connection comes first.
+    """
+
+    upstream: Upstream
+    reader: Replies
+    partial_header: bytes = b""
+    mask: int = 0
+    waits: bool = False
+
+
+class RequestRuns:
+    """Runs, and what is not in one yet; see the module docstring.
+
+    Attributes:
+        end_pos: where the newest run ends.
+
+    Args:
+        first: gets everything before the first run.
+        sent_pos: up to here all was sent.
+    """
+
+    def __init__(self, first: UsedUpstream, sent_pos: int) -> None:
+        self.end_pos = sent_pos
+        self._unsent: deque[Request] = deque()
+        self._starts = [-1]
+        self._users = [first]
+
+    def admitted(self, request: Request) -> None:
+        """It is to be sent behind those before it."""
+        self._unsent.append(request)
+
+    def begin(self, user: UsedUpstream, sent_pos: int, asked: AskedRequests) -> None:
+        """``user`` gets what comes next."""
+        if len(self._starts) > _MOST_RUNS:
+            self._forget_answered(asked)
+        self._starts.append(sent_pos)
+        self._users.append(user)
+        moved_bytes = 0
+        while self._unsent and moved_bytes < RUN_BYTES:
+            request = self._unsent.popleft()
+            moved_bytes += request[LENGTH]
+            self.end_pos = request[END]
+
+    def _forget_answered(self, asked: AskedRequests) -> None:
+        oldest = next(iter(asked.values()), None)
+        if oldest is not None:
+            first = bisect_left(self._starts, oldest[END]) - 1
+            del self._starts[:first], self._users[:first]
+
+    def is_untouched(self, sent_pos: int) -> bool:
+        """Whether nothing of the newest run was sent."""
+        return self._starts[-1] == sent_pos
+
+    def give(self, user: UsedUpstream, sent_pos: int) -> None:
+        """What is left of the newest run, whole requests, is another connection's."""
+        if self.is_untouched(sent_pos):
+            self._users[-1] = user
+        else:
+            self._starts.append(sent_pos)
+            self._users.append(user)
+
+    def user_of(self, request: Request) -> UsedUpstream:
+        """The connection of a request that was sent, at least in part."""
+        return self._users[bisect_left(self._starts, request[END]) - 1]
