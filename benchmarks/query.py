@@ -9,6 +9,7 @@ page that people watch. Some 3 GB of temporary disk, gone afterwards.
 
 from __future__ import annotations
 
+import gc
 import logging
 import statistics
 import sys
@@ -253,7 +254,10 @@ def filled(world: query_data.World) -> Iterator[tuple[FlaskClient, dict[str, Any
         rows = query_data.load(f"host={server.directory} user=postgres dbname=bench", world)
         loaded = {"rows": rows, "load_s": time.monotonic() - started_s}
         with closing(open_reader(config, Path())) as reader:
-            yield client(reader), loaded
+            web = client(reader)
+            gc.collect()
+            gc.freeze()  # as the application server's own process is made (pmdaemon.runtime.template)
+            yield web, loaded
     finally:
         server.remove()
 

@@ -267,7 +267,15 @@ class Generator:
         if table in ("events", "audit"):
             return {**columns, "at_us": at, "subject": texts}
         if table == "episodes":
-            return {**columns, "name": texts, "opened_us": at, "closed_us": at + MINUTE_US}
+            names = [f"sla-{n % self._world.agreements:03}" for n in range(count)]
+            objectives = ["latency"] * count
+            return {
+                **columns,
+                "name": names,
+                "objective": objectives,
+                "opened_us": at,
+                "closed_us": at + MINUTE_US,
+            }
         state = ["released"] * (count - 40) + ["seen"] * 40
         return {**columns, "volume": texts, "state": state, "requested_us": at}
 

@@ -32,7 +32,7 @@ VIEWS: Final = (
     PageView("overview", "/", "Overview", own=True),
     PageView("agreements", "/agreements", "Agreements", own=True),
     PageView("agreement", "/agreements/<name>", "Agreement", "agreements", own=True),
-    PageView("apply", "/apply", "Apply an agreement", "agreements"),
+    PageView("apply", "/apply", "Apply a document", "agreements"),
     PageView("volumes", "/volumes", "Volumes", own=True),
     PageView("volume", "/volumes/<name>", "Volume", "volumes", own=True),
     PageView("backends", "/backends", "Backends"),

@@ -51,7 +51,7 @@ class AgreementsApply(RequestBody):
     """YAML, one document or several."""
     dry_run: bool = False
     based_on: dict[str, int] | None = None
-    """Agreements to the versions that the text was made from (0: none); refused if others are in force."""
+    """Agreements, or KIND/NAME, to versions the text was made from (0: none); others in force: refused."""
 
 
 class AgreementDelete(RequestBody):

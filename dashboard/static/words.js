@@ -20,7 +20,7 @@ const ACTIONS = {
   "user-add": "added an account", "user-change": "changed an account", "user-delete": "deleted an account",
   "user-password": "changed a password", "volume-approved": "approved a volume's owner", "volume-revoked": "revoked a volume's owner",
 };
-const DOCUMENTS = {maintenance: "maintenance", calendar: "a calendar", recipient: "a recipient", route: "a route", silence: "a silence"};
+const DOCUMENTS = {maintenance: "maintenance", calendar: "a calendar", recipient: "a recipient", route: "a route", silence: "a silence", volumelabels: "labels of volumes"};
 
 // A code that this page does not know, with blanks: it is from a newer server.
 const spaced = (code) => code.replaceAll("-", " ");

@@ -23,7 +23,11 @@ CREDITS_MAX: Final = 14
 """Slices are kept 13 months."""
 
 PERIODS_MAX: Final = 60  # five years of months; slices are kept for 13 months by default
-BASED_ON = Query("based_on", "string", "NAME:VERSION that the text was made from; else 409.")
+BASED_ON = Query(
+    "based_on",
+    "string",
+    "NAME:VERSION that the text was made from, KIND/NAME:VERSION of what is no agreement; else 409.",
+)
 GOING_ON = Query(
     "since_us", "integer", "Only what had not ended before then, microseconds UTC.", least=0, most=MAX_US
 )
@@ -398,6 +402,7 @@ ROUTES: Final = (
             FROM,
             TO,
             LIMIT,
+            BEFORE,
         ),
         items="decisions",
     ),

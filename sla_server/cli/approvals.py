@@ -11,6 +11,7 @@ from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage
 from sla_server.cli.formatting import OUTPUT, Column, build, console, pass_client, print_json
+from sla_server.cli.output import set_naming
 from sla_server.rows import Row
 
 COLUMNS: Final = (
@@ -39,6 +40,7 @@ def approvals() -> None:
 @pass_client
 def list_(client: Client, all_: bool, output: str) -> None:
     """List the changes that wait, and who asked for them."""
+    set_naming("", lambda row: str(row["approval_id"]))
     rows: list[Row] = client.ask("/approvals", **({"all": 1} if all_ else {}))["items"]
     if output == "json":
         print_json(rows)

@@ -34,7 +34,7 @@ _NAMED_BY: Final = (
 
 
 Naming = tuple[str, Callable[[dict[str, Any]], str]]
-"""Kind of the rows, and the name of one."""
+"""Kind of the rows ("": their commands take the name alone), and the name of one."""
 
 
 class OutputForm(click.Choice[str]):
@@ -124,7 +124,7 @@ def names_of(value: Any, naming: Naming | None = None) -> Iterator[str]:
 def _name_of(row: dict[str, Any], naming: Naming | None) -> str:
     if naming is not None:
         kind, name = naming
-        return f"{kind}/{name(row)}" if name(row) else ""
+        return f"{kind}/{name(row)}" if kind and name(row) else name(row)
     for key, named in _NAMED_BY:
         if (value := row.get(key)) not in (None, ""):
             kind = named or str(row.get("kind") or "").lower()

@@ -39,6 +39,8 @@ from sla_server.cli.formatting import (
     print_json,
     when,
 )
+from sla_server.cli.output import OUTPUT as LIST_OUTPUT
+from sla_server.cli.output import set_naming
 from sla_server.reports import text
 from sla_server.reports.customer import report_for_customer
 from sla_server.reports.document import IssuedReport, ReportContent, digest_of, plain
@@ -257,10 +259,11 @@ ISSUED_COLUMNS: Final = (
 @report.command("list")
 @click.argument("agreement", required=False)
 @click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="At most so many.")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="Form.")
+@LIST_OUTPUT
 @pass_client
 def list_reports(client: Client, agreement: str | None, limit: int, output: str) -> None:
     """List issued reports, newest first: all, or those of AGREEMENT."""
+    set_naming("", lambda row: str(row["report_id"]))
     found = client.get("/reports", limit=limit, **({"name": agreement} if agreement else {}))["items"]
     if output == "json":
         print_json(found)

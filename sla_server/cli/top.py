@@ -32,6 +32,7 @@ from sla_server.cli.client import Client
 from sla_server.cli.errors import CliError, LiveValuesMissing
 from sla_server.cli.formatting import Column, FiniteRange, build, console, pass_client
 from sla_server.cli.labels import check_labels
+from sla_server.cli.output import NAME, OUTPUT, TABLE, form, print_json
 from sla_server.cli.tables import hold_of, now_of, objective_of, promise, state_of, what_of
 from sla_server.cli.watch import ended_by_sigterm
 from sla_server.rows import Row
@@ -238,14 +239,22 @@ def _headline(snapshot: Row, trouble: str) -> Table:
 )
 @click.option("--only", "sections", multiple=True, type=click.Choice(SECTIONS), help="Only this table.")
 @click.option("--rows", type=click.IntRange(1, 1000), help="Of each table [as many as there is room for].")
+@OUTPUT
 @pass_client
 def top(
-    client: Client, /, names: tuple[str, ...], once: bool, interval: float, labels: str | None, **given: Any
+    client: Client,
+    /,
+    names: tuple[str, ...],
+    once: bool,
+    interval: float,
+    labels: str | None,
+    output: str,
+    **given: Any,
 ) -> None:
     """Watch agreements, volumes and throttles live; q or Ctrl-C ends it.
 
     PATTERN (erp-*) shows only agreements, volumes and backends of such names. Options that may be repeated:
-    --state, --only.
+    --state, --only. With -o json, yaml or name it prints one picture, with all rows unless --rows is given.
     """
     if labels is not None:
         check_labels(labels)
@@ -253,9 +262,12 @@ def top(
     view = TopView(names=names, **given)
     snapshot: dict[str, Any] = client.get("/live")
     chosen = _Labelled(client, labels)
-    if once or not sys.stdout.isatty():
+    if once or output != TABLE or not sys.stdout.isatty():
         if silence := formatting.silence_of(snapshot.get("server") or {}):
             raise LiveValuesMissing(silence)
+        if output != TABLE:
+            _print_rows(snapshot, chosen.narrowed(view))
+            return
         console().print(frame(snapshot, trouble_of(snapshot), chosen.narrowed(view)))
         return
     trouble = trouble_of(snapshot)
@@ -275,6 +287,29 @@ def top(
                 trouble = str(exc).splitlines()[0] + " Trying again."
                 shown = frame(snapshot, trouble, _fitting(view))
             live.update(shown, refresh=True)
+
+
+def _print_rows(snapshot: Row, view: TopView) -> None:
+    """The same rows in the same order, for programs."""
+    found = {name: view.of(name, snapshot.get(name, []))[: view.rows] for name in view.sections}
+    if form() == NAME:
+        of_kind = [{"name": f"{kind}/{row[key]}"} for kind, key, rows in _named(found) for row in rows]
+        print_json(of_kind)
+        return
+    print_json({**{key: snapshot.get(key) for key in ("at_us", "mode", "server")}, **found})
+
+
+def _named(found: dict[str, list[Row]]) -> Iterator[tuple[str, str, list[Row]]]:
+    """Kind, the key that names a row, and rows."""
+    keys = {
+        "slas": ("sla", "name"),
+        "volumes": ("volume", "volume"),
+        "throttles": ("throttle", "throttle_id"),
+    }
+    keys["events"] = ("event", "event_id")
+    for section, rows in found.items():
+        kind, key = keys[section]
+        yield kind, key, [row for row in rows if row.get(key)]
 
 
 class _Labelled:

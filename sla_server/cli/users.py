@@ -13,6 +13,7 @@ from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage
 from sla_server.cli.formatting import OUTPUT, Column, FiniteRange, build, console, pass_client, print_json
+from sla_server.cli.output import set_naming
 from sla_server.rows import Row
 
 ROLES: Final = click.Choice(["viewer", "operator", "admin"])
@@ -158,6 +159,7 @@ def delete(client: Client, name: str) -> None:
 @pass_client
 def sessions(client: Client, account: str | None, output: str) -> None:
     """List the browsers that are signed in."""
+    set_naming("", lambda row: str(row["session_id"]))
     rows = client.ask("/sessions", **({"account": account} if account else {}))["items"]
     _show(rows, SESSION_COLUMNS, output, "No browser is signed in.")
 

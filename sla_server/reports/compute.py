@@ -132,7 +132,7 @@ def _objective(inputs: ReportInputs, slices: ObjectiveSlices, unjudged: Sequence
     is_agreed = slices.name in agreed
     objective = agreed.get(slices.name) or slices.by_version[max(slices.by_version)][1]
     sums = slices.sums()
-    without, _unknown = accounts.without_exclusions(slices)
+    without, _unknown = slices.without_exclusions
     return ReportedObjective(
         name=slices.name,
         is_agreed=is_agreed,
@@ -340,7 +340,7 @@ def _notes(inputs: ReportInputs, slices: Iterable[ObjectiveSlices]) -> list[str]
     for name in inputs.slices:
         if not any(each.name == name for each in slices):
             notes.append(f"slices of {name} are stored, and no readable version has that objective")
-    unknown = {each.name: accounts.without_exclusions(each)[1] for each in slices}
+    unknown = {each.name: each.without_exclusions[1] for each in slices}
     notes += [
         f"slices of {name} in maintenance that would be neither good nor bad by what is stored: {count}"
         for name, count in unknown.items()

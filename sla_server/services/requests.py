@@ -224,16 +224,23 @@ class Requests:
     def _is_outdated(
         self, request: str, catalog: Catalog, documents: list[Loaded], based_on: dict[str, int] | None
     ) -> bool:
-        """Whether an agreement was changed since it was read to be edited; that is refused."""
-        given = {each.document.name for each in documents if each.document.kind == "SLA"}
-        for name, version in (based_on or {}).items():
-            item = catalog.get(name)
-            if name in given and (item.version if item is not None else 0) != version:
+        """Whether a document was changed since it was read to be edited; that is refused.
+
+        ``based_on`` names an agreement by its name, and another document as KIND/NAME.
+        """
+        given = {(each.document.kind, each.document.name) for each in documents}
+        for key, version in (based_on or {}).items():
+            kind, _, name = key.rpartition("/")
+            if (kind or "SLA", name) not in given:
+                continue
+            item = catalog.plans.get(kind, name) if kind else catalog.get(name)
+            if (item.version if item is not None else 0) != version:
                 now = f"version {item.version} is in force" if item is not None else "it has ended"
                 problem = (
                     f"{name} has changed since: this text was made from version {version}, and now {now}"
                 )
-                fix = f"See what changed (/agreements/{name}), put it into the text, and apply that"
+                seen = f"GET /api/v1/documents/{kind}/{name}/versions" if kind else f"/agreements/{name}"
+                fix = f"See what changed ({seen}), put it into the text, and apply that"
                 self._refuse(request, 409, problem, fix)
                 return True
         return False

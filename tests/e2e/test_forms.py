@@ -48,7 +48,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     made.mailbox.close()
 
 
-def answer(header: dict[str, Any], in_force: int = 2) -> tuple[bool, int, dict[str, Any]]:
+def answer(header: dict[str, Any], in_force: int | None = None) -> tuple[bool, int, dict[str, Any]]:
     """Reads documents as ``services`` does, and takes those that are right."""
     if header["op"] != "apply":
         return True, 200, {}
@@ -57,7 +57,8 @@ def answer(header: dict[str, Any], in_force: int = 2) -> tuple[bool, int, dict[s
     except AgreementsRefused as exc:
         return False, 422, {"errors": [problem.as_dict() for problem in exc.problems]}
     kind, name = loaded.document.kind, loaded.document.name
-    if header["body"].get("based_on", {}).get(name, in_force) != in_force:
+    key = name if kind == "SLA" else f"{kind}/{name}"
+    if in_force is not None and header["body"].get("based_on", {}).get(key, in_force) != in_force:
         return False, 409, {"errors": [{"line": 0, "problem": f"{name} has changed since", "fix": "See it"}]}
     row = {"name": name, "version": 3 if name == "erp-gold" else 1, "changed": True}
     return True, 200, {"applied": [row if kind == "SLA" else {"kind": kind, **row}], "warnings": []}
@@ -561,3 +562,165 @@ def chosen(driver: Chrome) -> str:
         "return document.readyState === 'complete' && document.querySelector('#zone option[selected]')?.value"
     )
     return str(driver.execute_script(script))
+
+
+KINDS = {
+    "Recipient": (
+        {"name": "oncall", "way": "webhook", "url": "https://host.example/hook", "secret_file": "oncall.key"},
+        {"webhook": {"url": "https://host.example/hook", "secret_file": "oncall.key"}},
+        "oncall comes into force; events go to it once a route names it.",
+        "events",
+    ),
+    "Route": (
+        {
+            "name": "nights",
+            "severities": "critical",
+            "kinds": "violation-*",
+            "recipients": "mail",
+            "remind": "1h",
+            "escalate": "boss, mail",
+            "after": "15m",
+        },
+        {
+            "match": {"severities": ["critical"], "kinds": ["violation-*"]},
+            "recipients": ["mail"],
+            "remind": "1h",
+            "escalate": {"after": "15m", "recipients": ["boss", "mail"]},
+        },
+        "such events go to its recipients from now on",
+        "events",
+    ),
+    "Calendar": (
+        {"name": "shop", "days": "mon,tue,wed,thu,fri,sat", "holidays": "2026-12-25, 2026-12-26"},
+        {
+            "tz": "UTC",
+            "hours": [{"days": ["mon", "tue", "wed", "thu", "fri", "sat"], "from": "08:00", "to": "18:00"}],
+            "holidays": ["2026-12-25", "2026-12-26"],
+        },
+        "an agreement that names it counts its hours alone",
+        "agreements",
+    ),
+    "VolumeLabels": (
+        {"name": "erp", "volumes": "erp-*, batch", "labels": "tier=gold, on=2, env-"},
+        {"volumes": ["erp-*", "batch"], "labels": {"tier": "gold", "on": "2", "env": None}},
+        "its volumes have these labels at once",
+        "volumes",
+    ),
+    "Maintenance": (
+        {"name": "disks", "about": "volumes", "names": "erp-*", "duration": "4h", "reason": "new disks: all"},
+        {"scope": {"volumes": ["erp-*"]}, "duration": "4h", "tz": "UTC", "reason": "new disks: all"},
+        "what it is about does not count meanwhile",
+        "apply",
+    ),
+}
+"""What is filled in, what the document says then, what is said before, and which view follows."""
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_document_has_a_form_that_is_checked_as_it_is_filled_in(
+    site: Site, page: Page, kind: str, width: int
+) -> None:
+    given, wanted, words, view = KINDS[kind]
+    with page(width, 1400, dark=width < 1000) as driver:
+        driver.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": "UTC"})
+        sign_in(driver, site, f"apply?kind={kind}&name=x")
+        wait_for(driver, "#editor", visible=True)
+        wait_for(driver, f"[data-kind={kind}]", visible=True)
+        for other in KINDS.keys() - {kind}:
+            assert not driver.find_element(By.CSS_SELECTOR, f"[data-kind={other}]").is_displayed()
+        fill(driver, "#fields", name="-")
+        fill(driver, f"[data-kind={kind}]", **{key: value for key, value in given.items() if key != "name"})
+        until(driver, lambda: "metadata.name" in text(driver, "#problems"), "the server refuses its name")
+        assert text(driver, "#valid") == "not valid"
+        assert driver.find_element(By.ID, "apply").get_property("disabled")
+        fill(driver, "#fields", name=given["name"])
+        name = f"name: {given['name']}}}"
+        until(driver, lambda: name in source(driver) and checked(driver) == "valid", "it is valid")
+        assert not driver.find_element(By.ID, "admit").is_displayed(), "that is asked of agreements alone"
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= width
+        assert violations(driver) == []
+        picture(driver, f"apply-{kind}-{width}")
+        assert applied(site) == [], "nothing but tried"
+        driver.find_element(By.ID, "apply").send_keys(Keys.ENTER)
+        says(driver, "#apply-dialog", words)
+        driver.find_element(By.CSS_SELECTOR, "#apply-dialog [type=submit]").click()
+        until(driver, lambda: len(applied(site)) == 1, "it is applied")
+        until(driver, lambda: f"/{view}" in driver.current_url, "where it is shown")
+    (document,) = applied(site)
+    assert (document["kind"], document["metadata"]) == (kind, {"name": given["name"]})
+    spec = document["spec"]
+    if kind == "Maintenance":
+        assert spec.pop("start").endswith(":00"), "the next whole hour, unless another one is chosen"
+    assert spec == wanted
+
+
+WAYS = {
+    "smtp": {"server": "mail.example", "sender": "a@b.example", "to": "c@d.example, e@f.example"},
+    "alertmanager": {"url": "https://host.example", "bearer_file": "am.token"},
+    "heartbeat": {"url": "https://host.example/beat"},
+    "apprise": {"url_file": "apprise.urls"},
+    "syslog": {"server": "log.example", "tls": "true"},
+    "file": {"path": "events.jsonl"},
+    "command": {"argv": "page.sh  storage"},
+    "inbox": {},
+}
+
+
+def test_each_way_to_a_recipient_asks_for_what_it_needs(site: Site, page: Page) -> None:
+    with page() as driver:
+        sign_in(driver, site, "apply?kind=Recipient")
+        wait_for(driver, "[data-kind=Recipient]", visible=True)
+        fill(driver, "#fields", name="out")
+        for way, fields in WAYS.items():
+            Select(driver.find_element(By.NAME, "way")).select_by_value(way)
+            fill(driver, "[data-kind=Recipient]", **fields)
+            until(driver, lambda way=way: f"  {way}:" in source(driver), f"the document of {way}")
+            until(driver, lambda: checked(driver) == "valid", f"{way} is valid")
+            shown = [
+                field.get_attribute("name")
+                for field in driver.find_elements(By.CSS_SELECTOR, "[data-kind=Recipient] :is(input, select)")
+                if field.is_displayed()
+            ]
+            assert set(fields) <= set(shown), way
+            assert ("password_file" in shown) == (way == "smtp")
+
+
+LISTED = {
+    "Route": "severities warning, critical → mail",
+    "Calendar": "–",
+    "VolumeLabels": "vol-17: tier=gold, env-",
+}
+"""What is said of each."""
+
+
+@pytest.mark.parametrize(
+    ("view", "kind", "name"),
+    [("events", "Route", "all"), ("agreements", "Calendar", "bank"), ("volumes", "VolumeLabels", "vol-17")],
+)
+def test_documents_in_force_are_listed_changed_and_ended_where_they_belong(
+    site: Site, page: Page, view: str, kind: str, name: str
+) -> None:
+    with page() as driver:
+        driver.get(f"{site.url}{view}")
+        wait_for(driver, f"[data-document={name}]")
+        until(driver, lambda: "sla login" in text(driver, "#session"), "it is known who looks")
+        assert not driver.find_element(By.CSS_SELECTOR, f"[data-document={name}] button").is_displayed()
+        sign_in(driver, site, view)
+        wait_for(driver, f"[data-document={name}] button", visible=True)
+        assert LISTED[kind] in text(driver, f"[data-document={name}]")
+        assert violations(driver) == []
+        driver.find_element(By.CSS_SELECTOR, f"[data-document={name}] button").click()
+        says(driver, "#ask-dialog", "")
+        confirm(driver, "#ask-dialog")
+        until(driver, lambda: "end_document" in operations(site), "its end was asked for")
+        driver.find_element(By.CSS_SELECTOR, f"[data-document={name}] a").click()
+        until(driver, lambda: f"name: {name}" in source(driver), "its text")
+        until(driver, lambda: checked(driver) == "valid", "what is in force is valid")
+        driver.find_element(By.ID, "text").send_keys("# mine")
+        site.mailbox.answer = lambda header: answer(header, in_force=7)
+        until(driver, lambda: "has changed since" in text(driver, "#valid-words"), "based on what was loaded")
+    ended = [header["body"] for header in site.mailbox.posted if header["op"] == "end_document"]
+    assert ended == [{"kind": kind, "name": name}]
+    based = [header["body"].get("based_on") for header in site.mailbox.posted if header["op"] == "apply"]
+    assert based[-1] == {f"{kind}/{name}": 1}

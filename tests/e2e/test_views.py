@@ -62,7 +62,7 @@ SAYS = {
 """Words that a view must have."""
 FOLDER = os.environ.get("SLA_SCREENSHOTS", "")
 """Where pictures go: ``make screenshots``."""
-LOOKS = [(1280, False), (390, True), *([(1280, True), (390, False)] if FOLDER else [])]
+LOOKS = [(1280, False), (390, True), *([(1280, True), (390, False)] if FOLDER else [(2560, True)])]
 """Width, and whether it is dark."""
 DRAWN = """return [...document.querySelectorAll('.plot, #plot')].every((each) =>
   !each.offsetParent || each.querySelector('.main-svg'))"""
@@ -384,6 +384,29 @@ def asked_client(site: Site) -> str:
     """Of which client the history was that was asked for last; empty: of all."""
     asked = [each for each in list(site.source.asked) if each[0] == "rollup_history"][-1]
     return str(asked[4]) if len(asked) > 4 else ""
+
+
+def test_a_backend_has_ranges_of_the_past_that_its_address_names(site: Site, page: Page) -> None:
+    with page() as driver:
+        driver.get(f"{site.url}backends/disk-0?range=1d")
+        wait_for(driver, "[data-use=erp-db]")
+        assert text(driver, "#ranges [aria-current]") == "24 hours"
+        assert not driver.find_element(By.ID, "until-note").is_displayed()
+        driver.find_element(By.LINK_TEXT, "Earlier").click()
+        quiet = "Nothing in this range: no promise here was at risk."
+        until(driver, lambda: text(driver, "#decisions") == quiet, "twelve hours earlier")
+        until(driver, lambda: "not acted here in this range" in text(driver, "#use"), "nor is anything else")
+        assert "&until=" in driver.current_url
+        assert "all else is of now" in text(driver, "#until-note")
+        spans = [call[1] for call in list(site.source.asked) if call[0] == "decisions"]
+        end_us = int(driver.current_url.partition("until=")[2])
+        assert (spans[-1]["until_us"], spans[-1]["from_us"]) == (end_us, end_us - 86_400_000_000)
+        assert violations(driver) == []
+        assert console_errors(driver) == []
+        driver.back()
+        wait_for(driver, "[data-use=erp-db]")
+        driver.find_element(By.LINK_TEXT, "30 days").click()
+        until(driver, lambda: text(driver, "#ranges [aria-current]") == "30 days", "another range")
 
 
 def test_what_is_not_there_is_said(site: Site, page: Page) -> None:

@@ -1,6 +1,7 @@
 // All promises, one row an objective: found by name, filtered by state, sorted and paged by the server.
 
-import {code, compliancePair, fillAgreement, fillBudget, fillState, keyOf, measuredPair, promisedPair} from "../cells.js";
+import {code, compliancePair, fillAgreement, fillBudget, fillState, keyOf, measuredPair, promisedPair, seesAll} from "../cells.js";
+import {startDocuments} from "../documents.js";
 import {startList} from "../list.js";
 import * as f from "../format.js";
 import {setText} from "../dom.js";
@@ -27,14 +28,20 @@ function onAnswer({states}) {
 }
 
 let shell = null;
+let refreshCalendars = null;
 
 export function start(around) {
   shell = around;
+  if (seesAll) {
+    refreshCalendars = startDocuments(shell, document.getElementById("calendars"), "Calendar",
+      "There is none but those built in: always, and business (Monday to Friday).");
+  }
   startList({path: "/promises", id: "promises", columns, keyOf, onAnswer,
     fields: {match: "", state: "", sort: "trouble", offset: "0"},
     empty: () => ["No promise to keep yet. Write an agreement in YAML and apply it: ", code("sla apply -f agreement.yaml")]});
 }
 
 export function onSession() {
-  document.getElementById("actions").hidden = !shell.signedIn();
+  for (const part of document.querySelectorAll("#actions, #calendar-add")) part.hidden = !shell.signedIn();
+  refreshCalendars?.();
 }

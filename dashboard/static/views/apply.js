@@ -1,38 +1,26 @@
-// An agreement's form: fields write the document, the server checks it as it is written, and says whether it could be
-// kept beside those in force. It is applied after a question that says what changes.
+// The form of a document: fields write it, the server checks it as it is written, and says of an agreement whether it could
+// be kept beside those in force. It is applied after a question that says what changes.
 
 import {call, read} from "../api.js";
-import {agreementAddress} from "../cells.js";
+import {compose, isKind} from "../compose.js";
+import {changeWords, inForce, noun, shownAt, versions} from "../documents.js";
 import {element, setBadge, setText} from "../dom.js";
 import {startForm} from "../form.js";
 import * as f from "../format.js";
 import {showVersions} from "../parts.js";
-import {zone} from "../zone.js";
+import {wallTime} from "../zone.js";
 
 const $ = (id) => document.getElementById(id);
 const PAUSE_MS = 400;
-const PLAIN = /^(?!(?:y|n|yes|no|on|off|true|false|null)$)[a-z][\w.-]*$/i;
+const HOUR_MS = 3600e3;
 const ADMITTED = {yes: ["ok", "can be kept"], no: ["bad", "cannot be kept"], unknown: ["warn", "not known"]};
-const page = {shell: null, turn: 0, timer: 0, checked: null, admitted: null, base: null, conflict: 0};
+const page = {shell: null, kind: "SLA", turn: 0, timer: 0, checked: null, admitted: null, base: null, conflict: 0};
+
 // What was loaded to be edited is named with its version: a change by others in between is refused, not overwritten.
-const address = (query = {}) => `/slas?${new URLSearchParams({...query, ...(page.base ? {based_on: `${page.base.name}:${page.base.version}`} : {})})}`;
-
-const scalar = (text) => (PLAIN.test(text) ? text : JSON.stringify(text));
-
-function objective({metric, percentile, value, demand, rate, target}) {
-  const indicator = metric === "latency" ? `{metric: latency, percentile: ${percentile}}` : `{metric: ${metric}}`;
-  const promised = {latency: `demand_curve: [{up_to_iops: ${demand}, value_ms: ${value}}]`, iops: `promised_iops: ${rate}`,
-    throughput: `promised_mbps: ${rate}`}[metric];
-  return ["  objectives:", `  - name: ${metric}`, `    indicator: ${indicator}`, `    ${promised}`,
-    `    budgeting: {method: timeslices, slice: 1m, target: ${Number((target / 100).toFixed(7))}}`];
-}
-
-function documentOf(given) {
-  const volumes = given.volumes.split(",").map((name) => name.trim()).filter(Boolean).map(scalar).join(", ");
-  const parties = ["provider", "customer"].filter((who) => given[who].trim()).map((who) => `${who}: ${scalar(given[who].trim())}`);
-  return ["apiVersion: storage-sla/v1", "kind: SLA", `metadata: {name: ${scalar(given.name.trim())}}`, "spec:",
-    ...(parties.length ? [`  parties: {${parties.join(", ")}}`] : []), `  scope: {volumes: [${volumes}]}`, `  priority: ${given.priority}`,
-    ...(given.metric ? objective(given) : []), `  window: {type: calendar, period: ${given.period}, tz: ${zone}}`, ""].join("\n");
+function address(query = {}) {
+  const {base} = page;
+  const name = base && (base.kind === "SLA" ? base.name : `${base.kind}/${base.name}`);
+  return `/slas?${new URLSearchParams({...query, ...(base ? {based_on: `${name}:${base.version}`} : {})})}`;
 }
 
 function showProblems(rows) {
@@ -42,12 +30,7 @@ function showProblems(rows) {
 }
 
 // What would come of it, a sentence a document.
-function changeWords({applied, warnings}) {
-  const said = applied.map((row) => !row.changed ? `${row.name}: no change, version ${row.version} stays in force.`
-    : row.version > 1 ? `${row.name}: version ${row.version} replaces version ${row.version - 1}; slices are judged by it from now on.`
-    : `${row.name} comes into force, and is judged from now on.`);
-  return [...said, ...(warnings || []).map(f.sentence)].join(" ");
-}
+const allWords = ({applied, warnings}) => [...applied.map(changeWords), ...(warnings || []).map(f.sentence)].join(" ");
 
 function admissionWords(row) {
   const whole = row.promised + row.unpromised_floors + row.added;
@@ -65,14 +48,14 @@ function showAdmission(answer, words) {
 
 // What others changed since the text was loaded; the text stays as it was typed.
 async function showConflict(number) {
-  const {name, version} = page.base;
-  const rows = (await read(`/slas/${encodeURIComponent(name)}/versions`))?.items;
-  if (number !== page.turn || !rows?.length) return;
+  const {kind, name, version} = page.base;
+  const rows = await versions(kind, name);
+  if (number !== page.turn || !rows.length) return;
   const [newest] = rows;
   page.conflict = newest.ended_us ? 0 : newest.version;
   const since = rows.filter((row) => row.version > version);
   showVersions($("conflict-versions"), since.length ? since : [newest]);
-  $("conflict-view").href = agreementAddress(name);
+  $("conflict-view").href = shownAt(kind, name);
   setText($("conflict-keep"), page.conflict ? `I have seen it: mine replaces version ${page.conflict}` : "I have seen it: mine begins again");
   $("conflict").hidden = false;
 }
@@ -82,6 +65,9 @@ function keepMine() {
   check();
 }
 
+// Whether backends can take it is a question about agreements alone.
+const isAgreement = (text) => /^\s*["']?kind["']?\s*:\s*["']?SLA\b/m.test(text);
+
 async function check() {
   const number = ++page.turn;
   const text = $("text").value;
@@ -90,12 +76,12 @@ async function check() {
   if (!text.trim() || !page.shell.signedIn()) return;
   const [tried, admitted] = await Promise.all([
     call("POST", address({dry_run: 1}), text).then(({status, body}) => ({body: status === 202 ? null : body}), (error) => ({error})),
-    call("POST", "/admission", text).then(({body}) => ({body}), (error) => ({error}))]);
+    isAgreement(text) ? call("POST", "/admission", text).then(({body}) => ({body}), (error) => ({error})) : {}]);
   if (number !== page.turn) return;
   const {error, body} = tried;
   showProblems(error?.errors || admitted.error?.errors || []);
   setBadge($("valid"), ...(error ? ["bad", "not valid"] : body ? ["ok", "valid"] : ["warn", "not known"]));
-  setText($("valid-words"), error ? error.message : body ? changeWords(body) : "The server has not answered yet. Change something, or wait and try again.");
+  setText($("valid-words"), error ? error.message : body ? allWords(body) : "The server has not answered yet. Change something, or wait and try again.");
   showAdmission(admitted.body, error ? "" : admitted.error?.message);
   $("conflict").hidden = true;
   if (error?.status === 409 && page.base) await showConflict(number);
@@ -105,13 +91,40 @@ async function check() {
   $("apply").disabled = !page.checked;
 }
 
+const valuesOf = () => Object.fromEntries([...new FormData($("fields"))].map(([name, value]) => [name, value.trim()]));
+
+// Fields of other kinds, and of what was not chosen, are not there: neither seen, nor asked for, nor sent.
+function showFields() {
+  for (const group of $("fields").querySelectorAll("[data-kind]")) group.hidden = group.disabled = group.dataset.kind !== page.kind;
+  const chosen = [...$("fields").querySelectorAll("[data-chooses]:enabled")].map((select) => select.value);
+  for (const label of $("fields").querySelectorAll("[data-of]")) {
+    label.hidden = !label.dataset.of.split(" ").some((each) => chosen.includes(each));
+    for (const field of label.querySelectorAll("input, select")) field.disabled = label.hidden;
+  }
+}
+
 function onFields() {
-  const {metric} = Object.fromEntries(new FormData($("fields")));
-  for (const label of $("fields").querySelectorAll("[data-of]")) label.hidden = !label.dataset.of.split(" ").includes(metric);
-  const given = Object.fromEntries(new FormData($("fields")));
+  showFields();
   if (!$("fields").checkValidity()) return;
-  $("text").value = documentOf(given);
+  $("text").value = compose(page.kind, valuesOf());
   check();
+}
+
+// A field that is left says that it changed: what was checked is not asked again, or a click on the button would be lost.
+function onEdit() {
+  showFields();
+  if (page.checked !== null && $("fields").checkValidity() && compose(page.kind, valuesOf()) === page.checked) return;
+  $("apply").disabled = true;
+  soon(onFields);
+}
+
+// Another kind is another document: what was written stays until a field is changed.
+function showKind(kind) {
+  page.kind = isKind(kind) ? kind : "SLA";
+  $("kind").value = page.kind;
+  setText($("known-in"), `sla explain ${page.kind}.spec`);
+  showFields();
+  suggest();
 }
 
 const soon = (what) => { clearTimeout(page.timer); page.timer = setTimeout(what, PAUSE_MS); };
@@ -125,22 +138,43 @@ export async function start(shell) {
       throw error;
     }),
     done: ({body}) => {
-      const name = body?.applied?.[0]?.name;
-      if (name && (body.applied[0].kind || "SLA") === "SLA") location.assign(agreementAddress(name));
+      const {name, kind = "SLA"} = body?.applied?.[0] || {};
+      if (name && shownAt(kind, name)) location.assign(shownAt(kind, name));
       else if (name) shell.notice(`${name} is in force.`);
     }});
-  for (const kind of ["input", "change"]) $("fields").addEventListener(kind, () => { $("apply").disabled = true; soon(onFields); });
+  for (const kind of ["input", "change"]) $("fields").addEventListener(kind, onEdit);
+  $("kind").addEventListener("change", () => { page.base = null; showKind($("kind").value); soon(onFields); });
   $("fields").addEventListener("submit", (event) => event.preventDefault());
   $("text").addEventListener("input", () => { $("apply").disabled = true; soon(check); });
   $("apply").addEventListener("click", () => page.checked && ask());
   $("conflict-keep").addEventListener("click", keepMine);
-  for (const label of $("fields").querySelectorAll("[data-of]")) label.hidden = !label.dataset.of.split(" ").includes("latency");
-  const name = new URLSearchParams(location.search).get("name");
-  const known = name && await read(`/slas/${encodeURIComponent(name)}`);
+  $("fields").querySelector("[name=start]").value = `${wallTime(Date.now() + HOUR_MS).slice(0, 13)}:00`;
+  await begin(Object.fromEntries(new URLSearchParams(location.search)));
+}
+
+// What the address asks for: a document in force as text, or a kind with some fields filled in.
+async function begin({kind = "SLA", name = "", ...fields}) {
+  showKind(kind);
+  const known = name && await inForce(page.kind, name);
   if (known) {
     $("text").value = known.document || "";
-    page.base = {name: known.name, version: known.version};
+    page.base = {kind: page.kind, name: known.name, version: known.version};
+    setText($("heading"), `Change ${noun(page.kind)} ${known.name}`);
+    return;
   }
+  for (const [key, value] of Object.entries({name, ...fields})) {
+    const field = [...$("fields").elements].find((each) => each.name === key && !each.closest(":disabled"));
+    if (field) field.value = value;
+  }
+  showFields();
+}
+
+// Names of recipients that a route may have.
+async function suggest() {
+  if (page.kind !== "Route") return;
+  const rows = (await read("/recipients"))?.items || [];
+  $("known-recipients").replaceChildren(...rows.map((row) => element("option", {value: row.name})));
+  if (!rows.length) setText($("route-note"), "There is no recipient yet: make one first.");
 }
 
 export function onSession() {

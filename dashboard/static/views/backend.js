@@ -7,18 +7,25 @@ import {element, fillTable, setBadge, setText} from "../dom.js";
 import {startForm} from "../form.js";
 import * as f from "../format.js";
 import {showDecisions, showFigures, showMissing, showVolumes} from "../parts.js";
+import {showMoves, startUntil, untilMs} from "../past.js";
 import {drawCapacity} from "../plot.js";
 
 const $ = (id) => document.getElementById(id);
 const LIVE_MS = 3000;
 const SLOW_MS = 30000;
-const DAYS_US = 7 * 24 * 3600e6;
+const DAY_MS = 24 * 3600e3;
+const RANGES = {"1d": ["24 hours", DAY_MS], "7d": ["7 days", 7 * DAY_MS], "30d": ["30 days", 30 * DAY_MS]};
 const MEMBERS = 25;
+const MOST_DECISIONS = 40;
 const STEPS = "start,pre-position,decrease,increase,release,unattributed,infeasible,control-oscillation,ahead-off";
 let name = "";
 let shell = null;
 let row = null;
 let address = null;
+
+const range = () => RANGES[address.get().range] || RANGES["7d"];
+const until = () => untilMs(address, range()[1]);
+const within = () => (until() === null ? `in the last ${range()[0]}` : "in this range");
 
 const keyOf = (one) => `${one.sla}/${one.objective}/${one.step ?? 0}`;
 
@@ -96,18 +103,36 @@ function showUse(row) {
     {label: "Used", cls: "num", text: (one) => [f.percent(one.share_ratio, 0), f.weighted(one.cost_per_s)]},
     {label: "Floor", cls: "num", title: "It is never held below", text: (one) => f.weighted(one.floor_cost_per_s)},
     {label: "Held to", cls: "num", text: (one) => (one.throttled ? f.weighted(one.cap_cost_per_s) : "not held")},
-  ], row?.figures?.use || [], (one) => one.volume, () => ["Control has not acted here in the last 7 days."]);
+  ], row?.figures?.use || [], (one) => one.volume, () => [`Control has not acted here ${within()}.`]);
 }
 
 async function loadSlow() {
-  const from = Date.now() * 1000 - DAYS_US;
-  const [members, decisions] = await Promise.all([
-    read(`/volumes?${new URLSearchParams({backend: name, sort: "busiest", limit: MEMBERS})}`),
-    read(`/decisions?${new URLSearchParams({backend: name, kind: STEPS, from_us: from, limit: 40})}`)]);
+  const members = await read(`/volumes?${new URLSearchParams({backend: name, sort: "busiest", limit: MEMBERS})}`);
   if (members) showVolumes($("members"), members.items);
-  if (!decisions) return;
-  showDecisions($("decisions"), decisions.items, "Nothing: no promise here was at risk.");
+}
+
+// What control did in the range. An answer about another range, by now, is dropped.
+async function loadDecisions() {
+  const asked = JSON.stringify(address.get());
+  const to = until() ?? Date.now();
+  const span = {from_us: Math.round((to - range()[1]) * 1000), to_us: Math.round(to * 1000)};
+  const decisions = await read(`/decisions?${new URLSearchParams({backend: name, kind: STEPS, ...span, limit: MOST_DECISIONS})}`);
+  if (!decisions || asked !== JSON.stringify(address.get())) return;
+  showDecisions($("decisions"), decisions.items, `Nothing ${within()}: no promise here was at risk.`);
+  setText($("decisions-note"), decisions.items.length === MOST_DECISIONS ? `The newest ${MOST_DECISIONS} of this range.` : "");
   showUse(decisions.items.find((row) => row.figures?.use?.length));
+}
+
+function showRange() {
+  $("ranges").replaceChildren(...Object.entries(RANGES).map(([key, [words]]) => {
+    const link = follow(address, element("a", {}, words), {range: key});
+    if (RANGES[key] === range()) link.setAttribute("aria-current", "true");
+    return link;
+  }));
+  showMoves($("moves"), $("until"), address, range()[1]);
+  const end = until();
+  $("until-note").hidden = end === null;
+  setText($("until-note"), end === null ? "" : `Shown is ${f.moment((end - range()[1]) * 1000)} to ${f.moment(end * 1000)}; all else is of now.`);
 }
 
 // What the other mode means here and now.
@@ -130,12 +155,15 @@ export function onSession() {
 export async function start(around) {
   shell = around;
   name = shell.name;
-  address = startAddress({curve: ""}, null, () => { if (row) showCurve(); });
+  address = startAddress({curve: "", range: "7d", until: ""}, null, () => { if (row) showCurve(); showRange(); loadDecisions(); });
+  startUntil($("until"), address);
   $("mode-open").addEventListener("click", startForm(shell, $("backend-mode-dialog"), {
     consequence: modeWords, send: ({mode}) => call("PUT", "/mode", {mode, backend: name}), done: loadLive}));
   $("all-members").href = `/volumes?backend=${encodeURIComponent(name)}`;
   if (!await loadLive()) return;
-  await loadSlow();
+  showRange();
+  await Promise.all([loadSlow(), loadDecisions()]);
   setInterval(() => { if (!document.hidden) loadLive(); }, LIVE_MS);
   setInterval(() => { if (!document.hidden) loadSlow(); }, SLOW_MS);
+  setInterval(() => { if (!document.hidden && until() === null) loadDecisions(); }, SLOW_MS);
 }

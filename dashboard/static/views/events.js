@@ -3,6 +3,7 @@
 import {follow, startAddress} from "../address.js";
 import {call, read} from "../api.js";
 import {ask} from "../ask.js";
+import {changeAddress, endDocument, startDocuments} from "../documents.js";
 import {element, fillList, fillTable, setBadge, setText} from "../dom.js";
 import {startForm} from "../form.js";
 import * as f from "../format.js";
@@ -19,6 +20,7 @@ const FIELDS = {severity: "warning,critical", subject: "", kind: "", open: "1", 
 let page = null; // the shell
 let address = null;
 let turn = 0; // answers of an older question are dropped
+let refreshRoutes = null;
 
 const wanted = () => {
   const query = new URLSearchParams({limit: PAGE});
@@ -77,7 +79,11 @@ function showRecipients(rows) {
     {label: "Last answer", cls: "wrap", text: (row) => row.delivery?.last_answer || f.DASH},
     {label: "", cls: "full", fill: (td, row) => {
       if (!page.signedIn()) td.replaceChildren();
-      else if (!td.firstChild) td.append(element("button", {type: "button", onclick: () => tryRecipient(row)}, "Test…"));
+      else if (!td.firstChild) {
+        td.append(element("button", {type: "button", onclick: () => tryRecipient(row)}, "Test…"),
+          element("button", {type: "button", "aria-label": `End ${row.name}`, onclick: () => endDocument(page, "Recipient", row.name, refresh)}, "End…"),
+          " ", element("a", {href: changeAddress("Recipient", row.name), "aria-label": `Change ${row.name}`}, "Change"));
+      }
     }},
   ];
   fillTable($("recipients"), columns, rows, (row) => row.name, () =>
@@ -98,7 +104,6 @@ function showSilences(rows) {
       li.querySelector("button").hidden = !page.signedIn();
     },
     () => ["Nothing is held back."]);
-  $("silence-open").hidden = !page.signedIn();
 }
 
 async function refresh() {
@@ -112,6 +117,7 @@ async function refresh() {
   }
   if (recipients) showRecipients(recipients.items);
   if (silences) showSilences(silences.items);
+  await refreshRoutes();
 }
 
 const tryRecipient = ({name, recipient_kind: kind}) => ask(page, {
@@ -182,6 +188,7 @@ async function silenceWords(given) {
 
 export function start(shell) {
   page = shell;
+  refreshRoutes = startDocuments(shell, $("routes"), "Route", "No event goes to anybody: a route names which events go to which recipients.");
   address = startAddress(FIELDS, $("inbox-filter"), refresh);
   onSubmit($("note-form"), $("note-dialog"), ({note}) =>
     call("POST", `/events/${encodeURIComponent($("note-form").dataset.event)}/acknowledge`, {note}));
@@ -191,4 +198,7 @@ export function start(shell) {
   address.show();
 }
 
-export const onSession = () => refresh();
+export function onSession() {
+  for (const part of document.querySelectorAll("[data-changes], #silence-open")) part.hidden = !page.signedIn();
+  refresh();
+}

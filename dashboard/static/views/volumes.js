@@ -1,6 +1,7 @@
 // All volumes: found by name, of one backend, the busiest first; sorted and paged by the server.
 
-import {backendLink, code, volumeAddress, whyLink} from "../cells.js";
+import {backendLink, code, seesAll, volumeAddress, whyLink} from "../cells.js";
+import {startDocuments} from "../documents.js";
 import {element, setPair, setText} from "../dom.js";
 import * as f from "../format.js";
 import {startList} from "../list.js";
@@ -8,6 +9,7 @@ import {openThrottle, release, startThrottle} from "../throttle.js";
 
 let shell = null;
 let list = null;
+let refreshLabels = null;
 const live = (row) => row.live || {};
 
 const columns = [
@@ -49,6 +51,7 @@ const columns = [
 export function start(around) {
   shell = around;
   startThrottle(shell);
+  if (seesAll) refreshLabels = startDocuments(shell, document.getElementById("labels"), "VolumeLabels", "There is none: volumes have the labels that their agents give them.");
   list = startList({path: "/volumes", id: "volumes", columns, keyOf: (row) => row.volume,
     fields: {match: "", backend: "", labels: "", sort: "busiest", offset: "0"}, refreshMs: 3000,
     onAnswer: ({count}, address) => {
@@ -58,4 +61,8 @@ export function start(around) {
     empty: () => ["No volume seen yet. Start a gateway agent beside the storage: ", code("gateway-agent run --config FILE")]});
 }
 
-export const onSession = () => list?.refresh();
+export function onSession() {
+  if (seesAll) document.getElementById("labels-add").hidden = !shell.signedIn();
+  list?.refresh();
+  refreshLabels?.();
+}

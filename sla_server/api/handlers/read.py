@@ -41,6 +41,7 @@ from sla_server.api.metrics import FRESH_S
 from sla_server.api.route import LIMIT_MAX, PREFIX
 from sla_server.api.routes import PERIODS_MAX
 from sla_server.api.scope_volumes import read_book
+from sla_server.db.queries.explanations import cursor_of
 from sla_server.db.queries.reader import STREAM_SUMS
 from sla_server.rows import Row
 
@@ -455,9 +456,9 @@ def throttles(context: AppContext, request: Request) -> Response:
 
 
 def decisions(context: AppContext, request: Request) -> Response:
-    """The newest decisions of a span, a day unless one is named."""
+    """A page of the decisions of a span, a day unless one is named."""
     from_us, to_us = span_of(context, request, DAY_US)
-    args = request.args
+    args, limit = request.args, responses.limit(request)
     rows = context.source.decisions(
         volume=args.get("volume"),
         victims=[args["victim"]] if args.get("victim") else (),
@@ -465,9 +466,11 @@ def decisions(context: AppContext, request: Request) -> Response:
         kinds=[kind for kind in args.get("kind", "").split(",") if kind],
         from_us=from_us,
         until_us=to_us,
-        limit=responses.limit(request),
+        before=responses.cursor(request),
+        limit=limit,
     )
-    return responses.as_list(rows, from_us=from_us, to_us=to_us)
+    following = cursor_of(rows[-1]) if len(rows) == limit else None
+    return responses.as_list(rows, following, from_us=from_us, to_us=to_us)
 
 
 def events(context: AppContext, request: Request) -> Response:

@@ -41,8 +41,8 @@ from sla_server.requests import (
 from sla_server.rows import Row
 
 WAITS: Final = "waits-for-approval"
-BASED_ON_MAX: Final = 140
-"""Characters: a name of an agreement, and a version."""
+BASED_ON_MAX: Final = 160
+"""Characters: a kind, a name, and a version."""
 VERSION_DIGITS: Final = 9
 
 
@@ -56,12 +56,12 @@ def apply_slas(context: AppContext, request: Request) -> Response:
 
 
 def _based_on(text: str) -> dict[str, int]:
-    """``NAME:VERSION``."""
+    """``NAME:VERSION`` of an agreement, ``KIND/NAME:VERSION`` of another document."""
     name, _, version = text.rpartition(":")
     is_version = version.isascii() and version.isdecimal() and len(version) <= VERSION_DIGITS
     if not name or len(text) > BASED_ON_MAX or not is_version:
-        problem = f"is {printable(text, 40)!r}, and must be NAME:VERSION"
-        raise BadInput("based_on", problem, "Give the version that GET /api/v1/slas/NAME had")
+        problem = f"is {printable(text, 40)!r}, and must be NAME:VERSION or KIND/NAME:VERSION"
+        raise BadInput("based_on", problem, "Give the version that was read with the text")
     return {name: int(version)}
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Select, exists, func, select, tuple_
 
 from sla_server.db import schema
+from sla_server.db.queries.slices import is_newer_revision
 
 DAY_US: Final = 86_400_000_000
 """No slice is longer."""
@@ -18,22 +19,32 @@ _NEVER_US: Final = 1 << 62
 
 
 def counted() -> Select[Any]:
-    """All episodes; ``slices_bad``: how many slices, newest revision of each, are bad and overlap them."""
+    """All episodes; ``slices_bad``: how many slices, newest revision of each, are bad and overlap them.
+
+    No time of an objective is judged twice, so the first slice that may overlap is the last one that began by
+    then. It is looked up by itself: without that a day of slices would be read for each episode.
+    """
     episodes, slices = schema.episodes, schema.slices
-    newer = slices.alias("newer")
-    first_us = episodes.c.opened_us - DAY_US
+    newer, first = slices.alias("newer"), slices.alias("first")
     end_us = func.coalesce(episodes.c.closed_us, _NEVER_US)
 
-    def within(table: Any) -> list[ColumnElement[bool]]:
-        # One range of the primary key, as in ``slices.newest``.
-        place = tuple_(table.c.name, table.c.objective, table.c.start_us)
-        return [
-            place > tuple_(episodes.c.name, episodes.c.objective, first_us),
-            place < tuple_(episodes.c.name, episodes.c.objective, end_us),
-        ]
+    def of_objective(table: Any) -> tuple[ColumnElement[bool], ...]:
+        # Equal names, not a comparison of rows alone: of that PostgreSQL cannot tell that it is of few rows.
+        return table.c.name == episodes.c.name, table.c.objective == episodes.c.objective
 
-    is_newer = newer.c.start_us == slices.c.start_us, newer.c.revision > slices.c.revision
-    is_old = exists().where(*within(newer), *is_newer).correlate(episodes, slices)
+    began = first.c.start_us > episodes.c.opened_us - DAY_US, first.c.start_us <= episodes.c.opened_us
+    last_begun = select(first.c.start_us).where(*of_objective(first), *began)
+    last_begun = last_begun.order_by(first.c.start_us.desc()).limit(1).correlate(episodes)
+    first_us = func.coalesce(last_begun.scalar_subquery(), episodes.c.opened_us)
+
+    def within(table: Any) -> list[ColumnElement[bool]]:
+        # As rows, too: else PostgreSQL may choose the index of all slices by time, as in ``slices.newest``.
+        place = tuple_(table.c.name, table.c.objective, table.c.start_us)
+        begin = tuple_(episodes.c.name, episodes.c.objective, episodes.c.opened_us - DAY_US)
+        bounds = table.c.start_us >= first_us, table.c.start_us < end_us, place > begin
+        return [*of_objective(table), *bounds]
+
+    is_old = exists().where(*within(newer), *is_newer_revision(newer, slices)).correlate(episodes, slices)
     overlaps = slices.c.start_us + slices.c.length_us > episodes.c.opened_us
     bad = (
         select(func.count())

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, false, func, literal, or_, select, union
+from sqlalchemy import ColumnElement, Select, and_, false, func, literal, or_, select, tuple_, union
 
 from sla_server.db import schema
 from sla_server.db.schema import DAY_US
+from sla_server.rows import Row
 
 
 def decisions_where(
@@ -40,11 +41,26 @@ def decisions_where(
     return wanted
 
 
+def cursor_of(decision: Row) -> str:
+    """Where the page behind a decision begins, the newest first."""
+    return f"{decision['at_us']}:{decision['decision_id']}:{decision['volume'] or ''}"
+
+
+def behind(cursor: str) -> list[ColumnElement[bool]]:
+    """Conditions: decisions behind one, the newest first."""
+    table = schema.decisions
+    at_us, _, names = cursor.partition(":")
+    decision_id, _, volume = names.partition(":")
+    place = tuple_(table.c.at_us, table.c.volume, table.c.decision_id)
+    # The time alone, too: it is what an index is of.
+    return [table.c.at_us <= int(at_us), place < (int(at_us), volume, decision_id)]
+
+
 def decisions(wanted: list[ColumnElement[bool]], newest_first: bool, limit: int) -> Select[Any]:
     """Decisions for which all of ``wanted`` holds."""
     table = schema.decisions
     # A backend's step and the caps that follow from it have one time: the step, without a volume, came first.
-    order = table.c.at_us, table.c.volume
+    order = table.c.at_us, table.c.volume, table.c.decision_id
     directed = [column.desc() for column in order] if newest_first else list(order)
     return select(table).where(*wanted).order_by(*directed).limit(limit)
 

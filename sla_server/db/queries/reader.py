@@ -439,14 +439,17 @@ class SqlReader:
         kinds: Collection[str] = (),
         from_us: int | None = None,
         until_us: int | None = None,
+        before: str | None = None,
         newest_first: bool = True,
         limit: int = 100,
     ) -> list[Row]:
         """Decisions of the controller with from_us < at_us <= until_us, ``figures`` decoded.
 
         ``volume``, ``victims`` ("agreement/objective"), ``backend``, ``kinds``: all that are given must hold.
+        ``before``: ``explanations.cursor_of`` the last one of the page before.
         """
         wanted = explanations.decisions_where(volume, victims, backend, kinds, from_us, until_us)
+        wanted += explanations.behind(before) if before is not None else []
         statement = explanations.decisions(wanted, newest_first, limit)
         return decode_json(self._rows(statement), ("figures",))
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from operator import itemgetter
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Executable, Select, and_, exists, func, or_, select, tuple_
@@ -13,6 +14,7 @@ from sqlalchemy import ColumnElement, Executable, Select, and_, exists, func, or
 from sla_server.db import schema
 from sla_server.db.archive.manifest import MOVED_KEY
 from sla_server.db.queries.rows import chunks, decode_json, total
+from sla_server.db.queries.slices import is_newer_revision
 from sla_server.rows import Row
 
 ISSUED: Final = "report-issued"
@@ -48,18 +50,20 @@ def _slices_within(table: Any, name: str, objective: str, from_us: int, to_us: i
 def slices_as_of(
     name: str, objective: str, from_us: int, to_us: int, as_of_us: int, limit: int
 ) -> Select[Any]:
-    """Of each slice that starts in [from_us, to_us) the newest revision judged by then, oldest first."""
+    """Of each slice that starts in [from_us, to_us) the newest revision judged by then, in no order.
+
+    Where there are more than ``limit``, which of them come is not said.
+    """
     table = schema.slices
     newer = table.alias("newer")
     is_newer = exists().where(
         *_slices_within(newer, name, objective, from_us, to_us),
-        newer.c.start_us == table.c.start_us,
-        newer.c.revision > table.c.revision,
+        *is_newer_revision(newer, table),
         newer.c.judged_us <= as_of_us,
     )
     wanted = *_slices_within(table, name, objective, from_us, to_us), table.c.judged_us <= as_of_us
     columns = (table.c[column] for column in SLICE_COLUMNS)
-    return select(*columns).where(*wanted, ~is_newer).order_by(table.c.start_us).limit(limit)
+    return select(*columns).where(*wanted, ~is_newer).limit(limit)
 
 
 def revised_after(name: str, objective: str, from_us: int, to_us: int, as_of_us: int) -> Select[Any]:
@@ -124,8 +128,9 @@ class ReportQueries:
     def slices_as_of(
         self, name: str, objective: str, from_us: int, to_us: int, as_of_us: int, limit: int
     ) -> list[Row]:
-        """See the function."""
-        return self._rows(slices_as_of(name, objective, from_us, to_us, as_of_us, limit))
+        """See the function; oldest first, which costs less here than in the database."""
+        rows = self._rows(slices_as_of(name, objective, from_us, to_us, as_of_us, limit))
+        return sorted(rows, key=itemgetter("start_us"))
 
     def revised_after(self, name: str, objective: str, from_us: int, to_us: int, as_of_us: int) -> int:
         """See the function."""

@@ -9,6 +9,16 @@ from sqlalchemy import ColumnElement, Select, exists, func, select, tuple_
 from sla_server.db import schema
 
 
+def is_newer_revision(newer: Any, table: Any) -> tuple[ColumnElement[bool], ...]:
+    """Whether a row of ``newer`` is of the same slice, judged later.
+
+    A slice's first row is revision 0. That is said, too, so that the database looks for newer ones among the
+    few slices that were judged again, and not among all.
+    """
+    is_same = newer.c.start_us == table.c.start_us
+    return is_same, newer.c.revision > table.c.revision, newer.c.revision > 0
+
+
 def newest(name: str, objective: str, from_us: int, to_us: int) -> Select[Any]:
     """Slices that start in [from_us, to_us), newest revision of each, oldest first."""
 
@@ -21,9 +31,8 @@ def newest(name: str, objective: str, from_us: int, to_us: int) -> Select[Any]:
 
     table = schema.slices
     newer = table.alias("newer")
-    is_newer = newer.c.start_us == table.c.start_us, newer.c.revision > table.c.revision
     # The condition is in both: PostgreSQL does not conclude a range from the equality of start_us.
-    is_old = exists().where(*wanted(newer), *is_newer)
+    is_old = exists().where(*wanted(newer), *is_newer_revision(newer, table))
     return select(table).where(*wanted(table), ~is_old).order_by(table.c.start_us)
 
 

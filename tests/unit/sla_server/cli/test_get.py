@@ -490,7 +490,10 @@ def test_colours_are_for_terminals_and_not_if_they_are_not_wanted(monkeypatch: p
         assert ("\x1b[31m" in stream.getvalue() or "\x1b[1;31m" in stream.getvalue()) is coloured
 
 
-def test_decisions_are_of_a_volume_of_kinds_and_since_a_time(sla: Terminal) -> None:
+@pytest.mark.usefixtures("now")
+def test_decisions_are_of_a_volume_of_kinds_and_since_a_time(
+    sla: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shown = sla("get", "decisions").output
     assert "throttled batch from 581 cost/s to 290 cost/s, because" in " ".join(shown.split())
     (cap,) = json.loads(sla("get", "decisions", "batch", "-o", "json").output)
@@ -501,5 +504,12 @@ def test_decisions_are_of_a_volume_of_kinds_and_since_a_time(sla: Terminal) -> N
     assert asked["limit"] == 7
     since = _path_of(GetRequest("decisions", ("batch",), since_us=5), wants_documents=False)
     assert since == ("/decisions", {"volume": "batch", "from_us": 5})
+    pages = {
+        None: [{"decision_id": f"d{n}", "at_us": NOW_US - n, "volume": "batch"} for n in range(1000)],
+        f"{NOW_US - 999}:d999:batch": [{"decision_id": "last", "at_us": NOW_US - 1000, "volume": "batch"}],
+    }
+    monkeypatch.setattr(sla.source, "decisions", lambda **asked: pages[asked["before"]])
+    found = json.loads(sla("get", "decisions", "--since", ago(600), "-o", "json").output)
+    assert len(found) == 1001, "over all pages"
     two = sla("get", "decisions", "batch", "erp-db")
     assert (two.exit_code, "of all volumes, or of one" in two.stderr) == (2, True)

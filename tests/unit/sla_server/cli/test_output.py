@@ -72,6 +72,38 @@ def test_names_are_what_commands_take(sla: Terminal) -> None:
     assert list(names_of([{"kind": "SLA", "name": "a"}, {"name": "a", "kind": "SLA"}, {}])) == ["sla/a"]
 
 
+def test_names_of_what_has_no_kind_are_what_the_commands_beside_it_take(sla: Terminal) -> None:
+    rows = {words: json.loads(sla(*words, "-o", "json").output) for words in LISTS}
+    for words, key in LISTS.items():
+        named = sla(*words, "-o", "name").output.splitlines()
+        assert rows[words], "an empty list proves nothing"
+        assert named == list(dict.fromkeys(row[key] for row in rows[words]))
+
+
+LISTS = {
+    ("user", "list"): "name",
+    ("user", "sessions"): "session_id",
+    ("approvals", "list"): "approval_id",
+    ("report", "list"): "report_id",
+}
+
+
+def test_the_live_picture_has_every_form(sla: Terminal) -> None:
+    whole = json.loads(sla("top", "-o", "json").output)
+    assert set(whole) == {"at_us", "mode", "server", "slas", "volumes", "throttles", "events"}
+    assert YAML(typ="safe").load(sla("top", "-o", "yaml").output)["slas"] == whole["slas"]
+    one = json.loads(sla("top", "--only", "volumes", "--rows", "1", "--sort", "iops", "-o", "json").output)
+    assert [row["volume"] for row in one["volumes"]] == [
+        max(whole["volumes"], key=lambda row: row["iops"])["volume"]
+    ]
+    assert "slas" not in one
+    named = sla("top", "--only", "slas", "--only", "volumes", "-o", "name").output.splitlines()
+    assert set(named) == {f"sla/{row['name']}" for row in whole["slas"]} | {
+        f"volume/{row['volume']}" for row in whole["volumes"]
+    }
+    assert len(set(named)) == len(named)
+
+
 def test_wide_tables_are_not_folded(sla: Terminal) -> None:
     lines = sla("get", "events", "-o", "wide").output.splitlines()
     assert len(lines) == 2 + 20

@@ -316,6 +316,22 @@ def test_a_text_made_from_a_version_that_others_replaced_is_refused_also_when_it
     assert answers["again"]["body"]["applied"][0]["version"] == 3
 
 
+def test_a_text_of_another_kind_names_its_document_by_kind_and_name() -> None:
+    bench = Bench()
+    head = "apiVersion: storage-sla/v1\nkind: Recipient\nmetadata: {name: mail}\n"
+    texts = [f"{head}spec: {{file: {{path: {name}}}}}\n" for name in ("a", "b", "c")]
+    for text, req, version in ((texts[0], "new", 0), (texts[1], "next", 1), (texts[2], "late", 1)):
+        applied(bench, text, req, based_on={"Recipient/mail": version})
+        bench.confirm()
+    applied(bench, simple("mail"), "agreement", based_on={"Recipient/mail": 1}, dry_run=True)
+    answers = {answer["req"]: answer for answer in bench.answers()}
+    codes = {req: answer["code"] for req, answer in answers.items()}
+    assert codes == {"new": 200, "next": 200, "late": 409, "agreement": 200}
+    (problem,) = answers["late"]["body"]["errors"]
+    assert problem["problem"].startswith("mail has changed since")
+    assert "/api/v1/documents/Recipient/mail/versions" in problem["fix"]
+
+
 def test_apply_that_is_slow_is_answered_202_and_then_finally() -> None:
     bench = Bench()
     applied(bench, simple())

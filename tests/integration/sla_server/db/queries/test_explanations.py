@@ -5,6 +5,7 @@ from __future__ import annotations
 from sqlalchemy import text
 
 from sla_server.db.engine import begin
+from sla_server.db.queries.explanations import cursor_of
 from tests.support.samples import T0, gateway_message, record_message
 
 S = 1_000_000
@@ -39,6 +40,11 @@ def test_decisions_by_what_they_are_about(rig):
     assert names(backend="b", from_us=T0 + S) == ["later"]
     assert names(victims=["gold/latency", "x/y"], kinds=["start"]) == ["step"]
     assert names(limit=1) == ["later"]
+    pages, before = [], None
+    while page := reader.decisions(limit=1, before=before):  # two have one time, one of them no volume
+        pages += [row["decision_id"] for row in page]
+        before = cursor_of(page[-1])
+    assert pages == names()
     assert reader.decision_count(volume="v", from_us=T0) == 2
     assert reader.decisions(limit=1)[0]["figures"] == {"c_after": 3}
 

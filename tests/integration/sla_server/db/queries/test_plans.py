@@ -126,6 +126,25 @@ def test_slices_are_read_by_agreement_not_by_time(explained: Explained, name: st
     assert set(used) == {"slices_pkey"}
 
 
+def test_bad_slices_of_episodes_are_counted_from_the_first_that_may_overlap(explained: Explained) -> None:
+    """Not from a day before, nor to the objective's last slice; and without compiling the statement."""
+    rows = explained.reader.episodes(name="sla-007")
+    assert rows, "an empty page proves nothing"
+    (plan,) = explained.plans
+    assert plan["Total Cost"] < 100_000, "jit_above_cost"
+    found = [node for node in nodes(plan) if node.get("Relation Name") == "slices"]
+    assert {node.get("Index Name") for node in found if "Index Name" in node} <= {"slices_pkey"}
+    conditions = [
+        condition
+        for node in nodes(plan)
+        if node.get("Index Name") == "slices_pkey" and "start_us <" in (condition := node["Index Cond"])
+    ]
+    assert len(conditions) >= 3
+    for condition in conditions:
+        assert "name = episodes.name" in condition
+        assert "start_us >" in condition
+
+
 def test_every_page_is_measured() -> None:
     query.check_complete(query.pages(WORLD))
     fewer = {name: page for name, page in query.pages(WORLD).items() if page[0] != "slices"}

@@ -440,6 +440,31 @@ def test_an_episode_has_the_bad_slices_that_it_reaches_into_as_they_are_judged_n
     assert {row["episode_id"]: row["slices_bad"] for row in rig.reader.episodes()} == {"a": 2, "b": 3, "c": 0}
 
 
+def test_a_long_slice_that_began_before_the_episode_counts_and_one_that_had_ended_does_not(rig):
+    """Whatever length slices had before, and where none was judged for a while."""
+    hour_us = 60 * MINUTE_US
+    rows = [(0, hour_us, "bad"), (hour_us, 2 * hour_us, "bad"), (3 * hour_us, MINUTE_US, "bad")]
+    record(
+        rig,
+        *(
+            ("slices", {"name": "gold", "objective": "latency", "start_us": T0 + at, "revision": 0,
+                        "length_us": length, "state": state})
+            for at, length, state in rows
+        ),
+        *(
+            ("episodes", {"episode_id": name, "name": "gold", "objective": "latency",
+                          "opened_us": T0 + opened, "closed_us": T0 + closed})
+            for name, opened, closed in (
+                ("within", hour_us // 2, hour_us // 2 + 1), ("across", hour_us - 1, hour_us + 1),
+                ("last", 3 * hour_us, 4 * hour_us), ("behind", 4 * hour_us, 5 * hour_us),
+                ("before", -hour_us, 0),
+            )
+        ),
+    )  # fmt: skip
+    found = {row["episode_id"]: row["slices_bad"] for row in rig.reader.episodes()}
+    assert found == {"within": 1, "across": 2, "last": 1, "behind": 0, "before": 0}
+
+
 def test_slices_are_counted_by_what_is_known_of_them(rig):
     def slice_row(minute, revision, **values):
         key = {"name": "gold", "objective": "latency", "start_us": T0 + minute * MINUTE_US}
