@@ -93,7 +93,7 @@ class FileSession(NbdSession):
     def _go_on_later(self) -> None:
         if not self.is_closed:
             now_ns = self._context.clock.monotonic_ns()
-            self._context.loop.at((self, "turn"), now_ns, lambda _now_ns: self._serve_on())
+            self._context.loop.at((self, "turn"), now_ns, lambda _now_ns: self._serve_on(), self.failed)
 
     def _next(self) -> deque[Request]:
         """The queue whose head is next: reads that waited aside, or what was admitted."""
@@ -377,10 +377,22 @@ class FileSession(NbdSession):
         self._release(self._context.reply_memory, size)
 
     def _on_jobs(self, jobs: list[StorageJob]) -> None:
+        left = deque(jobs)
+        try:
+            self._take_back(left)
+        except Exception as exc:  # noqa: BLE001 - logged; the client does not wait for what is left of them
+            self._context.loop.report(exc, self.failed)
+            if left:
+                self._take_back(left)
+
+    def _take_back(self, jobs: deque[StorageJob]) -> None:
+        """Answer jobs that are done, or once the session is closed only give back what they hold."""
         context, finished = self._context, Finished()
         now_ns = context.clock.monotonic_ns()
         reads_ns, others_ns = self._paused_ns(now_ns)
-        for job in jobs:
+        replies = deque(() if self.is_closed else [self._reply_of(job) for job in jobs])  # which may raise
+        while jobs:
+            job = jobs.popleft()
             self._jobs -= 1
             size, is_read, is_reply = len(job.data), job.request[2] == p.Cmd.READ, False
             if not self.is_closed:
@@ -388,7 +400,7 @@ class FileSession(NbdSession):
                 word |= FAILED_BIT if job.error else 0
                 is_reply = is_read and not job.error
                 finished += (reads_ns if is_read else others_ns, word, arrived_ns, sent_ns, now_ns)
-                self._replies.append((self._reply_of(job), size if is_reply else 0))
+                self._replies.append((replies.popleft(), size if is_reply else 0))
                 if is_reply and size > SMALL_BYTES:
                     context.reply_memory.expect(self, size)
             if not is_reply:
@@ -452,7 +464,10 @@ class FileSession(NbdSession):
     def on_memory_free(self) -> None:
         """See ``buffers.MemoryOwner``."""
         self._reads_wait = False
-        self._serve_on()
+        try:
+            self._serve_on()
+        except Exception as exc:  # noqa: BLE001 - logged; the others of the line get their room
+            self._context.loop.report(exc, self.failed)
 
     def on_too_slow(self) -> None:
         """See ``buffers.MemoryOwner``."""

@@ -3,8 +3,8 @@
 Everything here and everything called from here runs in one thread and never blocks (file mode without
 workers excepted: it trusts its file not to, but for flush and FUA).
 
-Policy for surprises: a handler that raises is logged and reported to its owner (``on_failure``), which closes
-that one connection; the others go on.
+Policy for surprises: a handler or a timer that raises is logged and reported to its owner (``on_failure``),
+which closes that one connection; the others go on.
 
 Timers are a heap of (time, number). One that is moved or cancelled leaves its entry behind, which is dropped
 when it comes to the top, or when such entries are more than the timers as another is planned. So a turn looks
@@ -34,6 +34,7 @@ log = structlog.get_logger("loop")
 IN: Final = select.EPOLLIN
 OUT: Final = select.EPOLLOUT
 GONE: Final = select.EPOLLHUP | select.EPOLLERR
+OnFailure = Callable[[Exception], None]
 _MAX_WAIT_S: Final = 60.0
 _MAX_IDLE_ENTRIES: Final = 64  # of the heap, beyond as many as there are timers
 
@@ -60,7 +61,7 @@ class EventLoop:
         self._epoll = select.epoll()
         self._watched: dict[int, _Watched] = {}
         self._buffered: set[int] = set()
-        self._timers: dict[object, tuple[int, Callable[[int], None]]] = {}  # number, handler
+        self._timers: dict[object, tuple[int, Callable[[int], None], OnFailure | None]] = {}  # number, ...
         self._keys: dict[int, object] = {}  # of the timers, by number
         self._heap: list[tuple[int, int]] = []  # (when_ns, number), also of numbers without a timer
         self._numbers = itertools.count()
@@ -105,14 +106,21 @@ class EventLoop:
         else:
             self._buffered.discard(fd)
 
-    def at(self, key: object, when_ns: int, handler: Callable[[int], None]) -> None:
+    def at(
+        self,
+        key: object,
+        when_ns: int,
+        handler: Callable[[int], None],
+        on_failure: OnFailure | None = None,
+    ) -> None:
         """Call ``handler(now_ns)`` at ``when_ns``, instead of what ``key`` had planned before.
 
+        ``on_failure`` gets what it raises; None: that is only logged.
         Those that are due fire in order of their time; of the same time, in the order of these calls.
         """
         self.cancel(key)
         number = next(self._numbers)
-        self._timers[key] = (number, handler)
+        self._timers[key] = (number, handler, on_failure)
         self._keys[number] = key
         heapq.heappush(self._heap, (when_ns, number))
         if len(self._heap) > 2 * len(self._timers) + _MAX_IDLE_ENTRIES:
@@ -163,12 +171,16 @@ class EventLoop:
     def _call(self, watched: _Watched, events: int) -> None:
         try:
             watched.handler(events)
-        except GatewayError as exc:
+        except Exception as exc:  # noqa: BLE001 - outermost loop: logged, and only this connection is closed
+            self.report(exc, watched.on_failure)
+
+    def report(self, exc: Exception, on_failure: OnFailure) -> None:
+        """Log what was raised for one connection, perhaps in an event of another's, and tell its owner."""
+        if isinstance(exc, GatewayError):
             self.warnings.warning(self.clock.monotonic_ns(), "connection-failed", error=str(exc))
-            watched.on_failure(exc)
-        except Exception as exc:  # outermost loop: logged, and only this connection is closed
-            log.exception("handler-failed")
-            watched.on_failure(exc)
+        else:
+            log.error("handler-failed", exc_info=exc)
+        on_failure(exc)
 
     def _fire(self) -> None:
         now_ns = self.clock.monotonic_ns()
@@ -179,11 +191,14 @@ class EventLoop:
             key = self._keys.pop(number, None)
             if key is None:  # moved or cancelled, perhaps by a handler before it in this turn
                 continue
-            _, handler = self._timers.pop(key)
+            _, handler, on_failure = self._timers.pop(key)
             try:
                 handler(now_ns)
-            except Exception:  # outermost loop: logged; the owner plans again at its next event
-                log.exception("timer-failed")
+            except Exception as exc:  # outermost loop: logged, and the owner is told
+                if on_failure is not None:
+                    self.report(exc, on_failure)
+                else:
+                    log.exception("timer-failed")
 
     def close(self) -> None:
         """Let go of the epoll descriptor."""

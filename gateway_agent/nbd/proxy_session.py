@@ -244,7 +244,7 @@ class ProxySession(NbdSession):
         loop, fd = self._context.loop, used.upstream.sock.fileno()
         before, used.mask = used.mask, mask
         if not before:
-            loop.watch(fd, mask, partial(self._on_upstream, used), self._on_failure)
+            loop.watch(fd, mask, partial(self._on_upstream, used), self.failed)
         elif mask:
             loop.want(fd, mask)
         else:
@@ -456,7 +456,7 @@ class ProxySession(NbdSession):
         self._fail_begun()
         now_ns, loop = self._context.clock.monotonic_ns(), self._context.loop
         due_ns = now_ns + self._reconnect_ns
-        loop.at((self, "given up"), due_ns, lambda _now: self._give_up("it did not come back"))
+        loop.at((self, "given up"), due_ns, lambda _now: self._give_up("it did not come back"), self.failed)
         loop.at((self, "again"), now_ns, self._reopen)
         self._watch_or_end()
 
@@ -550,8 +550,8 @@ class ProxySession(NbdSession):
             self._remember(self._asked)
             self._asked.forget()
 
-    def _on_failure(self, exc: Exception) -> None:
-        # A reply that was not asked for, or a bug: nothing that follows on this connection can be trusted.
+    def failed(self, exc: Exception) -> None:
+        """A reply that was not asked for, or a bug: nothing that follows on this connection is trusted."""
         self._is_lost = True
         if not self.is_closed and not self._ending:
             self._fail_all(p.EIO, can_reply=False)

@@ -152,7 +152,7 @@ class NbdSession(ABC):
         self._ending = False
         stream.sessions.append(self)
         volume.sessions.add(self)
-        context.loop.watch(self._fd, IN, self._on_client, self._on_failure)
+        context.loop.watch(self._fd, IN, self._on_client, self.failed)
 
     def start(self, left_over: bytes) -> None:
         """Take what the client sent behind its negotiation."""
@@ -488,7 +488,7 @@ class NbdSession(ABC):
                 self.close("disconnected")
                 return
             # What the client sent before it could know is read before the next turn of the timers.
-            self._context.loop.at((self, "quiet"), self._drain_ns or 0, self._end_if_quiet)
+            self._context.loop.at((self, "quiet"), self._drain_ns or 0, self._end_if_quiet, self.failed)
         mask = 0 if out_is_empty else OUT
         if self._ending:
             mask |= IN
@@ -552,7 +552,7 @@ class NbdSession(ABC):
             return
         self._drain_ns = now_ns = self._context.clock.monotonic_ns()
         self._moves = moves
-        self._context.loop.at(self, now_ns + DRAIN_NS, self._drained_long_enough)
+        self._context.loop.at(self, now_ns + DRAIN_NS, self._drained_long_enough, self.failed)
         if moves:
             self._volume.pump(now_ns)
         self._watch_or_end()
@@ -569,7 +569,7 @@ class NbdSession(ABC):
             owed.discard(self.requests.last_cookie)  # its own client owes the rest of it
         if self._moves and owed:
             log.warning("storage-owes-changes", peer=self.peer, requests=len(owed))
-            self._context.loop.at(self, now_ns + DRAIN_NS, self._drained_long_enough)
+            self._context.loop.at(self, now_ns + DRAIN_NS, self._drained_long_enough, self.failed)
         else:
             self.close("its client moves" if self._moves else "its volume has gone")
 
@@ -578,7 +578,8 @@ class NbdSession(ABC):
             self._begin_end()
             self._watch_or_end()
 
-    def _on_failure(self, exc: Exception) -> None:
+    def failed(self, exc: Exception) -> None:
+        """See ``volume.ThrottledSession``."""
         self.close(str(exc))
 
     def close(self, reason: str) -> None:

@@ -28,6 +28,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+import structlog
+
 from gateway_agent.config import ExportConfig
 from gateway_agent.nbd.buffers import MemoryBudget
 from gateway_agent.nbd.client_rates import NO_CLIENTS, NO_OTHERS, ClientRates
@@ -43,9 +45,13 @@ from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.logs import LimitedLog
 from pmdaemon.wire.rates import DEFAULT_BURST_S, Allowance, Rates, RateSet
 
+PUMP_AGAIN_NS: Final = 200_000_000  # after one that has failed, as without memory
 PART_NS: Final = 20_000_000  # of the rate: a request that takes longer because of its size is paid in parts
 PART_BYTES: Final = 65_536  # and none is smaller
 PAID_RATIO: Final = 1e-9  # of a request: less is what the arithmetic of its parts has left
+
+
+log = structlog.get_logger("volume")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +132,9 @@ class ThrottledSession(Protocol):
     def is_closed(self) -> bool:
         """Whether the connection has ended."""
 
+    def failed(self, exc: Exception) -> None:
+        """A step of it has raised, which is logged: end it, so that its client does not wait."""
+
     def drain(self, *, moves: bool = False) -> None:
         """Answer what has arrived, or, if its client moves to another process, what has begun; then end."""
 
@@ -159,6 +168,7 @@ class Volume:
         self._used_ns: dict[ThrottledSession, int] = {}
         self._parts: dict[ThrottledSession, tuple[int, int]] = {}
         self._group_holds = False
+        self._is_behind = False  # a turn has failed: what was admitted in it may not have been pushed
         self._late, self._longest_ns = 0, 0
         context.cuts.volumes.append(self)
 
@@ -187,9 +197,13 @@ class Volume:
         if self._serve_alone(session, now_ns):
             return
         self._waiting.add(session)
-        touched = self._release(now_ns)
-        touched[session] = None  # also without an admission: payload of an admitted write may have come
-        self._push(touched, now_ns)
+        try:
+            touched = self._release(now_ns)
+            touched[session] = None  # also without an admission: payload of an admitted write may have come
+            self._push(touched, now_ns)
+        except Exception:  # costs this connection; what it did for the others is done again
+            self._pump_later(now_ns)
+            raise
 
     def _serve_open(self, session: ThrottledSession, now_ns: int) -> None:
         while True:
@@ -271,7 +285,21 @@ class Volume:
         self.pump(now_ns)
 
     def pump(self, now_ns: int) -> None:
-        """Admit what the rates allow by now."""
+        """Admit what the rates allow by now. Raises nothing: it is the turn of many connections."""
+        try:
+            if self._is_behind:
+                self._push(dict.fromkeys(self.sessions), now_ns)
+            self._pump(now_ns)
+            self._is_behind = False
+        except Exception:
+            log.exception("pump-failed", volume=self.name)
+            self._pump_later(now_ns)
+
+    def _pump_later(self, now_ns: int) -> None:
+        self._is_behind = True
+        self._context.loop.at((self, "again"), now_ns + PUMP_AGAIN_NS, self.pump)
+
+    def _pump(self, now_ns: int) -> None:
         if self._is_open:
             if self._debt is not None and self._shared(self._debt.client) is None:
                 self._end_debt()
@@ -282,7 +310,10 @@ class Volume:
                     self._parts.pop(session, None)
             for session in waiting:
                 if not self._is_capped(session):
-                    self._serve_open(session, now_ns)
+                    try:
+                        self._serve_open(session, now_ns)
+                    except Exception as exc:  # noqa: BLE001 - logged, and costs this connection only
+                        self._context.loop.report(exc, session.failed)
         # With nothing left to wait this only ends the timer.
         self._push(self._release(now_ns), now_ns)
 
@@ -313,9 +344,14 @@ class Volume:
 
     def _push(self, touched: dict[ThrottledSession, None], now_ns: int) -> None:
         while touched:
+            again = []
             for session in touched:
-                session.push(now_ns)
-            again = [session for session in touched if session.unblock()]
+                try:
+                    session.push(now_ns)
+                    if session.unblock():
+                        again.append(session)
+                except Exception as exc:  # noqa: BLE001 - logged, and costs this connection only
+                    self._context.loop.report(exc, session.failed)
             for session in again:
                 self._waiting.add(session)
             touched = self._release(now_ns) if again else {}
@@ -370,7 +406,10 @@ class Volume:
                     self._waiting.served(session, used_ns)
                     continue
                 self._count_late(session, now_ns)
-            session.admit_head(now_ns)
+            try:
+                session.admit_head(now_ns)
+            except Exception as exc:  # noqa: BLE001 - logged, and costs this connection only
+                self._context.loop.report(exc, session.failed)
             touched[session] = None
             if session in self._waiting:  # it may have closed itself
                 self._waiting.served(session, used_ns)

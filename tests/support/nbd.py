@@ -65,8 +65,17 @@ class FakeLoop:
     def set_buffered(self, fd, has_input):
         (self.buffered.add if has_input else self.buffered.discard)(fd)
 
-    def at(self, key, when_ns, handler):
-        self.timers[key] = (when_ns, handler)
+    def at(self, key, when_ns, handler, on_failure=None):
+        def fired(now_ns):
+            try:
+                handler(now_ns)
+            except Exception as exc:  # noqa: BLE001 - as the loop does
+                self.report(exc, on_failure)
+
+        self.timers[key] = (when_ns, handler if on_failure is None else fired)
+
+    def report(self, exc, on_failure):
+        on_failure(exc)
 
     def cancel(self, key):
         self.timers.pop(key, None)

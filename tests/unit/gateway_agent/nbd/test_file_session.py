@@ -475,3 +475,41 @@ def test_a_client_that_is_gone_within_a_batch_is_forgotten_by_its_volume(path, h
     assert not volume._used_ns  # nothing else shows that the session is not kept for ever
     assert rig.loop.timers == {}
     client.storage.release()
+
+
+def no_memory(*_what, **_how):
+    raise MemoryError
+
+
+@pytest.mark.parametrize("step", ["_reply_of", "_serve_on"])
+def test_done_jobs_that_cannot_be_answered_end_the_connection_and_give_back_what_they_hold(
+    path, monkeypatch, step
+):
+    client = Client(path, "workers")
+    client.sock.incoming.append(read(1, 0, 300_000) + read(2, 0, 400_000) + p.request(p.Cmd.FLUSH, 3, 0, 0))
+    client.rig.loop.handlers[client.sock.fileno()](IN)
+    jobs, client.pool.jobs = client.pool.jobs, []
+    assert len(jobs) == 3
+    for job in jobs:
+        job.run()
+    monkeypatch.setattr(client.session, step, no_memory)
+    jobs[0].done(jobs)
+    assert client.session.is_closed, "its client would wait for ever"
+    assert client.rig.context.reply_memory.used_bytes == 0
+    assert client.session._jobs == 0
+    client.storage.release()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(client.storage._fd)
+
+
+@pytest.mark.parametrize("entry", ["turn", "memory"])
+def test_a_later_turn_that_fails_ends_the_connection(path, monkeypatch, entry):
+    client = Client(path, "loop")
+    client.session._go_on_later()
+    monkeypatch.setattr(client.session, "push", no_memory)
+    if entry == "turn":
+        client.rig.loop.turn()
+    else:
+        client.session.on_memory_free()
+    assert client.session.is_closed
+    client.storage.release()

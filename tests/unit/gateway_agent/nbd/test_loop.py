@@ -31,6 +31,16 @@ def test_timers_fire_once_in_their_turn_and_may_be_moved_or_cancelled():
     loop.close()
 
 
+def test_the_owner_of_a_timer_that_raises_is_told_and_the_others_fire():
+    loop, told = EventLoop(FakeClock()), []
+    now_ns = loop.clock.monotonic_ns()
+    loop.at("bug", now_ns, lambda _now: 1 // 0, told.append)
+    loop.at("next", now_ns, lambda _now: told.append("next"))
+    loop.step()
+    assert [type(each) for each in told] == [ZeroDivisionError, str]
+    loop.close()
+
+
 def test_a_handler_that_cancels_another_due_timer_is_obeyed():
     clock, fired = FakeClock(), []
     loop = EventLoop(clock)

@@ -504,3 +504,66 @@ def test_an_upstream_gets_in_batches_what_it_gets_one_by_one(caps, clients):
         both = [passed_on(caps, clients, seed, one_by_one) for one_by_one in (True, False)]
         assert both[0] == both[1]
         assert both[0][2] == (60, 0)
+
+
+# -- without memory ------------------------------------------------------------------------------------------
+
+
+def no_memory(*_what, **_how):
+    raise MemoryError
+
+
+def two_that_wait(caps=Rates(ops_per_s=10)):  # noqa: B008 - frozen
+    rig = Rig(caps=caps, size_bytes=64 * MIB)
+    pairs = [Pair(rig), Pair(rig)]
+    for pair in pairs:
+        pair.say(*(read(cookie) for cookie in range(1, 6)))
+    assert all(pair.session.head_arrived_ns() is not None for pair in pairs)
+    return rig, *pairs
+
+
+@pytest.mark.parametrize("step", ["admit_head", "push", "unblock"])
+def test_a_step_that_fails_in_the_turn_of_all_ends_its_own_connection_and_no_other(step, monkeypatch):
+    rig, first, second = two_that_wait()
+    monkeypatch.setattr(first.session, step, no_memory)
+    rig.loop.fire(3)
+    assert first.session.is_closed, "its client would wait for ever"
+    assert not second.session.is_closed
+    assert len(second.far.sent) == 5 * len(read(1))
+
+
+def test_a_step_that_fails_in_the_event_of_another_connection_is_not_charged_to_that_one(monkeypatch):
+    rig, first, second = two_that_wait()
+    monkeypatch.setattr(first.session, "push", no_memory)
+    rig.clock.advance(3)
+    second.say(read(9))
+    assert first.session.is_closed
+    assert not second.session.is_closed
+
+
+def test_one_that_fails_as_caps_are_taken_away_ends_alone(monkeypatch):
+    rig, first, second = two_that_wait()
+    monkeypatch.setattr(first.session, "admit_all", no_memory)
+    rig.volume.set_caps(NO_CAPS, rig.clock.monotonic_ns())
+    assert first.session.is_closed
+    assert len(second.far.sent) == 5 * len(read(1))
+
+
+def test_a_turn_that_fails_before_it_is_known_for_whom_comes_again(monkeypatch):
+    rig, first, second = two_that_wait()
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.volume, "_may_pass", no_memory)
+        rig.loop.fire(0.15)
+    rig.loop.fire(5)
+    for pair in (first, second):
+        assert not pair.session.is_closed
+        assert len(pair.far.sent) == 5 * len(read(1)), "it is served although nobody sent anything"
+
+
+def test_what_was_admitted_before_a_turn_failed_is_pushed_in_the_next(monkeypatch):
+    rig, first, second = two_that_wait()
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.volume, "_plan", no_memory)  # after the admissions
+        rig.loop.fire(0.15)
+    rig.loop.fire(5)
+    assert [len(pair.far.sent) for pair in (first, second)] == [5 * len(read(1))] * 2
