@@ -175,7 +175,7 @@ class EventLoop:
             self.report(exc, watched.on_failure)
 
     def report(self, exc: Exception, on_failure: OnFailure) -> None:
-        """Log what was raised for one connection, perhaps in an event of another's, and tell its owner."""
+        """Log what was raised for one connection, perhaps in another's event, and report it to its owner."""
         if isinstance(exc, GatewayError):
             self.warnings.warning(self.clock.monotonic_ns(), "connection-failed", error=str(exc))
         else:
@@ -194,7 +194,7 @@ class EventLoop:
             _, handler, on_failure = self._timers.pop(key)
             try:
                 handler(now_ns)
-            except Exception as exc:  # outermost loop: logged, and the owner is told
+            except Exception as exc:  # outermost loop: logged and reported to the owner
                 if on_failure is not None:
                     self.report(exc, on_failure)
                 else:

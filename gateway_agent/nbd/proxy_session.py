@@ -255,8 +255,7 @@ class ProxySession(NbdSession):
     def _on_further(self, upstream: Upstream) -> None:
         used = UsedUpstream(upstream, self._reader_of(upstream))
         self._used.append(used)
-        if self._out.is_empty:
-            self._watch(used, IN)
+        self._watch(used, IN if self._out.is_empty else 0)
 
     def _connection_gone(self, used: UsedUpstream, problem: str) -> None:
         """One has ended: alone, if nothing was asked on it that has no answer; else the upstream has gone."""
@@ -351,6 +350,8 @@ class ProxySession(NbdSession):
         now_ns, reader = self._context.clock.monotonic_ns(), used.reader
         usable, finished = reader.feed(view, self._pause.total_ns(now_ns), self.inflight, now_ns)
         self._record(finished)
+        if self._further is not None:
+            self._further.answered()
         used.partial_header = bytes(view[usable:])
         was_replying, self._replying = self._replying, used if reader.payload_left else None
         passed, boundary = reader.passed(view, usable), reader.boundary
@@ -440,8 +441,7 @@ class ProxySession(NbdSession):
             is_back: it has returned. Before, others may not know yet what became of their changes.
         """
         is_torn_or_ends = self._replying is not None or self._drain_ns is not None
-        is_shared = self._context.other.may_serve
-        if not self._reconnect_ns or is_torn_or_ends or is_shared or self._asked is None:
+        if not self._reconnect_ns or is_torn_or_ends or self._context.other.may_serve or self._asked is None:
             return False
         self._remember(self._asked)
         if any(request[COMMAND] in CHANGES for request in self._sent()):

@@ -3,6 +3,10 @@
 One after another, from the first one's plan. Nothing waits for them: one that cannot be made is tried again
 after ``AGAIN_NS``, and so is one that has ended. An upstream that answers otherwise on another connection is
 asked for no more. Thread: the loop's.
+
+After a loss, or a failure, a new connection may be to an upstream that was restarted and has lost what it
+acknowledged without a flush, while those that are there have not noticed (its host went down): a flush on the
+new one would succeed for changes that are gone. So it is used only when one of them has answered since.
 """
 
 from __future__ import annotations
@@ -43,10 +47,12 @@ class FurtherConnections:
         self._on_made = on_made
         self._on_refused = on_refused
         self._opening: UpstreamOpening | None = None
+        self._needs_proof = False  # that the upstream is the one that the others are connected to
+        self._unproven: Upstream | None = None
         self._open(loop.clock.monotonic_ns())
 
     def _open(self, _now_ns: int) -> None:
-        if self._missing <= 0 or self._opening is not None:
+        if self._missing <= 0 or self._opening is not None or self._unproven is not None:
             return
         plan = self._first.plan
         self._opening = UpstreamOpening(
@@ -64,9 +70,9 @@ class FurtherConnections:
         assert upstream is not None  # it was asked to transmit
         self._opening = None
         if upstream.is_like(self._first):
-            self._missing -= 1
-            self._on_made(upstream)
-            self._open(0)
+            self._unproven = upstream
+            if not self._needs_proof:
+                self.answered()
             return
         upstream.leave(self._loop)
         self._missing = 0
@@ -75,8 +81,17 @@ class FurtherConnections:
 
     def _on_failed(self, error: GatewayError) -> None:
         self._opening = None
+        self._needs_proof = True
         self._on_refused(error)
         self._open_later()
+
+    def answered(self) -> None:
+        """One of those that are there has answered just now."""
+        upstream, self._unproven = self._unproven, None
+        if upstream is not None:
+            self._missing -= 1
+            self._on_made(upstream)
+            self._open(0)
 
     def _open_later(self) -> None:
         self._loop.at(self, self._loop.clock.monotonic_ns() + AGAIN_NS, self._open)
@@ -84,12 +99,16 @@ class FurtherConnections:
     def lost(self) -> None:
         """One of those that were there has ended."""
         self._missing += 1
+        self._needs_proof = True
         self._open_later()
 
     def stop(self) -> None:
         """Open none any more."""
         self._missing = 0
         self._loop.cancel(self)
+        if self._unproven is not None:
+            self._unproven.leave(self._loop)
+            self._unproven = None
         if self._opening is not None:
             self._opening.cancel()
             self._opening = None

@@ -307,8 +307,15 @@ def test_one_that_cannot_be_made_is_tried_again_and_nothing_waits_for_it(opening
     assert each.sent() == [read(1)]
     each.rig.loop.fire(5)
     each.open_next()
+    assert openings == [], "one after the other"
+    each.answer(0, p.simple_reply(1) + b"r" * 512)
+    each.say(read(2))
     each.open_next()
-    assert openings == [], "three are there"
+    each.answer(1, p.simple_reply(2) + b"r" * 512)
+    for cookie in (3, 4, 5):
+        each.say(read(cookie))
+    assert openings == []
+    assert all(each.sent()), "three are there"
 
 
 def test_one_of_another_size_is_not_used_nor_asked_for_again(openings):
@@ -337,12 +344,31 @@ def test_one_that_ends_with_nothing_to_answer_is_opened_again_and_the_others_go_
             each.answer(number, p.simple_reply(cookie) + b"r" * 512)
     each.rig.loop.fire(5)
     fourth = each.open_next()
-    for cookie in (4, 5, 6):
+    each.say(read(4))
+    (asked,) = [number for number, raw in enumerate(each.sent()) if raw.endswith(read(4))]
+    each.answer(asked, p.simple_reply(4) + b"r" * 512)
+    for cookie in (5, 6, 7):
         each.say(read(cookie))
     assert fourth.sent
-    assert sum(len(raw) for raw in each.sent()) == 6 * p.REQUEST.size
+    assert sum(len(raw) for raw in each.sent()) == 7 * p.REQUEST.size
     row = each.pair.row()
-    assert (row["reads"], row["errors"], row["inflight"]) == (3, 0, 3)
+    assert (row["reads"], row["errors"], row["inflight"]) == (4, 0, 3)
+
+
+def test_a_flush_never_goes_to_a_restarted_upstream_that_has_lost_what_it_would_cover(openings):
+    each = Several(openings, most=2, opened=2)
+    each.say(write(1, b"w" * 512))
+    each.answer(1, p.simple_reply(1))  # acknowledged, and not stable
+    each.end(1)  # the host of the upstream restarts; the other connection has not noticed yet
+    each.rig.loop.fire(5)
+    restarted = each.open_next()
+    for cookie in (2, 3):
+        each.say(p.request(p.Cmd.FLUSH, cookie, 0, 0))
+    assert restarted.sent == b""
+    each.end(0)
+    each.rig.loop.fire(1)
+    assert [error for _, error, _ in replies(each.near.sent)] == [0, p.EIO, p.EIO]
+    assert bytes(restarted.sent) == DISC
 
 
 def test_what_an_ended_connection_did_not_take_goes_to_another(openings):
