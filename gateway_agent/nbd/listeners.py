@@ -300,8 +300,14 @@ class ListenerGuard:
             log.error("revocation-list-expired", problem=self.problem)
 
     def is_revoked(self, certificate: bytes | None) -> bool:
-        """Whether a client's certificate, DER, is on a list in force."""
-        return certificate is not None and self._lists is not None and self._lists.has(certificate)
+        """Whether a client's certificate, DER, is on a list in force, or cannot be compared with one."""
+        if certificate is None or self._lists is None:
+            return False
+        try:
+            return self._lists.has(certificate)
+        except ValueError as exc:  # OpenSSL takes some that the library does not; the others are looked at
+            log.error("certificate-not-understood", plane=self._plane, error=str(exc))
+            return True
 
     def end_revoked(self, connections: Iterable[CountedSession]) -> None:
         """End those whose clients' certificates are on a list; they are counted as turned away."""

@@ -260,6 +260,16 @@ def test_clients_that_are_connected_are_ended_when_their_certificate_is_on_the_l
     assert loop.timers.keys() <= {guard}, "nothing is looked at any more"
 
 
+def test_a_certificate_that_cannot_be_compared_with_a_list_keeps_no_revoked_client_connected(tmp_path):
+    authority = NbdAuthority(tmp_path / "pki")
+    server, gone, crl = authority.issue("server", "gw"), authority.issue("client", "a"), tmp_path / "crl.pem"
+    crl.write_bytes(authority.revocation_list(gone))
+    guard = guard_of(security(authority, server, client_crl=str(crl)), FakeLoop(FakeClock()))
+    connected = [Connected(b"no certificate"), Connected(der_of(gone))]
+    guard.end_revoked(connected)
+    assert [len(each.reasons) for each in connected] == [1, 1]
+
+
 def test_a_list_that_has_expired_is_said_once_and_what_to_do(tmp_path):
     authority = NbdAuthority(tmp_path / "pki")
     server, crl, said = authority.issue("server", "gw"), tmp_path / "crl.pem", []
