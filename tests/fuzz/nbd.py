@@ -55,7 +55,7 @@ def case(seed: int, number: int) -> dict[str, int]:
             if kind in nbd_targets.PLANES:
                 fuzz_plane(rng, target, BAD_CONNECTIONS)
                 counts["bad connections"] = BAD_CONNECTIONS
-            for sign in ("handler-failed", "timer-failed", "Traceback"):
+            for sign in ("handler-failed", "timer-failed", "pump-failed", "Traceback"):
                 assert sign not in processes.logs(), f"the plane reports {sign}"
         except AssertionError as exc:
             raise AssertionError(f"{kind}: {exc}\n{processes.logs()[-2000:]}") from exc
