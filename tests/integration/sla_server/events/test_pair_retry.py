@@ -15,6 +15,7 @@ from pmdaemon.pki.authority import Authority
 from pmdaemon.runtime.clock import server_clock
 from pmdaemon.runtime.threads import ThreadGroup
 from sla_server.events import pair
+from sla_server.events.catalogue import PAGE
 from sla_server.events.config import EventPairConfig, EventsConfig
 from sla_server.events.delivery import Delivery
 from sla_server.events.pair_link import PairLink
@@ -54,7 +55,9 @@ def config(folder: Path) -> SimpleNamespace:
         mirror_bytes=1 << 20,
     )
     events = EventsConfig(pair=partner, queue_bytes=16 << 20)
-    return SimpleNamespace(data_dir=folder, runtime_dir=folder / "run", notify=NotifyConfig(), events=events)
+    return SimpleNamespace(
+        data_dir=folder, runtime_dir=folder / "run", notify=NotifyConfig(), events=events, runbook_url=PAGE
+    )
 
 
 def opened(config: SimpleNamespace) -> Iterator[Delivery]:
