@@ -311,7 +311,6 @@ class DiskQueue:
                     state.unlock(slot, 0.0)
                     break
                 most_bytes -= length
-                self._reader.has_read(length)
 
     def lock_group(self, limit: int = 100, *, owner: LockOwner | None = None) -> list[QueueMessage]:
         """Lock the oldest ready record and others for the same destination, so that they go out together."""
@@ -455,14 +454,12 @@ class DiskQueue:
         with state.lock:
             state.refuse()
             records, ring = state.records, self._reader.ring()
-            lengths, given = records.lengths, most_bytes
             first = max(after_seq + 1, state.lower_bound())
             for _seq, slot in records.live.between(first, records.durable_seq):
                 messages.append(self._reader.message(slot, ring))
-                most_bytes -= lengths[slot]
+                most_bytes -= records.lengths[slot]
                 if most_bytes <= 0:
                     break
-            self._reader.has_read(given - most_bytes)
         return messages
 
     # gauges
