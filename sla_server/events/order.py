@@ -72,11 +72,11 @@ class RoutedConditions:
         hashes, times_us = (np.frombuffer(column, np.int64) for column in self._columns[1:])
         found = begin + np.flatnonzero(hashes[begin:] == wanted)
         if not len(found) and not np.any(hashes[self._begin : begin] == wanted):
-            self._note_absent(wanted)
+            self._add_absent(wanted)
         older = found[times_us[found] < before_us]
         return self._seqs[int(older[-1])] if len(older) else 0
 
-    def _note_absent(self, wanted: int) -> None:
+    def _add_absent(self, wanted: int) -> None:
         """Each lane asks again for each event of a chunk, and a search looks at the whole backlog."""
         if len(self._absent) >= MOST_ABSENT:
             self._absent.clear()
