@@ -192,7 +192,7 @@ class Delivery:
             open_pair, settings.pair, config.data_dir, directory, queues, self._later, clock, wake
         )
         self._pair = self._open_pair()
-        self._pair_retry = PairRetry() if settings.pair.enabled else None
+        self._pair_retry = PairRetry(clock) if settings.pair.enabled else None
         parts = EngineParts(
             queues, self._later, directory / "state.json", {queue.name: queue.queue_id for queue in queues}
         )

@@ -217,10 +217,13 @@ class CooperatingPair:
 class PairRetry:
     """When a pair that has failed is opened again: waits double from ``RETRY_FIRST_S`` to ``RETRY_MAX_S``."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._backoff = Backoff(RETRY_FIRST_S, RETRY_MAX_S)
         self._due: Deadline | None = None
-        self._lasting = Deadline(RETRY_MAX_S)  # a pair that was well for so long begins with short waits
+        self._lasting = Deadline(
+            RETRY_MAX_S, clock
+        )  # a pair that was well for so long begins with short waits
 
     def is_due(self, *, is_well: bool) -> bool:
         """Whether it is opened again now."""
@@ -229,10 +232,10 @@ class PairRetry:
         if self._due is None:
             if self._lasting.passed:
                 self._backoff.succeeded()
-            self._due = Deadline(self._backoff.failed())
+            self._due = Deadline(self._backoff.failed(), self._clock)
         if not self._due.passed:
             return False
-        self._due, self._lasting = None, Deadline(RETRY_MAX_S)
+        self._due, self._lasting = None, Deadline(RETRY_MAX_S, self._clock)
         return True
 
 
