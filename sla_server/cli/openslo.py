@@ -25,7 +25,7 @@ from sla_server.cli.formatting import pass_client
 ODD_VALUES: Final = (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 """What values of types that OpenSLO does not have lead to."""
 MOST_VALUES: Final = 100_000
-"""Of a file; aliases count as what they stand for."""
+"""Of a file, with its aliases written out."""
 OPENSLO = click.option("--openslo", is_flag=True, required=True, help="The other form: OpenSLO v1.")
 
 
@@ -80,7 +80,7 @@ def read_openslo(path: str) -> Converted:
 
 
 def _is_large(documents: list[Any]) -> bool:
-    """Whether there are more than ``MOST_VALUES`` values; few lines of aliases stand for any number."""
+    """Whether there are more than ``MOST_VALUES`` values, with their aliases written out."""
     waiting, count = [iter(documents)], 0
     while waiting and count <= MOST_VALUES:
         for value in waiting[-1]:
