@@ -172,12 +172,20 @@ class DiskQueue:
     ) -> Request:
         state = self._state
         self._check(payloads, kind, destination)
+        slots: list[int] = []
+        request: Request | None = None
         with state.lock:
             state.refuse()
-            first_seq, runs = state.reserve(payloads, kind, destination, reserved)
-            request = Request(self._commit, first_seq, len(payloads), destination, runs)
-            request.on_done = on_durable
-            self._commit.add(request, waits=waits)
+            mark = state.mark()
+            try:
+                first_seq, runs = state.reserve(payloads, kind, destination, reserved, slots)
+                request = Request(self._commit, first_seq, len(payloads), destination, runs)
+                request.on_done = on_durable
+                self._commit.add(request, waits=waits)
+            except BaseException:  # no room, or a signal's: records that nobody writes would count as damage
+                if not self._commit.holds(request):
+                    state.undo(mark, slots)
+                raise
         return request
 
     def _check(self, payloads: Sequence[bytes], kind: int, destination: bytes) -> None:
@@ -303,7 +311,6 @@ class DiskQueue:
                     state.unlock(slot, 0.0)
                     break
                 most_bytes -= length
-                self._reader.has_read(length)
 
     def lock_group(self, limit: int = 100, *, owner: LockOwner | None = None) -> list[QueueMessage]:
         """Lock the oldest ready record and others for the same destination, so that they go out together."""
@@ -359,9 +366,8 @@ class DiskQueue:
             self.move_aside(seq, owner=owner)
         except DiskQueueError:
             with state.lock:
-                if (
-                    seq in state.records.live
-                ):  # else the secondary has it, and only the deletion here was refused
+                # Else the secondary has it, and only the deletion here was refused.
+                if seq in state.records.live:
                     state.unlock(state.held(seq, owner), delay_s)
             raise
         return False
@@ -372,9 +378,8 @@ class DiskQueue:
         owner = owner or myself()
         with state.lock:
             state.refuse()
-            message = (
-                self._reader.message(state.held(seq, owner), self._reader.ring()) if self.secondary else None
-            )
+            slot = state.held(seq, owner)
+            message = self._reader.message(slot, self._reader.ring()) if self.secondary else None
         if self.secondary is not None and message is not None:
             self.secondary.put(
                 message.data, kind=message.kind, destination=message.destination, reserved=True
@@ -449,14 +454,12 @@ class DiskQueue:
         with state.lock:
             state.refuse()
             records, ring = state.records, self._reader.ring()
-            lengths, given = records.lengths, most_bytes
             first = max(after_seq + 1, state.lower_bound())
             for _seq, slot in records.live.between(first, records.durable_seq):
                 messages.append(self._reader.message(slot, ring))
-                most_bytes -= lengths[slot]
+                most_bytes -= records.lengths[slot]
                 if most_bytes <= 0:
                     break
-            self._reader.has_read(given - most_bytes)
         return messages
 
     # gauges

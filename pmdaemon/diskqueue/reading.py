@@ -1,7 +1,7 @@
 """Records as consumers see them, read from the window on the data file.
 
 A reader that goes through a long backlog would have all of the file in its memory; so the window's pages are
-let go of after every ``RELEASE_BYTES``. One that is read again costs a microsecond.
+let go of after every ``RELEASE_BYTES`` that records take in it. One that is read again costs a microsecond.
 
 Thread: any, with the queue's lock held.
 """
@@ -49,11 +49,12 @@ class RecordReader:
         if found is None or found[2] != seq:
             raise RecordDamaged(state.name, seq, DATA_START + offset, records.spans[slot])
         destination, data = content(ring, found)
+        self._count(records.spans[slot])
         work = records.work.get(slot) if records.work else None
         return QueueMessage(seq, found[8], destination, found[5], work.retries if work else 0, data)
 
-    def has_read(self, size_bytes: int) -> None:
-        """So much was read: the window's pages may be due to go."""
+    def _count(self, size_bytes: int) -> None:
+        """So much of the window was read: its pages may be due to go."""
         self._read_bytes += size_bytes
         if self._read_bytes >= RELEASE_BYTES:
             self._read_bytes = 0

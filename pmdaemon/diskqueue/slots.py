@@ -4,6 +4,9 @@ Numbers are given one after another and mostly go in that order, so they are kep
 them: 4 bytes a number, and some 200 for the page, which goes with the last of its records. A dict of numbers
 took 20 times as much.
 
+Counts go up before numbers come and down after they went: what is interrupted (a signal, no memory) leaves
+them too great at most, so a page never goes with numbers in it, and the map is never taken for empty.
+
 Guarded by the queue's lock.
 """
 
@@ -47,33 +50,50 @@ class SlotMap:
     def add(self, first_seq: int, slots: Sequence[int]) -> None:
         """Numbers from ``first_seq`` on, none of which has a slot, get these."""
         done, count, pages = 0, len(slots), self.pages
+        self._count += count
         while done < count:
             seq = first_seq + done
             page = pages.get(seq >> PAGE_BITS)
             if page is None:
                 page = pages[seq >> PAGE_BITS] = _EMPTY[:]
             place = seq & _MASK
-            some = 1
+            some = min(PAGE - place, count - done)
+            page[PAGE] += some
             if count == 1:
                 page[place] = slots[0]
             else:
-                some = min(PAGE - place, count - done)
                 page[place : place + some] = array("I", slots[done : done + some])
-            page[PAGE] += some
             done += some
-        self._count += count
+
+    def take_back(self, first_seq: int, limit: int, count: int) -> None:
+        """As before ``add``, also before one that was interrupted.
+
+        Args:
+            first_seq: of what was added; no number from it on has a slot then.
+            limit: behind what was added.
+            count: how many numbers had one.
+        """
+        for number in range(first_seq >> PAGE_BITS, ((limit - 1) >> PAGE_BITS) + 1):
+            page = self.pages.get(number)
+            if page is not None:
+                begin = max(0, first_seq - (number << PAGE_BITS))
+                page[begin:PAGE] = _EMPTY[begin:PAGE]
+                page[PAGE] = PAGE - page[:PAGE].count(NO_SLOT)
+                if not page[PAGE]:
+                    del self.pages[number]
+        self._count = count
 
     def remove(self, seq: int) -> None:
         """The number has no slot any more; nothing happens if it had none."""
         page = self.pages.get(seq >> PAGE_BITS)
         if page is None or page[seq & _MASK] == NO_SLOT:
             return
-        self._count -= 1
         if page[PAGE] == 1:
             del self.pages[seq >> PAGE_BITS]
         else:
             page[seq & _MASK] = NO_SLOT
             page[PAGE] -= 1
+        self._count -= 1
 
     def first(self, seq: int, limit: int) -> int:
         """The smallest number from ``seq`` on that has a slot; ``limit`` if none below that has one."""

@@ -97,37 +97,35 @@ class QueueState:
     # adding
 
     def reserve(
-        self, payloads: Sequence[bytes], kind: int, destination: bytes, reserved: bool
+        self, payloads: Sequence[bytes], kind: int, destination: bytes, reserved: bool, slots: list[int]
     ) -> tuple[int, list[Run]]:
-        """Slots, space and packed bytes for all payloads, or nothing; the first number. Lock held.
+        """Slots, space and packed bytes for all payloads; the first number. Lock held.
+
+        ``slots`` gets them; what raises leaves them to the caller, for ``undo``.
 
         Raises:
-            QueueFull, RecordTooLarge: nothing was added.
+            QueueFull, RecordTooLarge: there is no room for one of them.
         """
         fixed = HEADER_BYTES + len(destination)
         spans = [fixed + len(data) + -(fixed + len(data)) % UNIT_BYTES for data in payloads]
-        mark = self.mark()
-        slots: list[int] = []
+        first_seq = self.next_seq
         runs: list[Run] = []
-        try:
-            for first, last, offset in self._places(spans, reserved):
-                piece = payloads[first:last]
-                runs.append(self.fill(offset, piece, spans[first:last], kind, destination, slots))
-        except BaseException:  # no room, or a signal's
-            self.undo(mark, slots)
-            raise
-        return mark[0], runs
+        for first, last, offset in self._places(spans, reserved):
+            piece = payloads[first:last]
+            runs.append(self.fill(offset, piece, spans[first:last], kind, destination, slots))
+        return first_seq, runs
 
-    def mark(self) -> tuple[int, tuple[int, int, int]]:
+    def mark(self) -> tuple[int, int, tuple[int, int, int]]:
         """What ``undo`` needs. Lock held."""
-        return self.next_seq, self.ring.mark()
+        return self.next_seq, len(self.records.live), self.ring.mark()
 
-    def undo(self, mark: tuple[int, tuple[int, int, int]], slots: list[int]) -> None:
+    def undo(self, mark: tuple[int, int, tuple[int, int, int]], slots: list[int]) -> None:
         """Back to ``mark``; no consumer has seen what these slots hold. Lock held."""
-        self.next_seq = mark[0]
-        self.ring.undo(mark[1], slots)
+        self.next_seq, count, ring = mark
+        self.ring.undo(ring, slots)
         for slot in slots:
             self.index.release(slot)
+        self.records.live.take_back(self.next_seq, self.next_seq + len(slots), count)
 
     def _places(self, spans: list[int], reserved: bool) -> Iterator[tuple[int, int, int]]:
         """(first, last, offset) of the pieces: all in one if that fits, else record by record."""

@@ -24,6 +24,8 @@ from sla_server.cli.formatting import pass_client
 
 ODD_VALUES: Final = (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 """What values of types that OpenSLO does not have lead to."""
+MOST_VALUES: Final = 100_000
+"""Of a file, with its aliases written out."""
 OPENSLO = click.option("--openslo", is_flag=True, required=True, help="The other form: OpenSLO v1.")
 
 
@@ -58,13 +60,16 @@ def read_openslo(path: str) -> Converted:
     """The agreements that a file describes.
 
     Raises:
-        BadUsage: it cannot be read, is not YAML, or holds no SLO.
+        BadUsage: it cannot be read, is not YAML, is too large, or holds no SLO.
     """
     text = read_documents(path).decode()
     try:
         documents = list(YAML(typ="safe", pure=True).load_all(text))
     except NOT_YAML as exc:
         raise BadUsage(f"{path} cannot be imported: {printable(str(syntax_problem(exc)), 300)}") from exc
+    if _is_large(documents):
+        problem = f"it has more than {MOST_VALUES:,} values, as its aliases are written out; split the file"
+        raise BadUsage(f"{path} cannot be imported: {problem}")
     try:
         return from_openslo(documents)
     except ValueError as exc:
@@ -72,6 +77,20 @@ def read_openslo(path: str) -> Converted:
     except ODD_VALUES as exc:
         problem = "a value in it is of a type that OpenSLO v1 does not have there; compare it with an example"
         raise BadUsage(f"{path} cannot be imported: {problem}") from exc
+
+
+def _is_large(documents: list[Any]) -> bool:
+    """Whether there are more than ``MOST_VALUES`` values, with their aliases written out."""
+    waiting, count = [iter(documents)], 0
+    while waiting and count <= MOST_VALUES:
+        for value in waiting[-1]:
+            count += 1
+            if isinstance(value, dict | list):
+                waiting.append(iter(value.values() if isinstance(value, dict) else value))
+            break
+        else:
+            waiting.pop()
+    return count > MOST_VALUES
 
 
 def document_text(document: dict[str, Any]) -> str:

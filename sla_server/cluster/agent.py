@@ -35,6 +35,7 @@ from sla_server.cluster.config import ClusterConfig
 from sla_server.cluster.errors import ClusterError, ClusterRefused
 from sla_server.cluster.membership import Membership
 from sla_server.cluster.messages.catalogue import BUCKET, Destination
+from sla_server.cluster.messages.link import end_loop
 from sla_server.cluster.node import Node, SharedSettings
 from sla_server.cluster.server_conf import SYSTEM_USER
 from sla_server.cluster.shared import NodeDocuments, SharedDocument
@@ -108,7 +109,7 @@ class NodeAgent:
         try:
             self._loop.run_until_complete(self._main())
         finally:
-            self._loop.close()
+            end_loop(self._loop)  # a connection that broke while it was made has tasks of its own
 
     async def _main(self) -> None:
         beats = asyncio.create_task(self._beat())

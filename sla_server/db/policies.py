@@ -31,6 +31,12 @@ from sla_server.errors import JobRunning
 PUBLISH_LOCK: Final = 0x51A5_0002  # any constant but migrate.ADVISORY_LOCK; all releases must use the same
 JOB_LOCK: Final = 0x51A5_0005
 """With the kind of a job; any constant but those of ``migrate``, ``reports`` and ``fence``."""
+_LIVE: Final = text(
+    "SELECT set_config(wanted.name, wanted.value, false) FROM pg_settings JOIN (VALUES "
+    "('idle_session_timeout', '0'), ('tcp_keepalives_idle', '10'), ('tcp_keepalives_interval', '5'), "
+    "('tcp_keepalives_count', '4')) AS wanted (name, value) ON wanted.name = pg_settings.name"
+)
+"""Of the session of a lock: it is silent for as long as a job computes, and ends soon after its machine."""
 HOURS_A_WEEK: Final = 168
 ROWS_AT_A_TIME: Final = 10_000  # of caps; a large fleet has millions
 PUBLISHED: Final = "published"
@@ -162,7 +168,13 @@ class PolicyStore:
         with translated(self._engine):
             connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
             connection.detach()  # not back into the pool: its session, and the lock, end with it
-            if connection.scalar(statement, {"job": JOB_LOCK, "kind": number}):
+            try:
+                connection.execute(_LIVE)
+                is_held = connection.scalar(statement, {"job": JOB_LOCK, "kind": number})
+            except BaseException:
+                connection.close()
+                raise
+            if is_held:
                 return connection
             connection.close()
         raise JobRunning(f"a lock in {where(self._engine)}", kind)

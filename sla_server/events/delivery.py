@@ -192,7 +192,7 @@ class Delivery:
             open_pair, settings.pair, config.data_dir, directory, queues, self._later, clock, wake
         )
         self._pair = self._open_pair()
-        self._pair_retry = PairRetry() if settings.pair.enabled else None
+        self._pair_retry = PairRetry(clock) if settings.pair.enabled else None
         parts = EngineParts(
             queues, self._later, directory / "state.json", {queue.name: queue.queue_id for queue in queues}
         )
@@ -305,12 +305,12 @@ class Delivery:
         return min(wait_s, SQL_STEP_S) if lane.token else wait_s
 
     def _mend_pair(self) -> None:
-        """Open the pair again when its disk or its thread had failed; lanes do not wait for it."""
+        """Open the pair again when its disk or its thread had failed; lanes do not wait for the partner."""
         is_well = self._pair is not None and not self._pair.problem
         if self._pair_retry is None or not self._pair_retry.is_due(is_well=is_well):
             return
-        if self._pair is not None:
-            self._pair.close()
+        if self._pair is not None and not self._pair.close():
+            return  # opened by another thread still: later
         self._pair = self._open_pair()
         if self._pair is not None:
             self._engine.set_partner(self._pair.decide)

@@ -29,6 +29,8 @@ Key = tuple[str, ...]
 LATEST_US: Final = 2**63 - 1
 FORGOTTEN: Final = 4096
 """So many events are forgotten before their memory is given back."""
+MOST_ABSENT: Final = 10_000
+"""Conditions that are known not to be there, for which nothing is searched again."""
 
 
 class RoutedConditions:
@@ -40,6 +42,7 @@ class RoutedConditions:
     def __init__(self) -> None:
         self._columns = self._seqs, self._hashes, self._times_us = array("q"), array("q"), array("q")
         self._begin = 0  # what is before is forgotten
+        self._absent: set[int] = set()
 
     def __len__(self) -> int:
         """How many events are known."""
@@ -48,6 +51,7 @@ class RoutedConditions:
     def add(self, seq: int, key: Key, recorded_us: int) -> None:
         """An event with a number greater than all before."""
         at_us = min(max(recorded_us, 0), LATEST_US)  # a partner's may be any number
+        self._absent.discard(hash(key))
         for column, value in zip(self._columns, (seq, hash(key), at_us), strict=True):
             column.append(value)
 
@@ -61,10 +65,22 @@ class RoutedConditions:
 
     def newest(self, key: Key, after_seq: int, before_us: int) -> int:
         """The greatest number behind ``after_seq`` of a condition, recorded before that time; 0: none."""
+        wanted = hash(key)
+        if wanted in self._absent:
+            return 0
         begin = bisect_right(self._seqs, after_seq, self._begin)
-        hashes, times_us = (np.frombuffer(column, np.int64)[begin:] for column in self._columns[1:])
-        found = np.flatnonzero((hashes == hash(key)) & (times_us < before_us))
-        return self._seqs[begin + int(found[-1])] if len(found) else 0
+        hashes, times_us = (np.frombuffer(column, np.int64) for column in self._columns[1:])
+        found = begin + np.flatnonzero(hashes[begin:] == wanted)
+        if not len(found) and not np.any(hashes[self._begin : begin] == wanted):
+            self._add_absent(wanted)
+        older = found[times_us[found] < before_us]
+        return self._seqs[int(older[-1])] if len(older) else 0
+
+    def _add_absent(self, wanted: int) -> None:
+        """Each lane asks again for each event of a chunk, and a search looks at the whole backlog."""
+        if len(self._absent) >= MOST_ABSENT:
+            self._absent.clear()
+        self._absent.add(wanted)
 
 
 class ReadOrder:

@@ -80,25 +80,29 @@ class CooperatingPair:
         self._clock = clock
         self._queues = list(queues)
         self._later = later
-        self._store = MirrorStore(directory, config.mirror_bytes)
-        self._ledger = PartnerLedger(PartnerNotes.read(directory))
-        self._under_way = BatchesUnderWay()
-        self._settled = threading.Event()
-        self._core = PairCore(
-            config,
-            directory,
-            queues,
-            later.queue,
-            self._store,
-            self._ledger,
-            self._raise,
-            clock,
-            arrived,
-            self._settled.set,
-            self._certificate_ends_us,
-        )
-        self._inbox: ThreadInbox[None] = ThreadInbox()
-        self._link = PairLink(config, self._core, self._context, self._inbox, clock)
+        with contextlib.ExitStack() as undo:  # a store that stays locked could not be opened again
+            self._store = MirrorStore(directory, config.mirror_bytes)
+            undo.callback(self._store.close)
+            self._ledger = PartnerLedger(PartnerNotes.read(directory))
+            self._under_way = BatchesUnderWay()
+            self._settled = threading.Event()
+            self._core = PairCore(
+                config,
+                directory,
+                queues,
+                later.queue,
+                self._store,
+                self._ledger,
+                self._raise,
+                clock,
+                arrived,
+                self._settled.set,
+                self._certificate_ends_us,
+            )
+            self._inbox: ThreadInbox[None] = ThreadInbox()
+            undo.callback(self._inbox.close)
+            self._link = PairLink(config, self._core, self._context, self._inbox, clock)
+            undo.pop_all()
         self._stop = Stop()
         self._threads = ThreadGroup(self._has_died)
         self._later_mark = -1, -1
@@ -160,18 +164,20 @@ class CooperatingPair:
         """Of the listener; 0 while there is none."""
         return self._link.port
 
-    def close(self) -> None:
-        """Send the last confirmations, end the thread, let go of the files."""
+    def close(self) -> bool:
+        """Send the last confirmations, end the thread, let go of the files; False: the thread hangs."""
         self._stop.set("the process ends")
         self._inbox.put(None)
         try:
             self._threads.join(JOIN_S)
         except ThreadDidNotStop as exc:
             log.warning("pair-hangs", problem=str(exc))
-            return  # it has the files
+            return False  # it has the files
+        self._core.close()  # what was delivered for the partner since the thread failed
         with contextlib.suppress(SlaError, OSError):  # of a disk that failed: said already
             self._store.close()
         self._inbox.close()
+        return True
 
     def _run(self) -> None:
         try:
@@ -211,10 +217,13 @@ class CooperatingPair:
 class PairRetry:
     """When a pair that has failed is opened again: waits double from ``RETRY_FIRST_S`` to ``RETRY_MAX_S``."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._backoff = Backoff(RETRY_FIRST_S, RETRY_MAX_S)
         self._due: Deadline | None = None
-        self._lasting = Deadline(RETRY_MAX_S)  # a pair that was well for so long begins with short waits
+        self._lasting = Deadline(
+            RETRY_MAX_S, clock
+        )  # a pair that was well for so long begins with short waits
 
     def is_due(self, *, is_well: bool) -> bool:
         """Whether it is opened again now."""
@@ -223,10 +232,10 @@ class PairRetry:
         if self._due is None:
             if self._lasting.passed:
                 self._backoff.succeeded()
-            self._due = Deadline(self._backoff.failed())
+            self._due = Deadline(self._backoff.failed(), self._clock)
         if not self._due.passed:
             return False
-        self._due, self._lasting = None, Deadline(RETRY_MAX_S)
+        self._due, self._lasting = None, Deadline(RETRY_MAX_S, self._clock)
         return True
 
 

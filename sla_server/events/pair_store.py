@@ -20,6 +20,7 @@ Thread: ``ev-pair``; ``fullness_ratio`` and ``len`` any.
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pmdaemon.diskqueue import DiskQueue, QueueSettings
 from pmdaemon.diskqueue.errors import QueueFull, RecordDamaged, RecordTooLarge
 from pmdaemon.diskqueue.storage import Storage
+from pmdaemon.errors import SlaError
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.files import make_directory, write_whole
 from sla_server.events.queue import CHUNK_BYTES, ENTRY_BYTES
@@ -73,7 +75,12 @@ class MirrorStore:
         self.damaged = sum(max(1, extent.records) for extent in self._queue.report.extents)
         self._places: dict[str, dict[int, int]] = {}  # queue id: number there to number here, ascending
         self._newest: dict[str, int] = {}
-        self._load()
+        try:
+            self._load()
+        except BaseException:
+            with contextlib.suppress(SlaError, OSError):
+                self._queue.close()
+            raise
 
     def __len__(self) -> int:
         """How many events it has."""

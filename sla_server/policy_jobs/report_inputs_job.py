@@ -31,7 +31,7 @@ from sla_server.jobs import JobAnswer, JobRun, job_command, noted, only_one
 from sla_server.policy_jobs import sql_source, stored_results, transforms
 from sla_server.policy_jobs.session import end_java, stderr_to
 from sla_server.policy_jobs.spark_run import on_spark, scratch
-from sla_server.reports.inputs import versions_of
+from sla_server.reports.inputs import find_period, versions_of
 from sla_server.reports.period import period_at, usual_kind
 from sla_server.reports.sums import SUMS_JOB
 
@@ -88,7 +88,9 @@ def _periods_of(items: Sequence[InForce], kind: Any, now_us: int) -> list[tuple[
     found = []
     for each in dict.fromkeys((usual_kind(spec.window), usual_kind(spec.window) if kind == "own" else kind)):
         running = period_at(each, spec.time_zone, now_us)
-        found += [running, period_at(each, spec.time_zone, running.from_us - 1)]
+        before = period_at(each, spec.time_zone, running.from_us - 1)
+        # Of the version that held last in it, as the report has it; another zone's would not compare.
+        found += [running, find_period(items, before.text, now_us)]
     ended_us = items[-1].ended_us
     return [
         (each.text, each.from_us, each.to_us) for each in found if ended_us is None or each.from_us < ended_us

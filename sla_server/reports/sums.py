@@ -17,6 +17,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+import structlog
+
 from sla_server.db.queries.job_results import table_of
 from sla_server.reports.accounts import GROUP, grouped
 from sla_server.reports.errors import SumsDiffer
@@ -26,6 +28,7 @@ if TYPE_CHECKING:  # rows come in; who reads them is the caller's affair
     from sla_server.db.queries.reader import SqlReader
     from sla_server.reports.inputs import ReportInputs
 
+log = structlog.get_logger("report-job")
 SUMS_JOB: Final = "report-inputs"
 """Of the job that makes the sums: its kind, and that of what it stores."""
 Key = tuple[str, str, str]
@@ -51,7 +54,7 @@ class SumsCheck:
 
     @classmethod
     def of(cls, reader: SqlReader) -> SumsCheck:
-        """With what is stored.
+        """With what is stored; sums that cannot be read, of another release, are none.
 
         Raises:
             DatabaseUnavailable: retryable.
@@ -60,9 +63,13 @@ class SumsCheck:
         if found is None:
             return cls()
         sums: dict[Key, dict[tuple[Any, ...], int]] = {}
-        for row in table_of(found[1]).to_pylist():
-            key = row["name"], row["objective"], row["period"]
-            sums.setdefault(key, {})[_kind(row)] = row["n"]
+        try:
+            for row in table_of(found[1]).to_pylist():
+                key = row["name"], row["objective"], row["period"]
+                sums.setdefault(key, {})[_kind(row)] = row["n"]
+        except (KeyError, ValueError) as exc:  # pyarrow's are ValueErrors
+            log.warning("sums-not-read", job=SUMS_JOB, problem=repr(exc))
+            return cls()
         return cls(found[0].end_us, sums)
 
     def check(self, inputs: ReportInputs, reader: SqlReader) -> None:

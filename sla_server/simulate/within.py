@@ -7,7 +7,8 @@ given them:
 * Arrivals of a slot are spread as those of its cuts: Poisson within each cut. How many there are stays the
   slot's affair. A slot of which cuts are missing is left as it was.
 * The device is fitted again, to the cuts of its backend instead of slots. A slot with a burst has the latency
-  of the burst at a rate far below it, which would make every device slow.
+  of the burst at a rate far below it, which would make every device slow. So would the cuts of a slot in
+  which those of another stream of the backend are missing: they are left out.
 
 What is shorter than a cut is not seen. Pure.
 """
@@ -79,7 +80,7 @@ def with_cuts(plan: Plan, cuts: Cuts, *, fits: bool) -> Plan:
     )
     devices = dict(plan.devices)
     for name in sorted(devices) if fits else ():
-        found = _fitted_to_cuts(plan, name, cuts, round(length_s * 1e6))
+        found = _fitted_to_cuts(plan, name, cuts, round(length_s * 1e6), parts)
         if found is not None:
             devices[name] = found.model
             notes = [note for note in notes if not note.startswith(device_note(name))]
@@ -95,7 +96,7 @@ def _parts_by_slot(plan: Plan, cuts: Cuts) -> dict[int, dict[int, tuple[Part, ..
     feeds = {feed.stream_id: feed for feed in plan.feeds if isinstance(feed, StoredFeed)}
     slot_s = next((feed.slot_s for feed in feeds.values()), 60)
     begin_s = (cuts["start_us"] - plan.start_unix_us) / 1e6
-    slot = (np.floor(begin_s / slot_s) * slot_s).astype(np.int64)
+    slot = _slot(plan, cuts, slot_s)
     order = np.lexsort((begin_s, slot, cuts["stream_id"]))
     keys = np.stack([cuts["stream_id"][order], slot[order]])
     edges = np.flatnonzero((np.diff(keys, axis=1) != 0).any(axis=0)) + 1
@@ -119,14 +120,26 @@ def _parts_by_slot(plan: Plan, cuts: Cuts) -> dict[int, dict[int, tuple[Part, ..
     return found
 
 
-def _fitted_to_cuts(plan: Plan, backend: str, cuts: Cuts, bin_us: int) -> FittedDevice | None:
-    """A device that explains the cuts of a backend, added up in bins of their usual length."""
-    streams = [
-        feed.stream_id
-        for feed in plan.feeds
-        if isinstance(feed, StoredFeed) and feed.stream.backend == backend
-    ]
-    mine = np.isin(cuts["stream_id"], streams)
+def _slot(plan: Plan, cuts: Cuts, slot_s: int) -> Ints:
+    """The second of the slot in which each cut starts; shape (rows,)."""
+    slot: Ints = (cuts["start_us"] - plan.start_unix_us) // (slot_s * 1_000_000) * slot_s
+    return slot
+
+
+def _fitted_to_cuts(
+    plan: Plan, backend: str, cuts: Cuts, bin_us: int, parts: Mapping[int, Mapping[int, object]]
+) -> FittedDevice | None:
+    """A device that explains the cuts of a backend, added up in bins of their usual length.
+
+    Only slots count of which the cuts of all its streams are there (``parts``).
+    """
+    feeds = [feed for feed in plan.feeds if isinstance(feed, StoredFeed) and feed.stream.backend == backend]
+    lacking = {
+        second for feed in feeds for second in feed.rates if second not in parts.get(feed.stream_id, {})
+    }
+    whole = {second for feed in feeds for second in feed.rates} - lacking
+    mine = np.isin(cuts["stream_id"], [feed.stream_id for feed in feeds])
+    mine &= np.isin(_slot(plan, cuts, feeds[0].slot_s if feeds else 60), sorted(whole))
     if not mine.any() or bin_us <= 0:
         return None
     _, place = np.unique((cuts["start_us"][mine] + bin_us // 2) // bin_us, return_inverse=True)

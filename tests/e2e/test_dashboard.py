@@ -31,6 +31,7 @@ from sla_server.api.config import WORKER_THREADS, ApiConfig
 from sla_server.api.server import open_listener, run
 from sla_server.cli.client import Client
 from sla_server.db.config import DatabaseConfig
+from sla_server.events.recipients.config import NotifyConfig
 from sla_server.topology import app_layout
 from tests.support import api
 from tests.support.browser import (
@@ -526,6 +527,7 @@ class Config:
         self.database = DatabaseConfig()
         self.api = ApiConfig(listen="127.0.0.1:0")
         self.cluster = None
+        self.notify = NotifyConfig()
 
 
 def test_the_process_over_a_real_mailbox(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from pmdaemon.errors import BadCaps, MalformedFrame
 from pmdaemon.runtime.excerpt import excerpt
-from pmdaemon.wire.cut import IO_KINDS
 from pmdaemon.wire.messages.base import Header
 from pmdaemon.wire.messages.client_caps import EXCEPT, except_of
 from pmdaemon.wire.rates import LEAST_BURST_S, LEAST_RATE, MOST_BURST_S, MOST_RATE, Rates
@@ -219,6 +218,8 @@ class PlaneThresholds:
 
 
 def _entry(version: int, entry: Any) -> ThresholdEntry:
+    from pmdaemon.wire.cut import IO_KINDS  # and numpy, which the agent's parent does not need
+
     if not isinstance(entry, dict):
         raise BadCaps(f"thresholds {version}", f"entry {excerpt(entry)} is not a map")
     volume, client, io = entry.get("volume"), entry.get("client"), entry.get("io")

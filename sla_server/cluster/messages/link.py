@@ -84,6 +84,20 @@ NEW_PRIMARY_S: Final = 3.0
 """So long a primary that was asked for is let be: many messages may be stuck at once, and say so together."""
 
 
+def end_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel what is left of a loop that has stopped, wait for it, close the loop."""
+    try:
+        while left := asyncio.all_tasks(loop):
+            for task in left:  # again, if one has lost it: ``wait_for`` does when its time comes then
+                task.cancel()
+            ended, _ = loop.run_until_complete(asyncio.wait(left, timeout=CANCEL_S))
+            for task in ended:
+                if not task.cancelled():
+                    task.exception()  # nothing waits for it; unread, it would be logged
+    finally:
+        loop.close()
+
+
 class Trouble(Enum):
     """What an error of the engine means for a request."""
 
@@ -344,15 +358,8 @@ class EngineLink:
         self._beat()
         try:
             self._loop.run_forever()
-            while left := asyncio.all_tasks(self._loop):
-                for task in left:  # again, if one has lost it: ``wait_for`` does when its time comes then
-                    task.cancel()
-                ended, _ = self._loop.run_until_complete(asyncio.wait(left, timeout=CANCEL_S))
-                for task in ended:
-                    if not task.cancelled():
-                        task.exception()  # nothing waits for it; unread, it would be logged
         finally:
-            self._loop.close()
+            end_loop(self._loop)
 
     def _beat(self) -> None:
         watchdog.beat()

@@ -186,15 +186,16 @@ class Loops:
     def _by_turns(self, due: set[str], active: set[str]) -> list[str]:
         """The backends that take a step in this tick, in order of name unless they are too many.
 
-        Active ones go first, each group in turn; half of the room is for the others, as far as they need it,
-        or they would wait until a loop ends. A backend that is larger than a whole turn rests after its step
-        for as many turns as it was too large, and takes no more than half of the room.
+        Active ones go first, each group in turn; half of the room is for the others, as far as they need it
+        in this tick, or they would wait until a loop ends. A backend that is larger than a whole turn rests
+        after its step for as many turns as it was too large, and takes no more than half of the room.
         """
         names, size_of = sorted(due), self._inventory.volumes_on
         self._tick += 1
         if sum(size_of(name) for name in names) <= MOST_VOLUMES:
             return names
         half, room, chosen = MOST_VOLUMES // 2, MOST_VOLUMES, list[str]()
+        names = [n for n in names if size_of(n) <= MOST_VOLUMES or self._rests.get(n, 0) <= self._tick]
         others = [name for name in names if name not in active]
         kept = min(half, sum(min(size_of(name), half) for name in others))
         groups = ([name for name in names if name in active], kept), (others, 0)
@@ -205,8 +206,6 @@ class Loops:
             for name in members:
                 size = size_of(name)
                 if size > MOST_VOLUMES:
-                    if self._rests.get(name, 0) > self._tick:
-                        continue
                     self._rests[name] = self._tick + math.ceil(size / MOST_VOLUMES)
                     size = half
                 if size > room and taken:

@@ -6,7 +6,7 @@ import contextlib
 import threading
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
 
 from sla_server.db import policies
 from sla_server.db.errors import DatabaseRefused
@@ -184,6 +184,28 @@ def test_runs_over_one_database_have_one_lock_wherever_their_files_are(database,
         assert [row["state"] for row in rig.reader.jobs()] == ["done", "done"], "none was taken for killed"
         with noted(second, "policy", "ann"):
             pass
+
+
+def test_the_session_of_a_lock_may_be_silent_but_not_dead(database):
+    """By default PostgreSQL asks after two hours whether the machine of a session lives still."""
+    with contextlib.closing(open_policies(database.config, database.data_dir)) as store:
+        if store._engine.dialect.name != "postgresql":
+            pytest.skip("the lock of a file ends with its process")
+
+        @event.listens_for(store._engine, "connect")
+        def limited(connection, _record):
+            connection.execute("SET idle_session_timeout = 300000")  # as an administrator may have it
+            connection.commit()
+
+        asked = []
+        event.listen(store._engine, "before_cursor_execute", lambda *given: asked.append(given[2:4]))
+        connection = store._locked("policy")
+        assert connection.scalar(text("SHOW idle_session_timeout")) == "0"
+        # These are of TCP: of a socket in the file system PostgreSQL shows 0, whatever they are.
+        (said,) = (str(each) for each in asked if "tcp_keepalives_idle" in str(each))
+        assert "('tcp_keepalives_idle', '10'), ('tcp_keepalives_interval', '5')" in said
+        assert "('tcp_keepalives_count', '4')" in said
+        connection.close()
 
 
 def test_jobs_that_publish_at_once_get_different_versions(database, rig):

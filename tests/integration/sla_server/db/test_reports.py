@@ -324,3 +324,18 @@ def test_the_configuration_has_a_schedule(tmp_path: Path) -> None:
     path = tmp_path / "sla.toml"
     path.write_text('[reports]\nschedule = "03:00"\nperiod = "own"\n')
     assert load(path).reports.schedule == "03:00"
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [(b"no table", 1)],
+        encoded(pa.table({"name": ["gold"], "objective": ["latency"], "period": ["2026-10-03"]})),
+    ],
+    ids=["damaged", "columns of another release"],
+)
+def test_sums_that_cannot_be_read_are_none(store: ReportStore, parts: list[tuple[bytes, int]]) -> None:
+    store.jobs.results.replace(SUMS_JOB, AFTER, "", parts)
+    sums = SumsCheck.of(store.reader)
+    assert issued(store, sums=sums) is not None
+    assert sums.as_dict() == {"compared": 0, "outdated": 0, "without": 1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +16,15 @@ from pmdaemon.pki.authority import Authority
 from pmdaemon.runtime.clock import server_clock
 from pmdaemon.runtime.threads import ThreadGroup
 from sla_server.events import pair
+from sla_server.events.catalogue import PAGE
 from sla_server.events.config import EventPairConfig, EventsConfig
 from sla_server.events.delivery import Delivery
+from sla_server.events.pair_core import PairCore
 from sla_server.events.pair_link import PairLink
+from sla_server.events.pair_store import MirrorStore
+from sla_server.events.queue import QueuedEvent
 from sla_server.events.recipients.config import NotifyConfig
+from tests.support.deliveries import event
 from tests.support.ports import free_port
 
 LIMIT_S = 180.0
@@ -54,7 +60,9 @@ def config(folder: Path) -> SimpleNamespace:
         mirror_bytes=1 << 20,
     )
     events = EventsConfig(pair=partner, queue_bytes=16 << 20)
-    return SimpleNamespace(data_dir=folder, runtime_dir=folder / "run", notify=NotifyConfig(), events=events)
+    return SimpleNamespace(
+        data_dir=folder, runtime_dir=folder / "run", notify=NotifyConfig(), events=events, runbook_url=PAGE
+    )
 
 
 def opened(config: SimpleNamespace) -> Iterator[Delivery]:
@@ -92,9 +100,10 @@ def test_a_store_that_could_not_be_opened_at_the_start_is_tried_again(
         assert raised.count("pair-failed") == 2
 
 
-def test_a_pair_whose_thread_ended_is_opened_again(
-    config: SimpleNamespace, raised: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def failed(config: SimpleNamespace, raised: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Delivery]:
+    """Its pair's thread has ended."""
+
     def fails(*_arguments: object) -> NoReturn:
         raise OSError(errno.EIO, "Input/output error")
 
@@ -103,17 +112,68 @@ def test_a_pair_whose_thread_ended_is_opened_again(
         found = opened(config)
         delivery = next(found)
         assert delivery._pair is not None
-        former = delivery._pair
-        former.start()
+        delivery._pair.start()
         deadline = time.monotonic() + LIMIT_S
-        while not former.problem:
+        while not delivery._pair.problem:
             assert time.monotonic() < deadline
             time.sleep(0.02)
     assert "pair-failed" in raised
+    yield delivery
+    assert next(found, None) is None
+
+
+def test_a_pair_whose_thread_ended_is_opened_again(failed: Delivery) -> None:
+    former = failed._pair
+    failed._mend_pair()
+    assert failed._pair is not former
+    wait_for_port(failed)
+    well = failed._pair
+    failed._mend_pair()  # nothing to mend
+    assert failed._pair is well
+
+
+def test_what_was_delivered_for_the_partner_meanwhile_is_known_afterwards(failed: Delivery) -> None:
+    former, item = failed._pair, QueuedEvent(event(1), origin="0" * 16, origin_seq=3)
+    assert former is not None
+    former._threads.join(LIMIT_S)
+    former._ledger.take([item])
+    row = {"event_id": "e1", "recipient": "oncall", "delivery_id": item.identity, "state": "confirmed"}
+    former.report([row])
+    failed._mend_pair()
+    assert failed._pair is not None
+    assert failed._pair._ledger.delivered() == {"oncall": [item.identity]}
+
+
+def test_a_pair_whose_thread_hangs_is_opened_again_when_it_has_ended(
+    failed: Delivery, raised: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pair, "JOIN_S", 0.01)
+    former, may_end = failed._pair, threading.Event()
+    assert former is not None
+    former._threads.start("ev-pair", may_end.wait)
+    failed._mend_pair()
+    assert failed._pair is former  # it has the files
+    may_end.set()
+    former._threads.join(LIMIT_S)
+    failed._mend_pair()
+    assert failed._pair is not former
+    wait_for_port(failed)
+    assert raised.count("pair-failed") == 1
+
+
+@pytest.mark.parametrize("where", [PairLink, PairCore, MirrorStore], ids=["descriptors", "core", "store"])
+def test_what_fails_while_a_pair_is_opened_keeps_no_lock_on_its_store(
+    config: SimpleNamespace, raised: list[str], monkeypatch: pytest.MonkeyPatch, where: type
+) -> None:
+    def fails(*_arguments: object, **_named: object) -> NoReturn:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(where, "_load" if where is MirrorStore else "__init__", fails)
+        found = opened(config)
+        delivery = next(found)
+    assert delivery._pair is None
     delivery._mend_pair()
-    assert delivery._pair is not former
     wait_for_port(delivery)
-    well = delivery._pair
-    delivery._mend_pair()  # nothing to mend
-    assert delivery._pair is well
+    assert raised.count("pair-failed") == 1
     assert next(found, None) is None

@@ -20,6 +20,7 @@ from sla_server.db.queries.job_results import table_of
 from sla_server.db.schema import DAY_US
 from sla_server.jobs import only_one
 from sla_server.policy_jobs import report_inputs_job, space_job, step_job, stored_results
+from sla_server.reports.inputs import find_period, versions_of
 from sla_server.services.store import SqlReads
 from tests.support.agreements import in_force, simple
 from tests.support.histories import known_history
@@ -100,6 +101,26 @@ def test_report_inputs_are_of_each_agreement_s_periods_and_those_of_the_reports(
         ("weekly", "2026-11"), ("weekly", "2026-12"), ("weekly", "2026-W49"), ("weekly", "2026-W50"),
     ], "the one that goes on and the one before, each once"  # fmt: skip
     assert all(span["from_us"] < span["to_us"] for span in spans)
+
+
+def test_the_period_before_is_that_of_the_report_also_if_the_time_zone_has_changed_since() -> None:
+    before, after = (
+        in_force(
+            simple("gold", extra=f"  window: {{type: calendar, period: month, tz: {zone}}}\n")
+        ).agreement.spec_json()
+        for zone in ("Asia/Tokyo", "UTC")
+    )
+    changed_us = NOW_US - DAY_US
+    rows = [
+        {"name": "gold", "version": 1, "applied_us": 1, "ended_us": changed_us, "spec": before},
+        {"name": "gold", "version": 2, "applied_us": changed_us, "ended_us": None, "spec": after},
+    ]
+    spans = report_inputs_job.spans_of(rows, "own", NOW_US).to_pylist()
+    versions = versions_of(rows, (), NOW_US)
+    for span in spans:
+        period = find_period(versions, span["period"], NOW_US)
+        assert (span["from_us"], span["to_us"]) == (period.from_us, period.to_us)
+    assert [span["period"] for span in spans] == ["2026-11", "2026-12"]
 
 
 def test_without_a_slice_spark_is_not_started(

@@ -56,6 +56,7 @@ class World:
             notify=NotifyConfig(),
             space=SpaceConfig(),
             storage=StorageConfig(),
+            cluster=None,
         )
         self.stop = Stop()
         self.status: list[int] = []

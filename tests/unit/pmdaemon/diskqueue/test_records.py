@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from pmdaemon.diskqueue import reading
+from pmdaemon.diskqueue import DiskQueue, reading
 from tests.support.diskqueue import open_queue
 from tests.support.faulty_disk import FaultDisk, FaultStorage
 
@@ -49,18 +50,38 @@ class Counting(FaultStorage):
         self.releases += 1
 
 
-def test_pages_are_let_go_of_while_a_backlog_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def peeked(queue: DiskQueue) -> Iterator[bytes]:
+    after = 0
+    while messages := queue.peek(after, 2000):
+        yield from (message.data for message in messages)
+        after = messages[-1].seq
+
+
+def locked(queue: DiskQueue) -> Iterator[bytes]:
+    while messages := queue.lock(10):
+        yield from (message.data for message in messages)
+
+
+def read_singly(queue: DiskQueue) -> Iterator[bytes]:
+    for seq in range(1, queue.durable_seq + 1):
+        message = queue.read(seq)
+        assert message is not None
+        yield message.data
+
+
+@pytest.mark.parametrize("reader", [peeked, locked, read_singly])
+@pytest.mark.parametrize("size", [4, 200], ids=["small", "filling"])
+def test_pages_are_let_go_of_while_a_backlog_is_read(
+    monkeypatch: pytest.MonkeyPatch, reader: Callable[[DiskQueue], Iterator[bytes]], size: int
+) -> None:
     monkeypatch.setattr(reading, "RELEASE_BYTES", 8192)  # a file of megabytes would show nothing more
     disk = FaultDisk()
     data = disk.files["data"] = Counting(disk, b"", "data")
     queue = open_queue(disk, data_bytes=1 << 20, entries=1000)
-    wanted = [b"%0200d" % number for number in range(300)]
+    wanted = [b"%d" % number + bytes(size - 3) for number in range(100, 400)]
     queue.put_many(wanted)
-    at_start, found, after = data.releases, list[bytes](), 0
+    at_start = data.releases
     assert at_start == 1
-    while messages := queue.peek(after, 2000):
-        found += [message.data for message in messages]
-        after = messages[-1].seq
-    assert found == wanted
-    assert 5 <= data.releases - at_start <= 300 * 200 // 8192
+    assert list(reader(queue)) == wanted
+    assert data.releases - at_start == 300 * 256 // 8192  # what they take in the file, not what they carry
     queue.close()

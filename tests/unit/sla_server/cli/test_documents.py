@@ -244,6 +244,16 @@ def test_what_is_no_openslo_is_refused(sla: Terminal, file: Path, text: str) -> 
     assert (done.exit_code, "cannot be imported" in done.stderr) == (2, True)
 
 
+def test_aliases_that_expand_to_a_million_values_are_not_written_out(sla: Terminal, file: Path) -> None:
+    levels = ["  - &x0 [lol]\n"]
+    levels += [f"  - &x{n} [{', '.join([f'*x{n - 1}'] * 10)}]\n" for n in range(1, 7)]
+    slo = "apiVersion: openslo/v1\nkind: SLO\nmetadata: {name: a}\nspec:\n  budgetingMethod: *x6\n"
+    file.write_text(f"levels:\n{''.join(levels)}{slo}")
+    done = sla("import", "--openslo", str(file))
+    assert (done.exit_code, "more than 100,000 values" in done.stderr) == (2, True)
+    assert len(done.output) < 1000
+
+
 def test_documents_are_joined_so_that_they_can_be_applied() -> None:
     text = join_documents([simple("a"), "---\n" + simple("b"), "%YAML 1.2\n---\n" + simple("c")])
     assert [item.document.name for item in load_documents(text, 60)] == ["a", "b", "c"]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sla_server.events import order
 from sla_server.events.event import Event
 from sla_server.events.order import FORGOTTEN, RoutedConditions
 from sla_server.events.recipients.base import CONFIRMED, Held, retry
@@ -215,3 +216,19 @@ def test_events_that_are_forgotten_give_their_memory_back() -> None:
     known.forget_through(last)
     assert len(known) == 0
     assert sum(map(len, known._columns)) < 3 * 2 * FORGOTTEN  # what is not shown: memory
+
+
+def test_what_was_not_there_is_found_when_it_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(order, "MOST_ABSENT", 3)
+    known, key = RoutedConditions(), ("gateway", "gw-1")
+    known.add(1, ("gateway", "gw-0"), 1000)
+    for number in range(9):
+        assert known.newest(("gateway", f"no-{number}"), 0, 10**9) == 0
+        assert len(known._absent) <= 3
+    for _ in range(2):
+        assert known.newest(key, 0, 10**9) == 0
+    known.add(2, key, 1001)
+    assert known.newest(key, 2, 10**9) == 0  # it is behind the lane, and there all the same
+    assert known.newest(key, 0, 10**9) == 2
+    assert known.newest(key, 0, 1001) == 0
+    assert known.newest(key, 0, 2**70) == 2

@@ -35,11 +35,15 @@ def contract() -> Contract:
 
 def history() -> dict[str, dict[str, Any]]:
     """Five minutes without control: ERP does 20 I/Os a second, batch 1,200 in four seconds of each minute."""
-    loads = (
+    return replayed(
         Load(volume="erp", client="a", gateway="A", backend="disk", iops=20),
         Load(volume="batch", client="b", gateway="B", backend="disk", iops=300, shape="square",
              period_s=SLOT_S, duty=BURST_S / SLOT_S),
     )  # fmt: skip
+
+
+def replayed(*loads: Load) -> dict[str, dict[str, Any]]:
+    """Five minutes of these without control."""
     feeds = [GeneratedFeed(load) for load in loads]
     plan = Plan(contract(), feeds, {"disk": DISK}, [(0.0, MINUTES * SLOT_S)], start_unix_us=START_US)
     return {stream.volume: log.arrays() for stream, log in run_mode(plan, "off").logs.items()}
@@ -143,6 +147,19 @@ def test_the_device_is_that_of_the_cuts_and_not_one_that_is_always_slow(
     notes = with_cuts(plan, cuts, fits=True).notes
     assert notes[0].startswith("Resolution: 1.0 s in 5 of 5 slots")
     assert sum(note.startswith("Device disk") for note in notes) == 1
+
+
+def test_slots_in_which_a_stream_has_no_cuts_say_nothing_of_the_device() -> None:
+    """Half of the rate at the latency of all of it is another device, of eight servers or so."""
+    erp = Load(volume="erp", client="a", gateway="A", backend="disk", iops=85)
+    batch = Load(volume="batch", client="b", gateway="B", backend="disk", iops=85)
+    found, cuts = stored(replayed(erp, batch))
+    plan = planned(found)
+    gone = (cuts["stream_id"] == 2) & (cuts["start_us"] < START_US + 60_000_000)
+    some = with_cuts(plan, {name: column[~gone] for name, column in cuts.items()}, fits=True)
+    device = some.devices["disk"]
+    assert (device.servers, device.read[0].ms) == (1, pytest.approx(5.0, rel=0.15))
+    assert any(note.startswith("Device disk is fitted to cuts, 240 times") for note in some.notes)
 
 
 def test_slots_whose_cuts_are_missing_stay_as_they_are(world: tuple[StoredSlots, dict[str, Any]]) -> None:

@@ -134,3 +134,17 @@ def test_ten_thousand_promises_on_one_backend_delay_no_other(monkeypatch: pytest
         site.step()
     steps = [at for at, turn in enumerate(work.turns) if "large" in turn]
     assert len(steps) >= 2, "nor do a thousand keep it from its steps"
+
+
+def test_the_room_of_a_large_backend_that_rests_is_that_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The active ones take all of a turn in which no other may take a step."""
+    made = controller([], [])
+    sizes = {"large": 3 * loops.MOST_VOLUMES} | {
+        f"a{number}": loops.MOST_VOLUMES // 8 for number in range(16)
+    }
+    monkeypatch.setattr(made.inventory, "volumes_on", sizes.__getitem__)
+    active = sizes.keys() - {"large"}
+    turns = [made.loops._by_turns(set(sizes), set(active)) for _ in range(4)]
+    assert [("large" in turn, len(turn)) for turn in turns] == [(True, 5), (False, 8), (False, 8), (True, 5)]
