@@ -100,6 +100,7 @@ def create_app(context: AppContext) -> Flask:
     """API and page in one application."""
     app = create_api_app(context)
     app.before_request(guard_page(context))
+    app.jinja_env.globals["other_runbook"] = context.other_runbook
     app.register_blueprint(page)
     app.register_blueprint(make_blueprint(context))
     app.register_blueprint(make_reports(context))

@@ -67,8 +67,12 @@ class LeaseState:
         """
         if self.held_fence is not None:
             return self.node
-        is_fresh = self.heard_s is not None and self.heard_s < max(LEAST_FRESH_S, 2 * self.lease_s)
-        return self.holder if is_fresh and self.holder != self.node else ""
+        return self.holder if self.is_fresh and self.holder != self.node else ""
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the cluster has named the holder so lately that it is the holder."""
+        return self.heard_s is not None and self.heard_s < max(LEAST_FRESH_S, 2 * self.lease_s)
 
     def write(self, runtime_dir: Path) -> None:
         """Publish it.

@@ -66,7 +66,7 @@ const SPECS = {
     `  duration: ${values.duration}`, `  tz: ${zone}`, `  reason: ${JSON.stringify(values.reason)}`],
 };
 
-export const isKind = (kind) => kind in SPECS;
+export const isKind = (kind) => Object.hasOwn(SPECS, kind);
 
 // values: of the fields, trimmed.
 export const compose = (kind, values) => ["apiVersion: storage-sla/v1", `kind: ${kind}`, `metadata: {name: ${scalar(values.name)}}`, "spec:",

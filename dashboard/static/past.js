@@ -10,6 +10,9 @@ export function untilMs(address, lengthMs) {
   return ms > lengthMs && ms < Date.now() ? ms : null;
 }
 
+// For a query of the server. What ends now ends by its clock: by that of a browser which is behind, the newest were left out.
+export const spanOf = (fromMs, untilOrNull) => ({from_us: Math.round(fromMs * 1000), ...(untilOrNull === null ? {} : {to_us: Math.round(untilOrNull * 1000)})});
+
 const at = (ms) => ({until: ms < Date.now() ? String(Math.round(ms) * 1000) : ""});
 
 // Links to half a range earlier, later and now, and the field with the end.

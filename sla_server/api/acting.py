@@ -45,10 +45,11 @@ class ActingServer:
             return ""
         if name := lease.acting:
             return f"the server of node {name} acts, this one (node {lease.node}) stands by"
-        if lease.holder and lease.heard_s is not None and lease.holder != lease.node:
+        if lease.heard_s is not None and not lease.is_fresh:
+            who = "this server" if lease.holder == lease.node else f"the server of node {lease.holder}"
             return (
                 f"which server acts is not known here: node {lease.node} has had no answer of the cluster "
-                f"for {lease.heard_s:.0f} s; the server of node {lease.holder} acted then"
+                f"for {lease.heard_s:.0f} s; {who if lease.holder else 'none'} acted then"
             )
         return "no server acts just now: none that is known here has the lease of the cluster"
 

@@ -7,8 +7,9 @@ Without the table there is no cluster. Parameters that must be the same on all n
 from __future__ import annotations
 
 import ipaddress
+import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
@@ -25,17 +26,19 @@ def _address(value: str) -> str:
     return value
 
 
+_HOST_AND_PORT: Final = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]+)?")
+
+
 def page_address(value: str) -> str:
     """Scheme, host and port of a page, in small letters; "" if ``value`` is no such address."""
     try:
         parts = urlsplit(value)
-        is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        is_one = parts.scheme in ("http", "https") and parts.port != 0
     except ValueError:  # of the port, or of an address of IPv6
         return ""
-    is_plain = (
-        is_one and parts.username is None and not (parts.path.strip("/") or parts.query or parts.fragment)
-    )
-    return f"{parts.scheme}://{parts.netloc}".lower() if is_plain else ""
+    is_plain = is_one and _HOST_AND_PORT.fullmatch(parts.netloc) is not None
+    is_whole = is_plain and not (parts.path.strip("/") or parts.query or parts.fragment)
+    return f"{parts.scheme}://{parts.netloc}".lower() if is_whole else ""
 
 
 def _page(value: str) -> str:
@@ -84,7 +87,8 @@ class TakeoverConfig(StrictModel):
     a quarter more than this."""
     page: Annotated[str, AfterValidator(_page)] = ""
     """Address of this server's page, to which the pages of the others lead, for example
-    `https://sla-1.example.org:8411`. Default: `external_url` of `[api]`, else its `listen`."""
+    `https://sla-1.example.org:8411`. Default: `external_url` of `[api]`, else its `listen`; none where that
+    is 0.0.0.0, or loopback and `routes` is not."""
 
 
 class ClusterConfig(StrictModel):

@@ -331,7 +331,7 @@ class LeaseTask:
         self._limit_s = lease_s / RENEWALS
         self._store: BucketStore | None = None
         self._failing_ns = 0  # since when; 0: the last round was in order
-        self._said = ""
+        self._said = set[str]()  # problems of the rounds that fail; those of an outage come by turns
 
     async def run(self, client: Client) -> None:
         """Until a round fails: the agent comes again, perhaps with another connection."""
@@ -342,7 +342,8 @@ class LeaseTask:
             except (ClusterError, OSError, TimeoutError, nats.errors.Error) as exc:
                 self.failed(exc)
                 raise
-            self._failing_ns, self._said = 0, ""
+            self._failing_ns = 0
+            self._said.clear()
             await asyncio.sleep(self._lease.wait_s())
 
     def failed(self, exc: Exception) -> None:
@@ -350,8 +351,8 @@ class LeaseTask:
         now_ns, problem = boot_ns(), str(exc) or type(exc).__name__
         self._failing_ns = self._failing_ns or now_ns
         lasts = isinstance(exc, ClusterRefused) or now_ns - self._failing_ns > self._lease_s * 1e9
-        if lasts and problem != self._said:
-            self._said = problem
+        if lasts and problem not in self._said:
+            self._said.add(problem)
             log.warning(
                 "lease-not-known", problem=problem, effect="this server can neither act nor take over"
             )

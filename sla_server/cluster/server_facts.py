@@ -7,6 +7,7 @@ without it. The engine writes its tags in small letters.
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from sla_server.config import ResolvedConfig
 
 PREFIX: Final = "server."
-ANY_ADDRESS: Final = ("0.0.0.0", "::", "")  # noqa: S104  # compared with, not bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,19 @@ def page_of(config: ResolvedConfig) -> str:
         return config.cluster.takeover.page
     if api.external_url:
         return page_address(api.external_url)
-    host = parse_address(api.listen)[0]
     scheme = "https" if api.tls.certificate else "http"
-    return "" if host in ANY_ADDRESS else page_address(f"{scheme}://{api.listen}")
+    return page_address(f"{scheme}://{api.listen}") if _is_there_elsewhere(config) else ""
+
+
+def _is_there_elsewhere(config: ResolvedConfig) -> bool:
+    """Whether `listen` is an address that people at another server can use.
+
+    A loopback one leads them to their own machine; it is right only where all nodes are on one.
+    """
+    host = ipaddress.ip_address(parse_address(config.api.listen)[0])
+    if not host.is_loopback:
+        return not host.is_unspecified
+    return (
+        config.cluster is not None
+        and ipaddress.ip_address(parse_address(config.cluster.routes)[0]).is_loopback
+    )

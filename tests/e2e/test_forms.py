@@ -724,3 +724,24 @@ def test_documents_in_force_are_listed_changed_and_ended_where_they_belong(
     assert ended == [{"kind": kind, "name": name}]
     based = [header["body"].get("based_on") for header in site.mailbox.posted if header["op"] == "apply"]
     assert based[-1] == {f"{kind}/{name}": 1}
+
+
+def test_what_was_loaded_is_not_overwritten_after_a_look_at_the_form_of_another_kind(
+    site: Site, page: Page
+) -> None:
+    with page() as driver:
+        sign_in(driver, site, "apply?kind=Route&name=all")
+        until(driver, lambda: "name: all" in source(driver) and checked(driver) == "valid", "its text")
+        Select(driver.find_element(By.ID, "kind")).select_by_value("Calendar")
+        wait_for(driver, "[data-kind=Calendar]", visible=True)
+        site.mailbox.answer = lambda header: answer(header, in_force=7)
+        driver.find_element(By.ID, "text").send_keys("# mine")
+        until(driver, lambda: "has changed since" in text(driver, "#valid-words"), "based on what was loaded")
+        assert driver.find_element(By.ID, "apply").get_property("disabled")
+
+
+def test_a_kind_of_document_that_is_none_shows_the_form_of_an_agreement(site: Site, page: Page) -> None:
+    with page() as driver:
+        sign_in(driver, site, "apply?kind=constructor&name=x")
+        wait_for(driver, "[data-kind=SLA]", visible=True)
+        assert driver.find_element(By.ID, "kind").get_property("value") == "SLA"

@@ -409,6 +409,17 @@ def test_a_backend_has_ranges_of_the_past_that_its_address_names(site: Site, pag
         until(driver, lambda: text(driver, "#ranges [aria-current]") == "30 days", "another range")
 
 
+@pytest.mark.parametrize("view", ["backends/disk-0", "volumes/batch"])
+def test_a_browser_whose_clock_is_behind_shows_the_newest_decisions_all_the_same(
+    site: Site, page: Page, view: str
+) -> None:
+    behind = "const now = Date.now; Date.now = () => now() - 3600e3;"
+    with page() as driver:
+        driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": behind})
+        driver.get(f"{site.url}{view}")
+        wait_for(driver, "#decisions time")  # 42 s ago
+
+
 def test_what_is_not_there_is_said(site: Site, page: Page) -> None:
     with page() as driver:
         for path in ("agreements/none", "volumes/none", "backends/none", "policies/9"):

@@ -16,7 +16,8 @@ const HOUR_MS = 3600e3;
 const ADMITTED = {yes: ["ok", "can be kept"], no: ["bad", "cannot be kept"], unknown: ["warn", "not known"]};
 const page = {shell: null, kind: "SLA", turn: 0, timer: 0, checked: null, admitted: null, base: null, conflict: 0};
 
-// What was loaded to be edited is named with its version: a change by others in between is refused, not overwritten.
+// What was loaded to be edited is named with its version: a change by others in between is refused, not overwritten. A text
+// about other documents may name it, too.
 function address(query = {}) {
   const {base} = page;
   const name = base && (base.kind === "SLA" ? base.name : `${base.kind}/${base.name}`);
@@ -143,7 +144,7 @@ export async function start(shell) {
       else if (name) shell.notice(`${name} is in force.`);
     }});
   for (const kind of ["input", "change"]) $("fields").addEventListener(kind, onEdit);
-  $("kind").addEventListener("change", () => { page.base = null; showKind($("kind").value); soon(onFields); });
+  $("kind").addEventListener("change", () => { showKind($("kind").value); soon(onFields); });
   $("fields").addEventListener("submit", (event) => event.preventDefault());
   $("text").addEventListener("input", () => { $("apply").disabled = true; soon(check); });
   $("apply").addEventListener("click", () => page.checked && ask());

@@ -7,7 +7,7 @@ import {element, fillTable, setBadge, setText} from "../dom.js";
 import {startForm} from "../form.js";
 import * as f from "../format.js";
 import {showDecisions, showFigures, showMissing, showVolumes} from "../parts.js";
-import {showMoves, startUntil, untilMs} from "../past.js";
+import {showMoves, spanOf, startUntil, untilMs} from "../past.js";
 import {drawCapacity} from "../plot.js";
 
 const $ = (id) => document.getElementById(id);
@@ -115,7 +115,7 @@ async function loadSlow() {
 async function loadDecisions() {
   const asked = JSON.stringify(address.get());
   const to = until() ?? Date.now();
-  const span = {from_us: Math.round((to - range()[1]) * 1000), to_us: Math.round(to * 1000)};
+  const span = spanOf(to - range()[1], until());
   const decisions = await read(`/decisions?${new URLSearchParams({backend: name, kind: STEPS, ...span, limit: MOST_DECISIONS})}`);
   if (!decisions || asked !== JSON.stringify(address.get())) return;
   showDecisions($("decisions"), decisions.items, `Nothing ${within()}: no promise here was at risk.`);

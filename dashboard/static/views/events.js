@@ -41,7 +41,7 @@ function showEvents(rows, isOpen) {
     (row) => element("li", {"data-event": row.event_id}, element("time", {class: "soft"}), element("span"), element("p"),
       element("p", {class: "soft"}), element("p", {class: "undelivered"}),
       element("button", {type: "button", onclick: () => openNote(row)}, "Acknowledge…"), " ",
-      element("a", {class: "runbook", href: `/runbook#${encodeURIComponent(row.kind)}`}, "What to do")),
+      element("a", {class: "runbook", href: `${$("inbox-list").dataset.runbook}#${encodeURIComponent(row.kind)}`}, "What to do")),
     (li, row) => {
       setText(li.querySelector("time"), f.clock(row.at_us));
       setBadge(li.querySelector("span"), f.SEVERITIES[row.severity] || "", row.severity);

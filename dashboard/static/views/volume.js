@@ -6,7 +6,7 @@ import {backendLink, seesAll} from "../cells.js";
 import {element, fillTable, setText} from "../dom.js";
 import * as f from "../format.js";
 import {showDecisions, showFigures, showMissing, showVolumes} from "../parts.js";
-import {showMoves, startUntil, untilMs} from "../past.js";
+import {showMoves, spanOf, startUntil, untilMs} from "../past.js";
 import {drawLines} from "../plot.js";
 import {openThrottle, release, startThrottle} from "../throttle.js";
 import {startInline, whyAddress} from "../why.js";
@@ -145,11 +145,11 @@ async function loadSlow() {
   const from = to - range()[1];
   const asked = JSON.stringify(page.address.get());
   const {client} = page.address.get();
-  const span = {from_us: Math.round(from * 1000), to_us: Math.round(to * 1000)};
+  const span = {from_us: Math.round(from * 1000), to_us: Math.round(to * 1000)}; // its length says how fine a history is
   const backend = page.row?.live?.backend || page.row?.backend;
   const [history, decisions, shared] = await Promise.all([
     read(`${page.base}/history?${new URLSearchParams({...span, ...(client ? {client} : {})})}`),
-    read(`/decisions?${new URLSearchParams({volume: page.name, kind: CAP_KINDS, limit: 500, ...span})}`),
+    read(`/decisions?${new URLSearchParams({volume: page.name, kind: CAP_KINDS, limit: 500, ...spanOf(from, until())})}`),
     backend ? read(`/volumes?${new URLSearchParams({backend, sort: "busiest", limit: SHARED})}`) : null]);
   if (asked !== JSON.stringify(page.address.get())) return;
   if (decisions) page.decisions = decisions.items;

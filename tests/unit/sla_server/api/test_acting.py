@@ -27,8 +27,8 @@ HEADERS = {"Authorization": f"Bearer {api.TOKEN}"}
 PAGE = "https://sla-2.example.org:8411"
 
 
-def _n2_acts(folder: Path, heard_s: int = 1) -> None:
-    LeaseState("n1", "n2", 7, 0, 6.0, boot_ns() - heard_s * 10**9, PAGE).write(folder)
+def _n2_acts(folder: Path) -> None:
+    LeaseState("n1", "n2", 7, 0, 6.0, boot_ns() - 10**9, PAGE).write(folder)
 
 
 @pytest.fixture
@@ -90,15 +90,19 @@ def test_health_and_the_live_view_say_which_server_acts(
     assert (server["acting"], server["stands_by"]) == ("n1", "")
 
 
-def test_a_server_that_has_lost_the_cluster_does_not_say_that_another_one_acts(
-    standing_by: FlaskClient, tmp_path: Path
+@pytest.mark.parametrize(
+    ("holder", "who"), [("n2", "the server of node n2"), ("n1", "this server"), ("", "none")]
+)
+def test_a_server_that_has_lost_the_cluster_says_neither_that_another_one_acts_nor_that_none_does(
+    standing_by: FlaskClient, tmp_path: Path, holder: str, who: str
 ) -> None:
-    _n2_acts(tmp_path, heard_s=40)
+    until_ns = boot_ns() - 34 * 10**9 if holder == "n1" else 0
+    LeaseState("n1", holder, 7, until_ns, 6.0, boot_ns() - 40 * 10**9, PAGE).write(tmp_path)
     health = standing_by.get("/api/v1/health", base_url="http://127.0.0.1:8411").json
     assert (health["acting"], health["acting_page"]) == (None, None)
     assert health["stands_by"] == (
-        "which server acts is not known here: node n1 has had no answer of the cluster for 40 s; the server "
-        "of node n2 acted then"
+        f"which server acts is not known here: node n1 has had no answer of the cluster for 40 s; {who} "
+        "acted then"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from flask.testing import FlaskClient
 from markupsafe import escape
 
+import dashboard
 from sla_server.api.context import AppContext
 from sla_server.events import catalogue
 from sla_server.events.delivery_state import write_delivery_state
@@ -281,3 +283,12 @@ def test_the_runbook_has_an_entry_for_each_kind_and_needs_no_login(web: FlaskCli
     for name, kind in catalogue.KINDS.items():
         assert f'id="{name}"' in page.text
         assert str(escape(kind.action)) in page.text
+
+
+def test_events_of_the_page_lead_to_the_runbook_that_notices_lead_to(
+    context: AppContext, web: FlaskClient
+) -> None:
+    assert 'data-runbook="/runbook"' in web.get("/events").text
+    own = replace(context, other_runbook="https://wiki.example/sla")
+    page = dashboard.create_app(own).test_client().get("/events", base_url="http://127.0.0.1:8411")
+    assert 'data-runbook="https://wiki.example/sla"' in page.text

@@ -105,6 +105,11 @@ def test_servers_that_take_over_have_one_database_and_one_archive(
         ("https://sla-1:x", ""),
         ("https://sla-1/page", ""),
         ("https://", ""),
+        ("https://[fd00::1]:8411", "https://[fd00::1]:8411"),
+        ("https://sla-1 or so", ""),
+        ('https://sla-1"x', ""),
+        ("https://sla-1\\x", ""),
+        ("https://sla-1\x1bc", ""),  # of another node's tags, and printed by `sla`
     ],
 )
 def test_the_page_of_a_server_is_an_address_alone(page: str, address: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import structlog
@@ -268,7 +268,7 @@ def test_the_page_of_the_holder_is_in_the_record_and_what_a_former_release_wrote
     assert (lease.next_record(6, 100), lease.heard_ns) == (LeaseRecord("n1", 7, 6.0, page="https://sla-1"), 5)
 
 
-def test_what_keeps_a_server_from_its_lease_is_said_once_and_again_after_it_was_well(
+def test_what_keeps_a_server_from_its_lease_is_said_once_and_when_it_lasts(
     monkeypatch: pytest.MonkeyPatch, clock: FakeClock
 ) -> None:
     monkeypatch.setattr("sla_server.cluster.leases.boot_ns", clock.monotonic_ns)
@@ -291,3 +291,33 @@ def test_what_keeps_a_server_from_its_lease_is_said_once_and_again_after_it_was_
         task.failed(TimeoutError())
         task.failed(TimeoutError())
         assert [line["problem"] for line in said[1:]] == ["TimeoutError"]
+        for exc in (OSError("no majority"), TimeoutError(), OSError("no majority")):  # by turns, for hours
+            task.failed(exc)
+        assert [line["problem"] for line in said[2:]] == ["no majority"]
+
+
+class _Rounds:
+    """Instead of a keeper: how each round ends."""
+
+    def __init__(self, *ends: Exception | None) -> None:
+        self._ends = list(ends)
+
+    async def round(self, _store: object) -> None:
+        if (end := self._ends.pop(0)) is not None:
+            raise end
+
+
+def test_what_keeps_a_server_from_its_lease_is_said_again_after_a_round_that_was_in_order() -> None:
+    class Client:
+        def jetstream(self, *, timeout: float) -> None:
+            pass
+
+    refused = ClusterRefused("Delete the key")
+    rounds: Any = _Rounds(refused, refused, None, refused)
+    client: Any = Client()
+    task = LeaseTask(rounds, ClusterLease("n1", 0.01), 3, LEASE_S)
+    with structlog.testing.capture_logs() as said:
+        for expected in (1, 1, 2):
+            with pytest.raises(ClusterRefused):
+                asyncio.run(task.run(client))
+            assert len(said) == expected

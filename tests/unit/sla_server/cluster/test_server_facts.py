@@ -60,3 +60,21 @@ def test_a_node_alone_takes_nothing_over() -> None:
 def test_the_page_is_what_the_file_says(api: dict[str, Any], takeover: dict[str, Any], page: str) -> None:
     config = _config(api=api, cluster={"node": "n1", "takeover": {"enabled": True, **takeover}})
     assert ServerFacts.of(config, is_alone=False).page == page
+
+
+@pytest.mark.parametrize(
+    ("listen", "page"),
+    [
+        ("127.0.0.1:8411", ""),
+        ("[::1]:8411", ""),
+        ("0.0.0.0:8411", ""),
+        ("10.0.0.1:8411", "https://10.0.0.1:8411"),
+    ],
+)
+def test_a_page_that_other_machines_cannot_reach_is_not_said_to_be_there(listen: str, page: str) -> None:
+    """The link to 127.0.0.1 of another server leads to the machine of whoever clicks it."""
+    routes = {"routes": "10.0.0.1:6222", "tls": {"enabled": True}}
+    cluster = {"node": "n1", **routes, "takeover": {"enabled": True}}
+    tls = {"certificate": "a.crt", "key": "a.key"}
+    config = _config(api={"listen": listen, "reading": "login", "tls": tls}, cluster=cluster)
+    assert ServerFacts.of(config, is_alone=False).page == page
