@@ -44,6 +44,7 @@ class _Watched:
     handler: Callable[[int], None]
     on_failure: Callable[[Exception], None]
     mask: int
+    since: int  # the step that began to watch it
 
 
 class EventLoop:
@@ -60,6 +61,7 @@ class EventLoop:
         self.warnings = LimitedLog("connections")
         self._epoll = select.epoll()
         self._watched: dict[int, _Watched] = {}
+        self._step_number = 0
         self._buffered: set[int] = set()
         self._timers: dict[object, tuple[int, Callable[[int], None], OnFailure | None]] = {}  # number, ...
         self._keys: dict[int, object] = {}  # of the timers, by number
@@ -71,7 +73,7 @@ class EventLoop:
     ) -> None:
         """Call ``handler(events)`` when ``fd`` is ready for ``mask``; 0 reports only a peer that is gone."""
         self._epoll.register(fd, mask)
-        self._watched[fd] = _Watched(handler, on_failure, mask)
+        self._watched[fd] = _Watched(handler, on_failure, mask, self._step_number)
 
     def want(self, fd: int, mask: int) -> None:
         """Change what ``fd`` is watched for; cheap when nothing changes."""
@@ -142,9 +144,11 @@ class EventLoop:
 
     def step(self) -> None:
         """Wait for readiness or the next timer, then handle both once."""
+        self._step_number += 1
         for fd, events in self._epoll.poll(self._timeout_s()):
             watched = self._watched.get(fd)
-            if watched is not None:  # a handler before it in this batch may have closed it
+            # A handler before it in this batch may have closed it, and another one got its number since.
+            if watched is not None and watched.since != self._step_number:
                 self._call(watched, events)
         if self._buffered:
             for fd in self._readable():

@@ -218,7 +218,9 @@ class TlsConnection:
             OSError: the connection broke, or what came was not encrypted for us.
         """
         if self._is_shut:
-            return self._sock.recv_into(view)  # to be dropped, until the peer ends
+            if self._sock.recv_into(view):
+                raise BlockingIOError  # dropped: ciphertext is no answer to anything
+            return 0
         count = self._opened(view)
         if not count and not self._has_ended:
             received = self._sock.recv_into(_SCRATCH)

@@ -145,7 +145,11 @@ class TlsTunnel(threading.Thread):
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext) -> None:
         super().__init__(name="tls-tunnel", daemon=True)
-        greeting, self._tls = start_tls(sock, context)
+        try:
+            greeting, self._tls = start_tls(sock, context)
+        except OSError:
+            sock.close()
+            raise
         self.near, self._plain = socket.socketpair()
         self._to_client, self._to_server = bytearray(greeting), bytearray()
         self._flags_left = p.CLIENT_FLAGS.size

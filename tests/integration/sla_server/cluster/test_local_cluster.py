@@ -39,11 +39,16 @@ async def _publish(cluster: LocalCluster, subject: str, numbers: range) -> None:
 
 async def _stored(cluster: LocalCluster, name: str) -> list[int]:
     client = await nats.connect(cluster.urls)
-    stream = client.jetstream(timeout=120)
+    stream, deadline = client.jetstream(timeout=5), Deadline(READY_S)
     try:
-        count = (await stream.stream_info(name)).state.messages
-        found = [await stream.get_msg(name, seq=seq + 1) for seq in range(count)]
-        return [int(message.data or b"") for message in found]
+        while True:
+            try:
+                count = (await stream.stream_info(name)).state.messages
+                found = [await stream.get_msg(name, seq=seq + 1) for seq in range(count)]
+                return [int(message.data or b"") for message in found]
+            except (TimeoutError, nats.errors.Error):  # a request without a leader is answered by nobody
+                if deadline.passed:
+                    raise
     finally:
         await client.close()
 

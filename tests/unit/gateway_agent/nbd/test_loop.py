@@ -1,4 +1,5 @@
 import os
+import socket
 
 import pytest
 from structlog.testing import capture_logs
@@ -237,3 +238,30 @@ def test_a_pause_ends_in_its_time_and_with_the_descriptor(pipe):
     clock.advance(1.0)
     assert loop._timeout_s() > 1.0, "no timer is left"
     loop.close()
+
+
+def test_what_was_said_of_a_descriptor_is_not_said_of_the_next_one_with_its_number() -> None:
+    loop = EventLoop(FakeClock())
+    pairs = [socket.socketpair() for _ in range(2)]
+    heard: list[str] = []
+    made: list[socket.socket] = []
+
+    def replaces(other: int) -> None:
+        """Close the other connection, whose end is in the same batch; the next one gets its number."""
+        number = pairs[other][0].fileno()
+        loop.forget(number)
+        pairs[other][0].close()
+        made.extend(socket.socketpair())
+        for each in made:
+            if each.fileno() == number:
+                loop.watch(number, IN, lambda _events: heard.append("new"), pytest.fail)
+        loop.forget(pairs[1 - other][0].fileno())
+
+    for index in range(2):
+        loop.watch(pairs[index][0].fileno(), IN, lambda _e, other=1 - index: replaces(other), pytest.fail)
+        pairs[index][1].close()  # both have ended
+    loop.step()
+    assert made, "one of them was served"
+    assert heard == []
+    for each in [*made, *(pair[0] for pair in pairs)]:
+        each.close()
