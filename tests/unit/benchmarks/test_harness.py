@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,3 +74,28 @@ def test_a_benchmark_without_options_refuses_what_it_is_given(
         harness.main("query", lambda: pytest.fail("it measures"))
     assert ended.value.code == 2
     assert "--sizes" in capsys.readouterr().err
+
+
+ORPHANED = r"""
+import os, subprocess, sys, time
+from benchmarks import harness
+if sys.argv[1] == "adopts":
+    harness.adopt_orphans()
+# The shell ends at once; what it started works on until it has used a fifth of a second.
+works = "import time\nwhile time.process_time() < 0.2: pass"
+shell = subprocess.run(["sh", "-c", '"$0" -c "$1" >/dev/null & echo $!', sys.executable, works],
+                       stdout=subprocess.PIPE, text=True, check=True)
+while os.path.exists(f"/proc/{shell.stdout.strip()}"):
+    if open(f"/proc/{shell.stdout.strip()}/stat").read().rsplit(")", 1)[1].split()[0] == "Z":
+        break
+    time.sleep(0.01)
+print(harness._own_ticks(os.getpid()) / os.sysconf("SC_CLK_TCK") - time.process_time())
+"""
+
+
+@pytest.mark.parametrize(("word", "is_ours"), [("adopts", True), ("leaves", False)])
+def test_work_of_a_process_whose_parent_ended_is_ours(word: str, is_ours: bool) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ORPHANED, word], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert (float(done.stdout) >= 0.15) is is_ours
