@@ -79,6 +79,7 @@ _PART: Final = struct.Struct("<8sIIQQ16s")
 _CRC: Final = struct.Struct("<I")
 _PROT_READ, _MAP_SHARED, _MAP_FIXED, _MAP_NORESERVE = 1, 1, 0x10, 0x4000
 _MADV_POPULATE_READ: Final = 22
+_EHWPOISON: Final = 133  # of Linux; Python has no name for it
 _FAILED: Final = ctypes.c_void_p(-1).value
 
 
@@ -258,7 +259,7 @@ class FileStorage:
         try:
             self._map.madvise(_MADV_POPULATE_READ)
         except OSError as exc:
-            if exc.errno in (errno.EFAULT, errno.EHWPOISON):
+            if exc.errno in (errno.EFAULT, _EHWPOISON):
                 raise QueueUnreadable(
                     str(self._path),
                     "the disk cannot read a part of it (the kernel's log names the place)",

@@ -77,6 +77,17 @@ def whole_product(folder: Path, extra_toml: str = "") -> Iterator[Stage]:
         yield running
 
 
+@contextlib.contextmanager
+def one_gateway(folder: Path, extra_toml: str) -> Iterator[Stage]:
+    """Server and one agent, which has more than its volume in a file."""
+    (folder / "disk").write_bytes(bytes(1 << 20))
+    with Stage(folder) as running:
+        running.start_server()
+        running.start_agent(Agent("gateway-a", {"erp-db": str(folder / "disk")}, extra_toml=extra_toml))
+        running.wait(running.gateways_up, "the gateway")
+        yield running
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Processes]:
     """A data plane and programs around it, for one test."""

@@ -243,6 +243,7 @@ def test_what_was_said_of_an_ended_connection_does_no_harm_to_the_next_with_its_
     rig: PairRig, monkeypatch: pytest.MonkeyPatch, events: int
 ) -> None:
     """One that ends within a round may have an event left in it, and a new one its number."""
+    rig.watermarks()
     new, registered = rig.dial(OTHER), rig.up()
     ready = [(conn.fileno(), events) for conn in rig.connections]
     with monkeypatch.context() as patched:
