@@ -28,11 +28,8 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import shutil
 import signal
 import subprocess
-import sys
-import tempfile
 import threading
 import time
 import uuid
@@ -46,14 +43,14 @@ from benchmarks import harness, small_link
 from benchmarks.chaos_clients import Clients
 from benchmarks.chaos_events import prove_events, read_events
 from benchmarks.chaos_faults import ProcessFaults
-from benchmarks.chaos_proof import Gateway, Proof, ledger, prove
+from benchmarks.chaos_proof import Gateway, Proof, has_stored, ledger, prove
 from benchmarks.chaos_recipients import BROKEN, EVENTS_TOML, Recipients
 from benchmarks.harness import machine_facts, rows_for, table
 from pmdaemon.runtime.clock import STEP_FILE
 from sla_server.db.config import DatabaseConfig
 from tests.support.cutting_proxy import CuttingProxy
 from tests.support.postgres import PostgresServer
-from tests.support.stage import Agent, Stage, StageError
+from tests.support.stage import Agent, Stage, scratch
 
 SPOOL_BYTES = 4 << 20
 DATA_BYTES = 256 << 20
@@ -188,7 +185,7 @@ class Chaos:
         stored = read_events(self._database_config(), self._data)
         proof.events = prove_events(stored, self._recipients.all_arrivals(), span, BROKEN)
         proof.problems += proof.events.problems
-        self._compare_with_clients(proof, clients)
+        proof.compare("vol-a", clients.done("vol-a"), sum(load.errors for load in clients.loads["vol-a"]))
         self.note(proof.events.text())
         return proof
 
@@ -385,21 +382,8 @@ class Chaos:
         return len(ledger(gateway.log, gateway.gateway_id)[0]) >= cuts
 
     def _stored(self, newest: dict[tuple[str, int], int]) -> bool:
-        from sla_server.db.errors import DbError
-        from sla_server.db.queries.reader import open_reader
-
         self._revive()
-        try:
-            reader = open_reader(self._database_config(), self._data)
-        except DbError:
-            return False
-        try:
-            found = {(gateway_id, epoch): seq for gateway_id, epoch, seq in reader.watermarks()}
-        except DbError:
-            return False
-        finally:
-            reader.close()
-        return all(found.get(key, 0) >= seq for key, seq in newest.items())
+        return has_stored(self._database_config(), self._data, newest)
 
     def _database_config(self) -> DatabaseConfig:
         return DatabaseConfig(url=self.stage.database_url, rollup_s=self.stage.slice_s)
@@ -409,14 +393,6 @@ class Chaos:
             self.stage.stop("agent", process)
         for process in self.stage.running("server"):
             self.stage.stop("server", process, limit_s=60)
-
-    def _compare_with_clients(self, proof: Proof, clients: Clients) -> None:
-        stored, counted = proof.volumes.get("vol-a", 0), clients.done("vol-a")
-        errors = sum(load.errors for load in clients.loads["vol-a"])
-        if stored != counted or errors:
-            proof.problems.append(
-                f"clients of a counted {counted} I/Os ({errors} errors), SQL holds {stored}"
-            )
 
 
 def run(
@@ -465,29 +441,15 @@ def _record(seed: int, database: str, proof: Proof, faults: Counter[str], killed
 @click.option("--keep", is_flag=True, help="Keep the folder with data and logs.")
 def main(seed: int, duration_s: float, kills: int, pause_s: float, database: str, keep: bool) -> None:
     """Break the running product for a while and prove that no cut was lost or doubled."""
-    base = Path(tempfile.mkdtemp(prefix="sla-chaos-"))
     began_s = time.monotonic()
-    try:
+    with scratch("sla-chaos-", keep) as base:
         proof, faults = run(base / "run", seed, duration_s, kills, pause_s, database)
-    except StageError as exc:
-        raise SystemExit(str(exc)) from exc
-    finally:
-        if keep:
-            click.echo(f"kept: {base}")
-        else:
-            shutil.rmtree(base, ignore_errors=True)
     killed = sum(count for name, count in faults.items() if name in VICTIMS)
     click.echo(
         f"seed {seed}, {time.monotonic() - began_s:.0f} s, {killed} kills: {dict(faults.most_common())}"
     )
-    click.echo(
-        f"cuts: {proof.made} made, {proof.delivered} stored, {proof.held} still in spools, "
-        f"{proof.dropped} counted as dropped; lost {len(proof.lost)}, doubled {len(proof.doubled)}"
-    )
-    for problem in proof.problems[:20]:
-        click.echo(f"  {problem}")
     _record(seed, database, proof, faults, killed)
-    sys.exit(1 if proof.problems else 0)
+    proof.report()
 
 
 if __name__ == "__main__":

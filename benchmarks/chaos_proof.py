@@ -14,12 +14,15 @@ says so), or begins a new life of its plane at what this row counts.
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import click
 import pyarrow as pa
 import pyarrow.parquet as pq
 from sqlalchemy import text
@@ -28,6 +31,8 @@ from benchmarks.chaos_events import EventsProof
 from gateway_agent.link.spool import Spool
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import make_engine
+from sla_server.db.errors import DbError
+from sla_server.db.queries.reader import open_reader
 
 Key = tuple[str, int, int]
 _SPOOLED = re.compile(r"event=cut-spooled epoch=(\d+) seq=(\d+)")
@@ -62,6 +67,24 @@ class Proof:
     volumes: dict[str, int] = field(default_factory=dict)
     events: EventsProof = field(default_factory=EventsProof)
 
+    def compare(self, volume: str, counted: int, errors: int = 0) -> None:
+        """SQL must have what the clients of a volume counted."""
+        stored = self.volumes.get(volume, 0)
+        if stored != counted or errors:
+            self.problems.append(
+                f"clients of {volume} counted {counted} I/Os ({errors} errors), SQL has {stored}"
+            )
+
+    def report(self) -> NoReturn:
+        """Say what was found, the first problems too, and end the program: status 1 if there are any."""
+        click.echo(
+            f"cuts: {self.made} made, {self.delivered} stored, {self.held} still in spools, "
+            f"{self.dropped} counted as dropped; lost {len(self.lost)}, doubled {len(self.doubled)}"
+        )
+        for problem in self.problems[:20]:
+            click.echo(f"  {problem}")
+        sys.exit(1 if self.problems else 0)
+
 
 def ledger(log: Path, gateway_id: str) -> tuple[set[Key], set[Key]]:
     """(made, dropped or about to be) as the log says."""
@@ -74,6 +97,26 @@ def ledger(log: Path, gateway_id: str) -> tuple[set[Key], set[Key]]:
                 epoch, first, last = (int(number) for number in re.split("[:-]", part))
                 dropped |= {(gateway_id, epoch, seq) for seq in range(first, last + 1)}
     return made, dropped
+
+
+def newest_made(gateways: list[Gateway]) -> dict[tuple[str, int], int]:
+    """The newest cut of each epoch that was not dropped: (gateway, epoch) -> seq."""
+    newest: dict[tuple[str, int], int] = {}
+    for gateway in gateways:
+        made, dropped = ledger(gateway.log, gateway.gateway_id)
+        for gateway_id, epoch, seq in made - dropped:
+            newest[gateway_id, epoch] = max(seq, newest.get((gateway_id, epoch), 0))
+    return newest
+
+
+def has_stored(config: DatabaseConfig, data_dir: Path, newest: dict[tuple[str, int], int]) -> bool:
+    """Whether SQL has these cuts, as ``newest_made`` names them; no, while it is away."""
+    try:
+        with closing(open_reader(config, data_dir)) as reader:
+            found = {(gateway_id, epoch): seq for gateway_id, epoch, seq in reader.watermarks()}
+    except DbError:
+        return False
+    return all(found.get(key, 0) >= seq for key, seq in newest.items())
 
 
 def prove(config: DatabaseConfig, data_dir: Path, gateways: list[Gateway]) -> Proof:

@@ -17,10 +17,7 @@ import contextlib
 import json
 import logging
 import random
-import shutil
 import signal
-import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -31,14 +28,14 @@ from typing import Final
 import click
 import structlog
 
-from benchmarks.chaos_proof import Gateway, Proof, ledger, prove
+from benchmarks.chaos_proof import Proof
 from benchmarks.cluster_faults import receive_counted, send_counted
-from benchmarks.cluster_servers import GATEWAYS, SPOOL_BYTES, Site
+from benchmarks.cluster_proof import SETTLE_S, STEPPED, prove_site
+from benchmarks.cluster_servers import Site
 from sla_server.cluster import account_file
 from sla_server.cluster.messages import Destination, MessageSession
-from sla_server.db.queries.reader import open_reader
 from tests.support.servers import NODES, SERVERS, send
-from tests.support.stage import StageError
+from tests.support.stage import scratch
 
 Heal = Callable[[], None]
 FAULTS: Final = {
@@ -59,11 +56,9 @@ FAULTS: Final = {
 }
 """Weight, and what it is."""
 DATA_BYTES: Final = 256 << 20
-STEPPED: Final = "b"
 STEP_US: Final = 30_000_000
 LONGEST_S: Final = 20.0
 TWO_EVERY: Final = 3
-SETTLE_S: Final = 300.0
 DESTINATION: Final = "chaos"
 
 
@@ -259,51 +254,6 @@ class ClusterChaos:
         return postgres.start
 
 
-def gateways_of(site: Site) -> list[Gateway]:
-    """For the proof."""
-    folder = site.stage.folder
-    return [
-        Gateway(
-            (folder / name / "gateway_id").read_text().strip(),
-            folder / f"{name}.log",
-            folder / name / "spool",
-            SPOOL_BYTES,
-            stepped=name == STEPPED,
-        )
-        for name in GATEWAYS
-    ]
-
-
-def is_stored(site: Site, newest: dict[tuple[str, int], int]) -> bool:
-    """Whether SQL has these cuts: (gateway, epoch) -> seq."""
-    reader = open_reader(site.database, site.folder)
-    try:
-        found = {(gateway_id, epoch): seq for gateway_id, epoch, seq in reader.watermarks()}
-    finally:
-        reader.close()
-    return all(found.get(key, 0) >= seq for key, seq in newest.items())
-
-
-def made_by(gateways: list[Gateway]) -> dict[tuple[str, int], int]:
-    """The newest cut of each epoch that was not dropped: (gateway, epoch) -> seq."""
-    newest: dict[tuple[str, int], int] = {}
-    for gateway in gateways:
-        made, dropped = ledger(gateway.log, gateway.gateway_id)
-        for gateway_id, epoch, seq in made - dropped:
-            newest[gateway_id, epoch] = max(seq, newest.get((gateway_id, epoch), 0))
-    return newest
-
-
-def stop_in_order(site: Site) -> None:
-    """Gateways, then each server after it has acted: what its queue has kept for files goes into one."""
-    for agent in site.agents:
-        for process in site.stage.running(agent.name):
-            site.stage.stop(agent.name, process)
-    for _ in SERVERS:
-        name = site.wait(site.servers.acting, "a server that acts", SETTLE_S)
-        site.servers.stop(name)
-
-
 def run(
     folder: Path, seed: int, duration_s: float, most_faults: int, only: Sequence[str] = ()
 ) -> tuple[Proof, Counter[str], Messages]:
@@ -321,21 +271,8 @@ def run(
         finally:
             site.clients.finish()
             messages.finish()
-        gateways = gateways_of(site)
-        made = made_by(gateways)  # the last I/Os are in the cut that is open now
-        site.wait(
-            lambda: all(made_by(gateways).get(key, 0) >= seq + 2 for key, seq in made.items()), "newer cuts"
-        )
-        made = made_by(gateways)
-        site.wait(lambda: is_stored(site, made), "the gateways' cuts in SQL", SETTLE_S)
-        stop_in_order(site)
-        proof = prove(site.database, folder, gateways)
-        proof.problems += site.losses() + messages.problems()
-        for agent in site.agents:
-            volume = next(iter(agent.volumes))
-            stored, counted = proof.volumes.get(volume, 0), site.clients.done(volume)
-            if stored != counted:
-                proof.problems.append(f"clients of {volume} counted {counted} I/Os, SQL has {stored}")
+        proof = prove_site(site)
+        proof.problems += messages.problems()
         return proof, chaos.faults, messages
 
 
@@ -348,28 +285,14 @@ def run(
 def main(seed: int, duration_s: float, faults: int, only: tuple[str, ...], keep: bool) -> None:
     """Break two servers and their nodes for a while, and prove that nothing was lost or doubled."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    base = Path(tempfile.mkdtemp(prefix="sla-chaos-cluster-"))
     began_s = time.monotonic()
-    try:
+    with scratch("sla-chaos-cluster-", keep) as base:
         proof, done, messages = run(base / "run", seed, duration_s, faults, only)
-    except StageError as exc:
-        raise SystemExit(str(exc)) from exc
-    finally:
-        if keep:
-            click.echo(f"kept: {base}")
-        else:
-            shutil.rmtree(base, ignore_errors=True)
     click.echo(f"seed {seed}, {time.monotonic() - began_s:.0f} s, {done.total()} faults")
     for name, (_, words) in FAULTS.items():
         click.echo(f"  {name:<9} {done[name]:>3}  {words}")
-    click.echo(
-        f"cuts: {proof.made} made, {proof.delivered} stored, {proof.held} still in spools, "
-        f"{proof.dropped} counted as dropped; lost {len(proof.lost)}, doubled {len(proof.doubled)}"
-    )
     click.echo(f"messages: {len(messages.sent)} confirmed, {len(messages.received)} received")
-    for problem in proof.problems[:20]:
-        click.echo(f"  {problem}")
-    sys.exit(1 if proof.problems else 0)
+    proof.report()
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ import contextlib
 import logging
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -33,12 +32,12 @@ import click
 import structlog
 from sqlalchemy import create_engine, text
 
-from benchmarks.chaos_proof import Proof, prove
-from benchmarks.cluster_chaos import SETTLE_S, gateways_of, is_stored, made_by, stop_in_order
-from benchmarks.cluster_servers import GATEWAYS, Site
+from benchmarks.chaos_proof import Proof
+from benchmarks.cluster_proof import SETTLE_S, prove_site
+from benchmarks.cluster_servers import Site
 from sla_server.db.migrate import known_revisions
 from tests.support.servers import NODES, SERVERS
-from tests.support.stage import StageError
+from tests.support.stage import StageError, scratch
 
 FORMER: Final = "acdac5ae"
 SLICE_S: Final = 10
@@ -290,23 +289,10 @@ def run(folder: Path, commit: str) -> tuple[Proof, Upgrade, tuple[int, int]]:
             upgrade.run()
         finally:
             site.clients.finish()
-        gateways = gateways_of(site)
-        made = made_by(gateways)  # the last I/Os are in the cut that is open now
-        site.wait(
-            lambda: all(made_by(gateways).get(key, 0) >= seq + 2 for key, seq in made.items()), "newer cuts"
-        )
-        made = made_by(gateways)
-        site.wait(lambda: is_stored(site, made), "the gateways' cuts in SQL", SETTLE_S)
-        promises = upgrade.check_promises()
-        stop_in_order(site)
-        proof = prove(site.database, folder, gateways)
-        proof.problems += [*site.losses(), *upgrade.problems]
-        for name in GATEWAYS:
-            volume = f"vol-{name}"
-            stored, counted = proof.volumes.get(volume, 0), site.clients.done(volume)
-            if stored != counted:
-                proof.problems.append(f"clients of {volume} counted {counted} I/Os, SQL has {stored}")
-        return proof, upgrade, promises
+        promises: list[tuple[int, int]] = []
+        proof = prove_site(site, lambda: promises.append(upgrade.check_promises()))
+        proof.problems += upgrade.problems
+        return proof, upgrade, promises[0]
 
 
 @click.command()
@@ -315,29 +301,15 @@ def run(folder: Path, commit: str) -> tuple[Proof, Upgrade, tuple[int, int]]:
 def main(commit: str, keep: bool) -> None:
     """Upgrade two servers and a node one after the other, and prove that nothing was lost or doubled."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    base = Path(tempfile.mkdtemp(prefix="sla-upgrade-"))
     began_s = time.monotonic()
-    try:
+    with scratch("sla-upgrade-", keep) as base:
         proof, upgrade, (bad, episodes) = run(base / "run", commit)
-    except StageError as exc:
-        raise SystemExit(str(exc)) from exc
-    finally:
-        if keep:
-            click.echo(f"kept: {base}")
-        else:
-            shutil.rmtree(base, ignore_errors=True)
     gaps = ", ".join(f"{gap_s:.1f} s" for gap_s in upgrade.without_s)
     click.echo(f"from {commit}, {time.monotonic() - began_s:.0f} s; hand-over to cuts in SQL again: {gaps}")
     click.echo(
-        f"cuts: {proof.made} made, {proof.delivered} stored, {proof.held} still in spools, "
-        f"{proof.dropped} counted as dropped; lost {len(proof.lost)}, doubled {len(proof.doubled)}"
-    )
-    click.echo(
         f"I/Os in SQL: {proof.volumes}; slices of the broken promise judged bad: {bad}; episodes: {episodes}"
     )
-    for problem in proof.problems[:20]:
-        click.echo(f"  {problem}")
-    sys.exit(1 if proof.problems else 0)
+    proof.report()
 
 
 if __name__ == "__main__":

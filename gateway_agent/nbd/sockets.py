@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from gateway_agent.errors import UpstreamError
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.config import split_address
-from pmdaemon.runtime.sockets import Listener, command_of, holder, why_not
+from pmdaemon.runtime.sockets import Listener, command_of, dial_error, holder, why_not
 
 NBD_PORT = 10809  # IANA
 _BACKLOG = 4096  # a host that starts connects all its disks at once; the kernel may allow less
@@ -303,8 +303,8 @@ def begin_connect(address: Address) -> socket.socket:
 
 def connect_error(sock: socket.socket) -> str:
     """Why a connection that has become writable failed; empty if it did not."""
-    number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-    return os.strerror(number) if number else ""
+    code = dial_error(sock)
+    return os.strerror(code) if code else ""
 
 
 def client_name(sock: socket.socket) -> str:

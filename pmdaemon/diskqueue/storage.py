@@ -28,7 +28,8 @@ when the last reference to the locked descriptor is gone. So that descriptor is 
 outlives a killed process while a tool reads its ``/proc/PID/smaps``, and its successor would find the file
 "owned by another process" for that moment.
 
-Downside: a file that is truncated while it is mapped kills the reader with SIGBUS.
+Downside: a file that is truncated while it is mapped, or whose disk stops reading a part of it, kills the
+reader with SIGBUS; what cannot be read at the opening is an error.
 
 ``SpannedStorage`` joins several data files, perhaps on several disks, end to end:
 
@@ -77,6 +78,8 @@ PART_MAGIC: Final = b"SLADQP01"
 _PART: Final = struct.Struct("<8sIIQQ16s")
 _CRC: Final = struct.Struct("<I")
 _PROT_READ, _MAP_SHARED, _MAP_FIXED, _MAP_NORESERVE = 1, 1, 0x10, 0x4000
+_MADV_POPULATE_READ: Final = 22
+_EHWPOISON: Final = 133  # of Linux; Python has no name for it
 _FAILED: Final = ctypes.c_void_p(-1).value
 
 
@@ -131,7 +134,7 @@ class FileStorage:
 
     Raises:
         QueueBusy: another process owns it.
-        QueueUnreadable: it cannot be opened.
+        QueueUnreadable: it cannot be opened, or the disk cannot read a part of it.
     """
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
@@ -151,6 +154,7 @@ class FileStorage:
                 if not _is_at(path, self._fd):  # its owner has just replaced it
                     raise BlockingIOError
             self._remap()
+            self._check_readable()
         except BaseException as exc:
             os.close(self._fd)  # and with it the lock: the next try must not meet it
             if isinstance(exc, BlockingIOError):
@@ -244,6 +248,25 @@ class FileStorage:
             finally:
                 os.close(fd)
             self._view = memoryview(self._map)
+
+    def _check_readable(self) -> None:
+        """Have the kernel read all of it once: as an error, what would be a SIGBUS while we read it.
+
+        Recovery reads it anyway. A kernel that does not know how (before 5.14) leaves it at that.
+        """
+        if self._map is None:
+            return
+        try:
+            self._map.madvise(_MADV_POPULATE_READ)
+        except OSError as exc:
+            if exc.errno in (errno.EFAULT, _EHWPOISON):
+                raise QueueUnreadable(
+                    str(self._path),
+                    "the disk cannot read a part of it (the kernel's log names the place)",
+                    "Copy what can be read of it to a sound disk (ddrescue), or move it away: an empty queue "
+                    "is made then",
+                ) from exc
+        self.release()
 
     def _unmap(self) -> None:
         self._view = memoryview(b"")

@@ -51,6 +51,7 @@ from pmdaemon.runtime.backoff import Backoff
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.config import parse_address
 from pmdaemon.runtime.files import write_whole
+from pmdaemon.runtime.sockets import dial_error
 
 FIRST_S: Final = 0.5
 MAX_S: Final = 30.0
@@ -197,9 +198,8 @@ class Dialler:
             entry.due_ns = self._clock.monotonic_ns() + CONNECT_NS
 
     def _answered(self, entry: _Entry, sock: socket.socket) -> None:
-        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if code or sock.getsockname() == sock.getpeername():  # a dial may connect to itself
-            self._failed(entry, os.strerror(code or errno.ECONNREFUSED))
+        if code := dial_error(sock):
+            self._failed(entry, os.strerror(code))
             return
         pair = self._offer(sock, entry.target.address)
         if pair is None:

@@ -1,4 +1,4 @@
-"""Sockets of this machine: opening a listener, accepting, and the user behind a local connection or listener.
+"""Sockets of this machine: opening a listener, accepting, dialling, and the user behind a local connection.
 
 Without descriptors or memory ``accept`` fails, and the connection stays in the backlog: the listener remains
 readable, and a loop that goes on without a pause spins. Every accept loop calls ``accept`` here, which makes
@@ -86,6 +86,21 @@ def accept(
         pause(ACCEPT_PAUSE_NS)
         return None
     return sock, peer
+
+
+def dial_error(sock: socket.socket) -> int:
+    """Errno of a dial that has been answered (the socket has become writable); 0: it is connected.
+
+    A dial to a port of the ephemeral range that no process listens on may connect to itself: that is refused.
+    """
+    code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if code:
+        return code
+    try:
+        is_own_echo = sock.getsockname() == sock.getpeername() != ""
+    except OSError:  # it was reset since: there is no other end any more
+        return errno.ECONNRESET
+    return errno.ECONNREFUSED if is_own_echo else 0
 
 
 class Socket(NamedTuple):

@@ -42,7 +42,7 @@ from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.backoff import Backoff
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.config import parse_address
-from pmdaemon.runtime.sockets import accept, open_listener
+from pmdaemon.runtime.sockets import accept, dial_error, open_listener
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadInbox
 from pmdaemon.runtime.transport import HandshakeFailed, TlsTransport, prepare
@@ -260,15 +260,9 @@ class PairLink:
         assert self._connecting is not None  # the caller looked
         until_ns = self._connecting[1]
         self._connecting = None
-        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        try:
-            is_own_echo = not code and sock.getsockname() == sock.getpeername()
-        except OSError:  # reset since
-            code = code or errno.ECONNRESET
-            is_own_echo = False
-        if code or is_own_echo:
+        if code := dial_error(sock):
             sock.close()
-            self._dial_failed(f"{self._config.address}: {os.strerror(code or errno.ECONNREFUSED)}")
+            self._dial_failed(f"{self._config.address}: {os.strerror(code)}")
             return
         try:
             self._dialled = MirrorConnection(sock, self._context(False), is_dialled=True, until_ns=until_ns)

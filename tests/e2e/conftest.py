@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,6 +18,7 @@ from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import make_engine
 from tests.support.browser import fresh_page, running
 from tests.support.load import Load
+from tests.support.planes import Processes
 from tests.support.stage import Agent, Stage
 
 FINISH_S = 60.0  # for I/Os of a load that is stopped: a plane may stand still for some seconds
@@ -73,6 +75,26 @@ def whole_product(folder: Path, extra_toml: str = "") -> Iterator[Stage]:
         running.wait(running.gateways_up, "both gateways")
         running.sla("apply", "-f", str(running.folder / "agreements.yaml"))
         yield running
+
+
+@contextlib.contextmanager
+def one_gateway(folder: Path, extra_toml: str) -> Iterator[Stage]:
+    """Server and one agent, which has more than its volume in a file."""
+    (folder / "disk").write_bytes(bytes(1 << 20))
+    with Stage(folder) as running:
+        running.start_server()
+        running.start_agent(Agent("gateway-a", {"erp-db": str(folder / "disk")}, extra_toml=extra_toml))
+        running.wait(running.gateways_up, "the gateway")
+        yield running
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Processes]:
+    """A data plane and programs around it, for one test."""
+    for tool in ("fio", "nbdkit", "nbdcopy", "nbdinfo"):
+        assert shutil.which(tool), f"{tool} is missing: deploy/setup.sh test"
+    with Processes(tmp_path) as processes:
+        yield processes
 
 
 class Driver:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from gateway_agent.cgroups import IoLimits, find_group
+from tests.e2e.conftest import one_gateway
 from tests.support.control_group import ControlGroup, control_group, why_not
-from tests.support.stage import Agent, Stage
+from tests.support.stage import Stage
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is one")
 VOLUME = "cgroup:gateway-a:batch"
@@ -33,13 +34,8 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlGroup]:
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory, real: ControlGroup) -> Iterator[Stage]:
-    folder = tmp_path_factory.mktemp("cgroup")
-    (folder / "disk").write_bytes(bytes(1 << 20))
-    with Stage(folder) as running:
-        running.start_server()
-        extra = AGENT.format(group=real.path, device=real.device)
-        running.start_agent(Agent("gateway-a", {"erp-db": str(folder / "disk")}, extra_toml=extra))
-        running.wait(running.gateways_up, "the gateway")
+    extra = AGENT.format(group=real.path, device=real.device)
+    with one_gateway(tmp_path_factory.mktemp("cgroup"), extra) as running:
         yield running
 
 

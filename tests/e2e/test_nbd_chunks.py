@@ -9,16 +9,15 @@ from __future__ import annotations
 import json
 import random
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway_agent.nbd import protocol as p
-from tests.e2e.test_nbd_fio import Client, Processes, upstream, wait_for
 from tests.e2e.test_nbd_model import is_listening
 from tests.support.nbd import assembled, chunks
+from tests.support.planes import Client, Processes, upstream, wait_for
 
 pytestmark = pytest.mark.e2e
 MIB = 1 << 20
@@ -29,16 +28,6 @@ WITHOUT_ZEROES = "nbdkit nozero"
 KNOWS_HOLES = ("nbdkit", "qemu-nbd")
 GATEWAY = "nbd+unix:///vol-1?socket={}/gw.sock"
 DIRECT = "nbd+unix:///?socket={}/up.sock"
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Processes]:
-    processes = Processes(tmp_path)
-    try:
-        yield processes
-    finally:
-        processes.stop_all()
-        print(processes.logs())
 
 
 def sparse(path: Path) -> bytes:

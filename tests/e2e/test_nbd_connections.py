@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import re
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,20 +15,10 @@ import pytest
 from gateway_agent.nbd import protocol as p
 from pmdaemon.wire.kinds import Kind
 from tests.e2e.test_nbd_chunks import serve, sparse, start
-from tests.e2e.test_nbd_fio import SIZE, Link, Processes, fio, upstream, wait_for
+from tests.support.planes import SIZE, Link, Processes, fio, upstream, wait_for
 
 pytestmark = pytest.mark.e2e
 MIB = 1 << 20
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Processes]:
-    processes = Processes(tmp_path)
-    try:
-        yield processes
-    finally:
-        processes.stop_all()
-        print(processes.logs())
 
 
 def connections_of(log: Path) -> set[str]:

@@ -8,12 +8,11 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_nbd_fio import Processes, can_connect, upstream, wait_for
+from tests.support.planes import Processes, can_connect, upstream, wait_for
 
 pytestmark = pytest.mark.e2e
 SINCE = (8, 2)
@@ -29,16 +28,11 @@ def version_of(tool: str) -> tuple[int, ...]:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Processes]:
+def run(run: Processes) -> Processes:
     for tool in ("qemu-nbd", "qemu-io", "qemu-img"):
         if version_of(tool) < SINCE:
             pytest.skip(f"{tool} has no extended headers here: they come with QEMU 8.2")
-    processes = Processes(tmp_path)
-    try:
-        yield processes
-    finally:
-        processes.stop_all()
-        print(processes.logs())
+    return run
 
 
 def call(*command: str) -> str:

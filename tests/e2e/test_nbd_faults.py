@@ -16,11 +16,10 @@ from gateway_agent.errors import GatewayError
 from gateway_agent.nbd import protocol as p
 from pmdaemon.wire.cut import FAILED, IO_ANY, IO_READ, IO_WRITE, OUTSTANDING, OVERDUE
 from pmdaemon.wire.kinds import Kind
-from tests.e2e.test_nbd_fio import SIZE, Client, Link, Processes, run, upstream, wait_for
 from tests.support.nbd import as_cut
+from tests.support.planes import SIZE, Client, Link, Processes, upstream, wait_for
 
 pytestmark = pytest.mark.e2e
-__all__ = ["run"]  # a fixture
 LIMIT_US = 5000
 IOS = 32
 STEADY_CUTS = 64  # in a row without a change; in each, an age that runs grows by some milliseconds

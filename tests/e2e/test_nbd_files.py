@@ -10,7 +10,6 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,8 +18,8 @@ from gateway_agent.link.spool import Spool
 from gateway_agent.nbd import protocol as p
 from pmdaemon.wire import cut, frame
 from pmdaemon.wire.kinds import Kind
-from tests.e2e.test_nbd_fio import DEADLINE_S, Client, Processes, can_connect, wait_for
 from tests.support.nbd import as_cut
+from tests.support.planes import DEADLINE_S, Client, Processes, can_connect, wait_for
 
 pytestmark = pytest.mark.e2e
 MIB = 1 << 20
@@ -28,16 +27,11 @@ SIZE = 128 * MIB
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Processes]:
-    processes = Processes(tmp_path)
+def run(run: Processes, tmp_path: Path) -> Processes:
     with open(tmp_path / "disk.img", "wb") as file:
         file.write(b"o" * MIB)
         file.truncate(SIZE)
-    try:
-        yield processes
-    finally:
-        processes.stop_all()
-        print(processes.logs())
+    return run
 
 
 def serve(run: Processes, workers: int, listen: list[str] | None = None, **more: object) -> None:

@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.test_nbd_fio import Processes
+from tests.support.planes import Processes
 
 pytestmark = pytest.mark.e2e
 MIB, GIB = 1 << 20, 1 << 30
@@ -22,16 +21,6 @@ SLACK_BYTES = MIB  # what a file system may allocate beside the data
 
 Extents = list[tuple[int, int, bool]]
 """(offset, length, whether it reads as zeroes), no two neighbours alike."""
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Processes]:
-    processes = Processes(tmp_path)
-    try:
-        yield processes
-    finally:
-        processes.stop_all()
-        print(processes.logs())
 
 
 @pytest.fixture

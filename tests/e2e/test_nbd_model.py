@@ -10,31 +10,20 @@ import random
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.handshake import Close, Open, Send, ServerHandshake, Transmit
-from tests.e2e.test_nbd_fio import DEADLINE_S, SIZE, Processes, can_connect, upstream, wait_for
 from tests.fuzz import nbd_targets
 from tests.fuzz.nbd_bytes import fuzz_plane
 from tests.fuzz.nbd_clients import drive, exactly, negotiate
+from tests.support.planes import DEADLINE_S, SIZE, Processes, can_connect, upstream, wait_for
 
 SEED = 12
 OPERATIONS = 120  # of each connection
 MIB = 1 << 20
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Processes]:
-    processes = Processes(tmp_path)
-    try:
-        yield processes
-    finally:
-        processes.stop_all()
-        print(processes.logs())
 
 
 @pytest.mark.parametrize("kind", nbd_targets.PLANES + nbd_targets.PEERS)

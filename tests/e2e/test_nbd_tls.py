@@ -18,10 +18,10 @@ import pytest
 
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.tls import MOST_OPENINGS
-from tests.e2e.test_nbd_fio import DEADLINE_S, SIZE, Processes, upstream, wait_for
 from tests.fuzz.nbd_clients import exactly, negotiate
 from tests.support.nbd_certificates import NbdAuthority, ProductAuthority
 from tests.support.nbd_tls import TlsTunnel, client_context, start_tls, tls_settings
+from tests.support.planes import DEADLINE_S, SIZE, Processes, upstream, wait_for
 from tests.support.ports import free_port
 
 pytestmark = pytest.mark.e2e
@@ -82,11 +82,8 @@ def is_open(port: int) -> bool:
 @pytest.fixture
 def setup(tmp_path: Path) -> Iterator[Setup]:
     made = Setup(tmp_path)
-    try:
+    with made.run:
         yield made
-    finally:
-        made.run.stop_all()
-        print(made.run.logs())
 
 
 def test_other_peoples_clients_speak_tls_with_files_and_with_upstreams(setup: Setup) -> None:

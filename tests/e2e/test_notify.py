@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,12 +37,6 @@ def _until(condition: Callable[[], Any], what: str) -> Any:
     raise AssertionError(f"did not come: {what}")
 
 
-def _events(receiver: HttpReceiver) -> list[dict[str, Any]]:
-    return [
-        alert["delivery"]["event"] for each in receiver.requests for alert in json.loads(each[3])["alerts"]
-    ]
-
-
 def _held_after(stage: Stage, mode: str) -> set[str]:
     stage.set_mode(mode)
     return {row["event_id"] for row in stage.get("undelivered")["items"] if row.get("state") == "held"}
@@ -66,13 +59,13 @@ def test_people_are_told_and_silences_hold_back(tmp_path: Path) -> None:
         )
         tested = stage.sla("notify", "test", "oncall", check=False)
         assert tested.stdout == "oncall: confirmed\n", tested.stdout + tested.stderr
-        (test,) = _events(receiver)
+        (test,) = receiver.events()
         assert (test["kind"], test["subject"]) == ("notify-test", "oncall")
         assert all("Sla-Signature" in headers for _, _, headers, _ in receiver.requests)
 
         stage.set_mode("enforce")
-        _until(lambda: "mode-changed" in {event["kind"] for event in _events(receiver)}, "the event came")
-        event_id = next(event["event_id"] for event in _events(receiver) if event["kind"] == "mode-changed")
+        _until(lambda: "mode-changed" in {event["kind"] for event in receiver.events()}, "the event came")
+        event_id = next(event["event_id"] for event in receiver.events() if event["kind"] == "mode-changed")
         assert stage.sla("ack", event_id, "--note", "seen").returncode == 0
         described = _until(
             lambda: (
@@ -89,12 +82,12 @@ def test_people_are_told_and_silences_hold_back(tmp_path: Path) -> None:
         assert started.returncode == 0, started.stderr
         modes = itertools.cycle(("observe", "enforce"))  # delivery reads the silence within some seconds
         held = _until(lambda: _held_after(stage, next(modes)), "one is held back")
-        assert not held & {event["event_id"] for event in _events(receiver)}
+        assert not held & {event["event_id"] for event in receiver.events()}
         assert stage.sla("notify", "test", "oncall").stdout == "oncall: confirmed\n", (
             "tests are never held back"
         )
         assert stage.sla("silence", "end", "quiet").returncode == 0
         _until(
-            lambda: held <= {event["event_id"] for event in _events(receiver)},
+            lambda: held <= {event["event_id"] for event in receiver.events()},
             "what was held back is delivered",
         )

@@ -13,7 +13,8 @@ import pytest
 
 from gateway_agent import qmp
 from gateway_agent.qemu import NO_LIMITS, Limits, ThrottleGroup
-from tests.support.stage import Agent, Stage
+from tests.e2e.conftest import one_gateway
+from tests.support.stage import Stage
 from tests.support.storage_daemon import StorageDaemon
 
 VOLUME = "throttle-group:gateway-a:scratch"
@@ -36,13 +37,8 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StorageDaemon]:
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory, daemon: StorageDaemon) -> Iterator[Stage]:
-    folder = tmp_path_factory.mktemp("qemu")
-    (folder / "disk").write_bytes(bytes(1 << 20))
-    with Stage(folder) as running:
-        running.start_server()
-        extra = AGENT.format(monitor=daemon.monitor)
-        running.start_agent(Agent("gateway-a", {"erp-db": str(folder / "disk")}, extra_toml=extra))
-        running.wait(running.gateways_up, "the gateway")
+    extra = AGENT.format(monitor=daemon.monitor)
+    with one_gateway(tmp_path_factory.mktemp("qemu"), extra) as running:
         yield running
 
 

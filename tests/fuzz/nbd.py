@@ -8,10 +8,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tests.e2e.test_nbd_fio import Processes
 from tests.fuzz import Counts, nbd_targets
 from tests.fuzz.nbd_bytes import fuzz_parsers, fuzz_plane
 from tests.fuzz.nbd_clients import drive
+from tests.support.planes import Processes
 
 OPERATIONS = 400  # of each of four connections, a case
 LARGEST_BYTES = 8 << 20

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Final
 
 from gateway_agent.nbd import protocol as p
-from tests.e2e.test_nbd_fio import Processes, can_connect, wait_for
 from tests.fuzz.nbd_choices import Plan
 from tests.fuzz.nbd_clients import Client, Connect
 from tests.fuzz.nbd_model import GATEWAY, PEER, READ_ONLY, STUCK_S, Rules
 from tests.support.nbd_certificates import NbdAuthority
 from tests.support.nbd_tls import TlsTunnel, client_context, tls_settings
+from tests.support.planes import Processes, can_connect, wait_for
 from tests.support.ports import free_port
 
 REGION_BYTES: Final = 10 << 20

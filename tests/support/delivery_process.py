@@ -15,6 +15,17 @@ from sla_server.agreements.load import load_documents
 from sla_server.events.routing import NotificationInForce, RoutingFile, RoutingTable
 
 LIMIT_S = 120.0
+ALL_TO_A_WEBHOOK = """
+apiVersion: storage-sla/v1
+kind: Recipient
+metadata: {{name: outside}}
+spec: {{webhook: {{url: "{url}"}}, timeout: 50s}}
+---
+apiVersion: storage-sla/v1
+kind: Route
+metadata: {{name: all}}
+spec: {{recipients: [outside]}}
+"""
 
 
 def put_in_force(folder: Path, documents: str) -> None:

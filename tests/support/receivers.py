@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import ssl
 import threading
@@ -70,6 +71,11 @@ class HttpReceiver:
         scheme = "http" if context is None else "https"
         self.url = f"{scheme}://127.0.0.1:{self.port}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+
+    def events(self) -> list[dict[str, Any]]:
+        """What a webhook of ours has brought, each event as often as it came."""
+        bodies = [body for _, _, _, body in list(self.requests)]
+        return [alert["delivery"]["event"] for body in bodies for alert in json.loads(body)["alerts"]]
 
     def __enter__(self) -> HttpReceiver:
         self._thread.start()

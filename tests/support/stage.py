@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -66,6 +67,25 @@ spec:
 
 class StageError(RuntimeError):
     """Something did not come up; the text holds the end of its log."""
+
+
+@contextlib.contextmanager
+def scratch(prefix: str, keep: bool) -> Iterator[Path]:
+    """A folder for a program's run, removed at its end unless it is to be kept.
+
+    Raises:
+        SystemExit: something did not come up.
+    """
+    base = Path(tempfile.mkdtemp(prefix=prefix))
+    try:
+        yield base
+    except StageError as exc:
+        raise SystemExit(str(exc)) from exc
+    finally:
+        if keep:
+            print(f"kept: {base}")
+        else:
+            shutil.rmtree(base, ignore_errors=True)
 
 
 @dataclass

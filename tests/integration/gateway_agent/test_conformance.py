@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_nbd_fio import SIZE, Processes, can_connect, wait_for
 from tests.support.paths import ROOT
+from tests.support.planes import SIZE, Processes, can_connect, wait_for
 
 MIB = 1 << 20
 PLANES = ("file", "nbdkit", "qemu-nbd")
@@ -92,11 +92,8 @@ def setup(tmp_path_factory):
     for tool in ("fio", "nbdkit", "nbdcopy", "qemu-img", "qemu-io", "nbdsh", "nbd-client"):
         assert shutil.which(tool, path=SYSTEM), f"{tool} is missing: deploy/setup.sh test"
     made = Setup(tmp_path_factory.mktemp("c"))
-    try:
+    with made.run:
         yield made
-    finally:
-        made.run.stop_all()
-        print(made.run.logs())
 
 
 # -- fio
@@ -332,11 +329,8 @@ class Faulty:
 @pytest.fixture
 def faulty(tmp_path):
     made = Faulty(tmp_path)
-    try:
+    with made.run:
         yield made
-    finally:
-        made.run.stop_all()
-        print(made.run.logs())
 
 
 @pytest.mark.parametrize("error", ["EPERM", "ENOSPC", "ESHUTDOWN"])

@@ -22,7 +22,7 @@ from gateway_agent.link import state_files
 from gateway_agent.link.spool import Spool
 from gateway_agent.nbd import protocol as p
 from pmdaemon.wire import cut, names
-from tests.e2e.test_nbd_fio import DEADLINE_S, Client, wait_for
+from tests.support.planes import DEADLINE_S, Client, wait_for
 
 SIZE = 1 << 20
 BLOCK = 4096

@@ -17,8 +17,8 @@ from gateway_agent import status, upgrade
 from gateway_agent.errors import UpgradeFailed
 from gateway_agent.nbd import protocol as p
 from gateway_agent.status import UPGRADE_S
-from tests.e2e.test_nbd_fio import DEADLINE_S, Client, wait_for
 from tests.integration.gateway_agent.test_reload import BLOCK, SIZE, Busy, Host
+from tests.support.planes import DEADLINE_S, Client, wait_for
 
 REGION = 16  # blocks of one client
 

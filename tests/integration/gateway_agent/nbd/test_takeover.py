@@ -19,8 +19,8 @@ from pmdaemon.runtime.clock import Deadline, SystemClock
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.planes import DpHandOver, DpHello
-from tests.e2e.test_nbd_fio import DEADLINE_S, Link, Processes, can_connect, wait_for
 from tests.support.nbd import Rig, as_cut
+from tests.support.planes import DEADLINE_S, Link, Processes, can_connect, wait_for
 
 CAPS = {"gen": 3, "lease_us": 30_000_000, "caps": [{"volume": "vol-1", "ops_per_s": 5.0}]}
 HELLO = DpHello("nbd-0", 1, [], [], is_stopping=False)
@@ -258,13 +258,9 @@ def test_the_process_that_hands_over_counts_until_it_has_ended_also_before_it_ha
 
 @pytest.fixture
 def run(tmp_path):
-    processes = Processes(tmp_path)
     (tmp_path / "disk.img").write_bytes(bytes(1 << 20))
-    try:
+    with Processes(tmp_path) as processes:
         yield processes
-    finally:
-        processes.stop_all()
-        print(processes.logs())
 
 
 def next_plane(run):

@@ -9,6 +9,7 @@ import errno
 import random
 import select
 import socket
+import struct
 from collections.abc import Iterator
 
 import pytest
@@ -228,3 +229,22 @@ def test_the_list_may_change(bench: Bench) -> None:
     assert far.recv(1) == b""
     assert bench.dialler.due_ns() is None
     far.close()
+
+
+def test_a_connection_that_is_reset_before_it_is_looked_at_is_tried_again(bench: Bench) -> None:
+    bench.dialler.replace([Target("gw-a", bench.address)])
+    bench.dialler.step()
+    sock = bench.dialler._entries[bench.address].sock
+    assert sock is not None
+    far = bench.gateway.accept()[0]
+    far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    far.close()  # a reset
+    poll = select.poll()
+    poll.register(sock, 0)  # reports the reset alone
+    assert poll.poll(60_000)
+    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)  # which is so reported once: it comes between
+    bench.dialler.step()
+    assert not bench.taken
+    assert bench.dialler.states()[0]["reason"] == "Connection reset by peer"
+    bench.clock.advance(FIRST_S)
+    bench.connect().close()

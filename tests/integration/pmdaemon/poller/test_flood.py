@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pmdaemon.runtime.clock import Deadline
 from pmdaemon.wire.kinds import Kind
-from tests.integration.pmdaemon.poller.test_daemon import Server
+from tests.support.daemon import Server
 from tests.support.gateways import DEADLINE_S, Agent, hello
 
 ATTEMPTS = 10_000

@@ -18,7 +18,7 @@ from pmdaemon.poller import balance
 from pmdaemon.poller import config as configuration
 from pmdaemon.poller.parent import Daemon
 from pmdaemon.runtime.stop import Stop
-from tests.integration.pmdaemon.poller.test_move import GATEWAYS, Fleet, TwoPairs, any_names, until
+from tests.support.two_pairs import GATEWAYS, Fleet, TwoPairs, any_names, until
 
 SECOND = 10**9
 

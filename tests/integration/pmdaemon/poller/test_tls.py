@@ -27,7 +27,7 @@ from pmdaemon.pki.authority import Authority
 from pmdaemon.runtime.clock import Deadline, FakeClock
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
-from tests.integration.pmdaemon.poller.test_daemon import Server
+from tests.support.daemon import Server
 from tests.support.gateways import DEADLINE_S, Agent, hello
 from tests.support.ports import free_port
 

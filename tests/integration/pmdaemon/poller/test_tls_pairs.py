@@ -17,8 +17,8 @@ from pmdaemon.pki.authority import Authority
 from pmdaemon.poller.balance import shard_of
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.sni import name_of
-from tests.integration.pmdaemon.poller.test_move import GATEWAYS, Fleet, TwoPairs, names_of_first_pair, until
 from tests.support.gateways import DEADLINE_S, Agent
+from tests.support.two_pairs import GATEWAYS, Fleet, TwoPairs, names_of_first_pair, until
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from pathlib import Path
@@ -118,3 +119,18 @@ def test_a_process_that_cannot_be_looked_into_is_said_by_its_user() -> None:
     assert str(sockets.Listener(0, "", 1000)) == "a process of user 1000, which root can name (ss -ltnp)"
     assert str(sockets.Listener(0, "", -1)) == "another process"
     assert str(sockets.Listener(7, "nbdkit " + "x" * 200, 0)).endswith("...)")
+
+
+def test_a_dial_that_is_answered_is_connected_unless_by_itself(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as dialled:
+        dialled.connect(listener.getsockname())
+        assert sockets.dial_error(dialled) == 0
+    with socket.socket() as alone:  # as to a port of the ephemeral range that no process listens on
+        alone.bind(("127.0.0.1", 0))
+        alone.connect(alone.getsockname())
+        assert sockets.dial_error(alone) == errno.ECONNREFUSED
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as dialled:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        dialled.connect(str(tmp_path / "s"))
+        assert sockets.dial_error(dialled) == 0

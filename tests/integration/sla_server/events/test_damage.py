@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,27 +9,13 @@ import pytest
 
 from sla_server.events.delivery import INITIAL_BYTES
 from sla_server.events.queue import LATER_BYTES, EventQueue
-from tests.support.delivery_process import delivering, until
+from tests.support.delivery_process import ALL_TO_A_WEBHOOK, delivering, until
 from tests.support.receivers import HttpReceiver
-
-DOCUMENTS = """
-apiVersion: storage-sla/v1
-kind: Recipient
-metadata: {{name: outside}}
-spec: {{webhook: {{url: "{url}"}}, timeout: 50s}}
----
-apiVersion: storage-sla/v1
-kind: Route
-metadata: {{name: all}}
-spec: {{recipients: [outside]}}
-"""
 
 
 def damage(receiver: HttpReceiver) -> list[dict[str, Any]]:
     """Details of the events about damage that have come."""
-    alerts = [alert for _, _, _, body in receiver.requests for alert in json.loads(body)["alerts"]]
-    found = [alert["delivery"]["event"] for alert in alerts]
-    return [each["details"] for each in found if each["kind"] == "event-queue-damage"]
+    return [each["details"] for each in receiver.events() if each["kind"] == "event-queue-damage"]
 
 
 @pytest.mark.parametrize(("name", "size"), [("later", LATER_BYTES), ("initial", INITIAL_BYTES)])
@@ -40,6 +25,6 @@ def test_damage_of_a_queue_is_one_event(tmp_path: Path, name: str, size: int) ->
     queue = EventQueue(events, name, size)
     queue._queue.put_many([b"no event", b"{}"])
     queue.close()
-    with HttpReceiver() as receiver, delivering(tmp_path, DOCUMENTS.format(url=receiver.url)):
+    with HttpReceiver() as receiver, delivering(tmp_path, ALL_TO_A_WEBHOOK.format(url=receiver.url)):
         until(lambda: bool(damage(receiver)), "the event has come")
         assert damage(receiver) == [{"events": 2}]

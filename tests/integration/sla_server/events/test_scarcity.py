@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from pmdaemon.runtime.clock import Deadline
 from sla_server.agreements.load import load_documents
 from sla_server.events.routing import NotificationInForce, RoutingFile, RoutingTable
 from tests.support.deliveries import event
-from tests.support.delivery_process import delivering, until
+from tests.support.delivery_process import ALL_TO_A_WEBHOOK, delivering, until
 from tests.support.forks import Children
 from tests.support.receivers import HttpReceiver
 from tests.support.small_disk import SmallDisk
@@ -62,25 +61,6 @@ os.read(0, 1)
 """
 
 
-DOCUMENTS = """
-apiVersion: storage-sla/v1
-kind: Recipient
-metadata: {{name: outside}}
-spec: {{webhook: {{url: "{url}"}}, timeout: 50s}}
----
-apiVersion: storage-sla/v1
-kind: Route
-metadata: {{name: all}}
-spec: {{recipients: [outside]}}
-"""
-
-
-def got(receiver: HttpReceiver) -> list[dict[str, str]]:
-    """The events that came."""
-    bodies = [body for _, _, _, body in list(receiver.requests)]
-    return [alert["delivery"]["event"] for body in bodies for alert in json.loads(body)["alerts"]]
-
-
 @pytest.mark.parametrize(
     ("program", "text"), [(EMFILE, "Too many open files"), (ENOMEM, "Cannot allocate memory")]
 )
@@ -89,7 +69,7 @@ def test_events_of_a_process_without_descriptors_or_memory_are_recorded_and_deli
 ) -> None:
     reserves = tmp_path / "data" / "events" / "reserve"
     reserves.mkdir(parents=True, mode=0o700)
-    with HttpReceiver() as receiver, delivering(tmp_path, DOCUMENTS.format(url=receiver.url)):
+    with HttpReceiver() as receiver, delivering(tmp_path, ALL_TO_A_WEBHOOK.format(url=receiver.url)):
         state = tmp_path / "run" / "metrics" / "delivery.json"
         until(lambda: state.exists() and '"outside"' in state.read_text(), "the recipient is known")
         hurt = subprocess.Popen(
@@ -101,10 +81,10 @@ def test_events_of_a_process_without_descriptors_or_memory_are_recorded_and_deli
             assert hurt.stdout is not None
             assert hurt.stdout.read(1) == b"."  # it has raised them, and is as it was
             wanted = [f"e{number}" for number in range(20)]
-            until(lambda: [each["event_id"] for each in got(receiver)] == wanted, "all in their order")
+            until(lambda: [each["event_id"] for each in receiver.events()] == wanted, "all in their order")
             assert hurt.poll() is None
         assert hurt.returncode == 0
-    assert {each["text"] for each in got(receiver)} == {text}
+    assert {each["text"] for each in receiver.events()} == {text}
 
 
 def fill(path: Path) -> None:
@@ -129,7 +109,7 @@ def test_on_a_full_disk_events_are_recorded_and_delivered() -> None:
             folder.mkdir(parents=True, mode=0o700)
         held = [
             NotificationInForce(each.document, 1, 0)
-            for each in load_documents(DOCUMENTS.format(url=receiver.url), 60)
+            for each in load_documents(ALL_TO_A_WEBHOOK.format(url=receiver.url), 60)
         ]
         assert RoutingFile(data).publish(RoutingTable.of(held, {}))
         raiser = EventRaiser(reserves, "services")
@@ -142,7 +122,7 @@ def test_on_a_full_disk_events_are_recorded_and_delivered() -> None:
         own = "event-state-not-written"  # delivery itself is met by the full disk, too
 
         def identities() -> list[str]:
-            return list(dict.fromkeys(each["event_id"] for each in got(receiver) if each["kind"] != own))
+            return list(dict.fromkeys(each["event_id"] for each in receiver.events() if each["kind"] != own))
 
         live(children, disk.path, lambda: len(identities()) >= 50)
         assert identities() == [f"e{number}" for number in range(50)]

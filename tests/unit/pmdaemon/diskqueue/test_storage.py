@@ -186,3 +186,24 @@ def test_a_file_that_cannot_be_mapped_is_let_go_of_and_may_be_tried_again(
     again = FileStorage(tmp_path / "q")
     assert len(again.view()) == 4096
     again.close()
+
+
+def test_what_the_disk_cannot_read_is_an_error_and_not_the_end_of_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the end of a file that was cut the kernel answers as where a disk cannot read: with SIGBUS."""
+    path = tmp_path / "q"
+    path.write_bytes(bytes(1 << 16))
+    real = mmap.mmap
+
+    def cut(fd: int, size_bytes: int, *, access: int) -> mmap.mmap:
+        made = real(fd, size_bytes, access=access)
+        os.truncate(path, 1 << 12)
+        return made
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mmap, "mmap", cut)
+        with pytest.raises(QueueUnreadable, match="the disk cannot read a part of it") as caught:
+            FileStorage(path)
+    assert str(path) in str(caught.value)
+    FileStorage(path).close()  # its lock was let go of

@@ -238,6 +238,25 @@ def test_an_agent_that_says_goodbye_is_lost_as_planned(
     assert rig.counters["lost_sessions"] == (0 if planned else 1)
 
 
+@pytest.mark.parametrize("events", [READ, WRITE, READ | select.EPOLLHUP, select.EPOLLERR])
+def test_what_was_said_of_an_ended_connection_does_no_harm_to_the_next_with_its_number(
+    rig: PairRig, monkeypatch: pytest.MonkeyPatch, events: int
+) -> None:
+    """One that ends within a round may have an event left in it, and a new one its number."""
+    rig.watermarks()
+    new, registered = rig.dial(OTHER), rig.up()
+    ready = [(conn.fileno(), events) for conn in rig.connections]
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.inbound._readiness, "wait", lambda _limit_s, _most: ready)
+        rig.inbound.step(0)
+    assert len(rig.connections) == 2
+    new.send(hello(OTHER))
+    rig.step()
+    assert [each.kind for each in rig.received(new)] == [Kind.WELCOME]
+    rig.pass_time(1)
+    assert rig.polls(registered)
+
+
 def test_stop_tells_agents_and_posts_what_is_batched() -> None:
     rig = PairRig()
     rig.watermarks()
