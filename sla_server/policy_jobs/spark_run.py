@@ -140,14 +140,16 @@ def on_statistics(
             StatisticsSnapshot(config.database, config.data_dir, window_us, inputs.COLUMNS, copy_dir)
         ) as snapshot,
     ):
-        read = inputs.read(store, snapshot, settings, config.database.rollup_s)
+        interval_s = config.pmdaemon.interval_s
+        read = inputs.read(store, snapshot, settings, config.database.rollup_s, interval_s)
+        cut_rows = settings.cut_rows if read.bin_us else 0
         in_sql, in_files = snapshot.rows(inputs.SLOTS), snapshot.slot_files.rows
         hours = snapshot.rows(inputs.HOURS) + snapshot.hour_files.rows
         rows = in_sql + in_files + hours
         begun(rows)
 
         def in_session(spark: SparkSession) -> tuple[T, str]:
-            found = action(spark, inputs.statistics(spark, snapshot), read)
+            found = action(spark, inputs.statistics(spark, snapshot, cut_rows), read)
             return found, master_of(spark, settings.master)
 
         click.echo(

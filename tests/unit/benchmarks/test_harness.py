@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,3 +74,21 @@ def test_a_benchmark_without_options_refuses_what_it_is_given(
         harness.main("query", lambda: pytest.fail("it measures"))
     assert ended.value.code == 2
     assert "--sizes" in capsys.readouterr().err
+
+
+def test_what_a_child_started_and_did_not_wait_for_is_not_foreign() -> None:
+    """Half a second of processor time of an orphan, beside none of others that could count."""
+    burns = "import time\nwhile time.process_time() < 0.5: pass"
+    leaves = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {burns!r}]).pid)"
+    script = (
+        "import os, subprocess, sys, time; from benchmarks import harness\n"
+        "with harness.ForeignCpu():\n"
+        "    before = harness._own_ticks(os.getpid())\n"
+        f"    left = subprocess.run([sys.executable, '-c', {leaves!r}], capture_output=True, text=True)\n"
+        "    path = f'/proc/{int(left.stdout)}/stat'\n"
+        "    while open(path).read().rpartition(')')[2].split()[0] != 'Z': time.sleep(0.01)\n"
+        "    print((harness._own_ticks(os.getpid()) - before) / os.sysconf('SC_CLK_TCK'))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) >= 0.5
