@@ -87,19 +87,17 @@ def test_each_step_of_a_curve_has_a_capacity_of_its_own(
     newest = sla.source.policies()[0]
     (first,) = REPORT["capacity"]  # type: ignore[misc]
     steps = [{**first, "step": step, "cost_per_s": cost} for step, cost in ((0, 700.0), (1, 500.0))]
-    before = {**newest, "version": 3, "report": {"capacity": [steps[0], {**steps[1], "cost_per_s": 400.0}]}}
-    after = {**newest, "version": 4, "report": {"capacity": steps}}
+    before = {**newest, "version": 2, "report": {"capacity": [steps[0], {**steps[1], "cost_per_s": 400.0}]}}
+    after = {**newest, "version": 3, "report": {"capacity": steps}}
     monkeypatch.setattr(sla.source, "policies", lambda *_: [after, before])
-    told = sla("policy", "show", "4").output.splitlines()
+    told = sla("policy", "show", "3").output.splitlines()
     assert "capacity of disk-0 for erp-gold/latency: 700 cost/s" in told
     assert "capacity of disk-0 for erp-gold/latency step 2: 500 cost/s" in told
-    assert any(
-        "for erp-gold/latency step 2: " in line
-        for line in sla("policy", "explain", "batch").output.splitlines()
-    )
-    lines = sla("policy", "diff", "3", "4").output.splitlines()
+    explained = sla("policy", "explain", "batch", "--version", "3").output
+    assert "500 cost/s for erp-gold/latency step 2: " in explained
+    lines = sla("policy", "diff", "2", "3").output.splitlines()
     assert lines[0] == "capacity of disk-0 for erp-gold/latency step 2: 400 -> 500 cost/s"
-    changes = json.loads(sla("policy", "diff", "3", "4", "-o", "json").output)["capacity"]
+    changes = json.loads(sla("policy", "diff", "2", "3", "-o", "json").output)["capacity"]
     assert [(row["step"], row["before"], row["after"]) for row in changes] == [(1, 400.0, 500.0)]
 
 
@@ -111,8 +109,8 @@ def test_the_version_in_force_is_asked_for_by_its_state(
     tested = {"publish": True, "reason": "it helps", "backends": [{"backend": "disk-0"}]}
     rows = [
         {**newest, "version": 5, "state": "rejected", "report": {"back_test": tested, "curves": [1]}},
-        {**newest, "version": 4, "state": "in-force"},
-        {**newest, "version": 3, "state": "superseded"},
+        {**newest, "version": 3, "state": "in-force"},
+        {**newest, "version": 2, "state": "superseded"},
     ]
     monkeypatch.setattr(sla.source, "policies", lambda *_: rows)
     assert sla("policy", "explain", "batch").output.startswith("policy version ")
