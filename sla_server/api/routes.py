@@ -211,6 +211,15 @@ ROUTES: Final = (
     ),
     ApiRoute(
         "GET",
+        "/backends/{backend}/history",
+        "backend_history",
+        "Its load over time in cost units a second, and the parts (`by_volume`) of those `volumes` that used "
+        "most; of long ranges one slot or hour in `read_every`.",
+        (FROM, TO),
+        items=ANY,
+    ),
+    ApiRoute(
+        "GET",
         "/slas",
         "slas",
         "Agreements in force, and their live state.",

@@ -278,6 +278,15 @@ def backend(context: AppContext, _request: Request, backend: str) -> Response:
     return responses.as_json(found)
 
 
+def backend_history(context: AppContext, request: Request, backend: str) -> Response:
+    """The load of one backend over time, and whose it was."""
+    _find(context.source.backends(), "backend", backend)
+    from_us, to_us = span_of(context, request, HOUR_US)
+    found = context.source.loads.of_backend(backend, from_us, to_us, context.clock.unix_us())
+    shared = {"volumes": found.volumes, "others": found.others, "read_every": found.read_every}
+    return responses.as_list(found.items, from_us=from_us, to_us=to_us, **shared)
+
+
 def slas(context: AppContext, request: Request) -> Response:
     """Agreements in force, with their documents if asked for.
 
