@@ -49,6 +49,10 @@ def worst_of(row: Row) -> str:
     return formatting.DASH if row.get("worst_u") is None else f"{row['worst_u']:.1f}x"
 
 
+def _bad_time(row: Row) -> str:
+    return formatting.DASH if row.get("bad_s") is None else formatting.span(row["bad_s"])
+
+
 def _volumes_of(row: Row) -> str:
     """Volumes in scope, the first of many."""
     shown = list(row.get("volumes") or ())
@@ -438,7 +442,7 @@ KINDS: Final = {
                     ("EXCLUDED", "excluded"),
                 )
             ),
-            Column("TOO SLOW", lambda row, _now_us: formatting.span(row.get("bad_s") or 0), number=True),
+            Column("BAD TIME", lambda row, _now_us: _bad_time(row), number=True),
         ),
         "No slice of it was judged in this period: sla get slas says how it is.",
         of="AGREEMENT",

@@ -68,7 +68,15 @@ FIGURES: dict[str, tuple[str, tuple[str, ...]]] = {
     "/live/trend": ("/live/trend", ("get trend",)),
     "/live": (
         "/live",
-        ("top --once", "get slas", "get volumes", "get throttles", "get gateways", "get backends"),
+        (
+            "top --once",
+            "get slas",
+            "get volumes",
+            "get throttles",
+            "get gateways",
+            "get backends",
+            "get processes",
+        ),
     ),
 }
 """What views ask, with * for names -> an address of it, and commands whose output together has all of it."""
