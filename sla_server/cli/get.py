@@ -261,6 +261,8 @@ def _answer(client: Client, request: GetRequest, *, wants_documents: bool) -> tu
         chosen = {row["name"] for row in client.get("/slas", labels=request.labels)["items"]}
         rows = [row for row in rows if _agreement_of(kind, row) in chosen]
     if names and not listed.needs_name and kind not in NARROWED:
+        if "match" in query and not rows:  # for names like it
+            rows = client.get(listed.path, limit=_MOST_LISTED)[listed.rows]
         rows = of_names(kind, rows, names)
     if kind == "loads":
         rows = [{**row, "others": answer["others"], "read_every": answer["read_every"]} for row in rows]

@@ -17,6 +17,8 @@ from sla_server.rows import Row
 
 ZONE: Final = "_zone"
 """Key of a row to be shown whose times are of another zone than this machine's."""
+PHASES: Final = {"decrease": "slowing down", "hold": "holding", "increase": "giving back"}
+"""What control does on a backend; of the page: format.js."""
 FAULTS: Final = {"hangs": "hangs", "fails": "fails I/Os"}
 
 
@@ -60,7 +62,7 @@ def _phase(row: Row) -> Text:
     if fault:
         return Text(FAULTS.get(fault, fault), formatting.BAD)
     phase = str(live(row, "phase") or formatting.DASH)
-    return Text(phase, formatting.WARN if phase in ("decrease", "hold") else "")
+    return Text(PHASES.get(phase, phase), formatting.WARN if phase in ("decrease", "hold") else "")
 
 
 def _process_state(row: Row) -> Text:

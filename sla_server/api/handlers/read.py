@@ -33,7 +33,7 @@ from sla_server.agreements.selectors import LabelSelector, parse_labels, selects
 from sla_server.agreements.volume_labels import label_book
 from sla_server.api import responses
 from sla_server.api.context import AppContext
-from sla_server.api.errors import BadInput, NotFound
+from sla_server.api.errors import BadInput, NotFound, near_first
 from sla_server.api.handlers.documents import windows_of
 from sla_server.api.handlers.live import feed_state
 from sla_server.api.live_view import EMPTY
@@ -241,6 +241,9 @@ def history(context: AppContext, request: Request, volume: str) -> Response:
     """Rollups of one volume, or of one client of it; long or old ones by the hour."""
     from_us, to_us = span_of(context, request, HOUR_US)
     rows = context.source.rollup_history(volume, from_us, to_us, request.args.get("client"))
+    if not rows and context.source.backend_of(volume) is None:
+        fix = "GET /api/v1/volumes lists them"
+        raise NotFound(f"no volume {volume!r} was ever seen", fix)
     return responses.as_list(rows, from_us=from_us, to_us=to_us)
 
 
@@ -559,7 +562,10 @@ def agreement_of(context: AppContext, name: str, version: int = 0) -> Row:
     if row is None and version and context.source.agreement(name) is not None:
         raise NotFound(f"agreement {name!r} has no version {version}", f"'sla history {name}' lists them")
     if row is None:
-        raise NotFound(f"no agreement {name!r}", "'sla get slas' lists those in force")
+        names = context.source.pages.agreement_names() if g.scope is None else ()  # not those of others
+        raise NotFound(
+            f"no agreement {name!r}", near_first(name, names, "'sla get slas' lists those in force")
+        )
     return row
 
 
@@ -567,7 +573,8 @@ def _find(rows: list[Row], key: str, value: str) -> Row:
     for row in rows:
         if row[key] == value:
             return row
-    raise NotFound(f"no {key} {value!r}", f"GET /api/v1/{key}s lists them")
+    names = [str(row[key]) for row in rows]
+    raise NotFound(f"no {key} {value!r}", near_first(value, names, f"GET /api/v1/{key}s lists them"))
 
 
 def span_of(context: AppContext, request: Request, default_us: int) -> tuple[int, int]:
