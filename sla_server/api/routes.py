@@ -199,7 +199,7 @@ ROUTES: Final = (
         "GET",
         "/backends",
         "backends",
-        "Backends: capacity from SQL, and the live view.",
+        "Backends: capacity by the newest policy, and the live view.",
         (MATCH, OFFSET, SOME),
         items="backends",
     ),

@@ -65,6 +65,11 @@ def _phase(row: Row) -> Text:
     return Text(PHASES.get(phase, phase), formatting.WARN if phase in ("decrease", "hold") else "")
 
 
+def _share_of_capacity(row: Row) -> str:
+    load, capacity = live(row, "cost_per_s"), row.get("capacity_cost_per_s")
+    return formatting.DASH if load is None or not capacity else formatting.percent(load / capacity, 0)
+
+
 def _process_state(row: Row) -> Text:
     state = str(row.get("state") or formatting.DASH)
     return Text(state, formatting.GOOD if state == "running" else formatting.BAD)
@@ -118,6 +123,7 @@ KINDS: Final = {
             live_count("USED COST/S", "cost_per_s"),
             live_count("CAP COST/S", "cap_cost_per_s"),
             counted("CAPACITY", "capacity_cost_per_s"),
+            Column("FULL", lambda row, _now_us: _share_of_capacity(row), number=True),
             Column("HELPS", lambda row, _now_us: _helped(row)),
             Column("FIRST SEEN", at("first_seen_us"), wide=True),
         ),

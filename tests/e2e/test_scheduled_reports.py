@@ -1,4 +1,4 @@
-"""A report that the schedule issues reaches a recipient with its link; revisions are documents of their own."""
+"""A report that the schedule issues reaches a recipient with its link; a revision is another document."""
 
 from __future__ import annotations
 
