@@ -148,13 +148,13 @@ def _summed(found: Numbers, read: _Times, owners: Sequence[str], ids: Numbers) -
     for at in np.unique(point).tolist():
         slots = times[at * together : (at + 1) * together]
         seconds = max(read.seconds(slots), 1.0)
-        rates = np.round(by_volume[at] / 1000 / seconds, 1)
+        rates = np.round(by_volume[at] / 1000 / seconds, 3)
         items.append(
             {
                 "slot_us": slots[0],
                 "length_us": len(slots) * times.step,
-                "cost_per_s": round(float(by_volume[at].sum()) / 1000 / seconds, 1),
-                "iops": round(float(ios[at]) / seconds, 1),
+                "cost_per_s": round(float(by_volume[at].sum()) / 1000 / seconds, 3),
+                "iops": round(float(ios[at]) / seconds, 3),
                 "bytes_per_s": round(float(transferred[at]) / seconds),
                 "by_volume": dict(zip(names[chosen].tolist(), rates.tolist(), strict=False)),
             }
