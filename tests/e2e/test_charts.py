@@ -134,7 +134,7 @@ def test_one_can_zoom_into_a_chart_and_stays_there_until_all_is_asked_for(
         before = driver.execute_script(colour)
         shape(driver, 1280, 1000, dark=True)  # which draws it again, as new data do
         until(driver, lambda: driver.execute_script(colour) != before, "drawn again")
-        assert driver.execute_script(RANGE, plot) == zoomed
+        assert driver.execute_script(RANGE, plot) == zoomed, "also while a live range moves on"
         area = driver.find_element(By.CSS_SELECTOR, f"#{plot} .nsewdrag")
         ActionChains(driver).double_click(area).perform()
         until(driver, lambda: abs(span_ms(driver, plot) - hour_ms) < 1_000, "a double click shows all again")
