@@ -55,7 +55,7 @@ export async function drawLines(node, lines, {from, to, suffix = "", most, least
       shape: line.steps ? "hv" : "linear"}}));
   const top = most ?? Math.max(1e-9, ...heights, ...lines.flatMap((line) => line.values.map((value) => value ?? 0))) * 1.1;
   await Plotly.react(node, [...stack, ...traces], {...layout(), showlegend: legend, hovermode: "x", barmode: "stack", bargap: 0,
-    legend: {orientation: "h", y: 1.02, yanchor: "bottom", x: 0}, margin: {l: 60, r: 8, t: legend ? 30 : 8, b: 42},
+    legend: {orientation: "h", y: 1.02, yanchor: "bottom", x: 0, traceorder: "normal"}, margin: {l: 60, r: 8, t: legend ? 30 : 8, b: 42},
     shapes: bands.map((band) => ({type: "rect", xref: "x", yref: "paper", y0: 0, y1: 1, x0: wallTime(band.from), x1: wallTime(band.to),
       fillcolor: colour("shade"), line: {width: 0}, layer: "below"})),
     xaxis: {...axes(), type: "date", range: view.zoomed || view.asked, nticks: Math.max(3, Math.floor(node.clientWidth / 130)),

@@ -114,8 +114,10 @@ function heldTo(from, to) {
   const rows = (steps || []).filter((one) => one.mode !== "observe" && one.figures && "c_after" in one.figures).reverse();
   const now = until() === null ? row.live?.cap_cost_per_s ?? null : null;
   if (!rows.length) return {at: [from, to], values: [now, now]};
+  // Before its first step a loop had held nobody: what that step began from is what they used.
+  const before = ["start", "pre-position"].includes(rows[0].kind) ? null : rows[0].figures.c_before ?? null;
   return {at: [from, ...rows.map((one) => one.at_us / 1000), to],
-    values: [rows[0].figures.c_before ?? null, ...rows.map((one) => one.figures.c_after ?? null), rows.at(-1).figures.c_after ?? null]};
+    values: [before, ...rows.map((one) => one.figures.c_after ?? null), rows.at(-1).figures.c_after ?? null]};
 }
 
 // The load of the range by volume, one on the other, against what the backend can take and what control left to them.
