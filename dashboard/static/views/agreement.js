@@ -35,7 +35,8 @@ function objectiveWords(one) {
     : metric === "throughput" ? `at least ${one.promised_mbps} MB/s when asked for`
     : `no stall longer than ${one.outage}`;
   const {slice, target} = one.budgeting || {};
-  return `${what}, in ${f.percent(target, 2)} of the ${slice || ""} slices`;
+  const length = String(slice || "").replace(/^(\d+)([smhd])$/, (_, n, unit) => ` of ${n} ${{s: "s", m: "min", h: "h", d: "d"}[unit]}`);
+  return `${what}, in ${f.percent(target, 2)} of the slices${length}`;
 }
 
 // Of a past period what its slices give, in place of what is so in the one that goes on.
