@@ -36,6 +36,7 @@ from sla_server.schedule import arguments_of
 NOT_PUBLISHED: Final = 81  # the job's exit status: what it computed does not help
 MOST_VOLUMES: Final = 20
 PAGE: Final = 5000
+VOLUMES_A_PAGE: Final = 1000
 DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 IN_FORCE: Final = "in-force,pinned,rejected-pinned"
 """States of a version that is in force."""
@@ -154,7 +155,7 @@ def show(client: Client, version: int | None, output: str) -> None:
     """Show the report of VERSION: capacities, costs, who hurt whom, back-test, caps [the newest]."""
     row = client.get(f"/policies/{_newest(client) if version is None else version}")
     if output == "json":
-        print_json(row)
+        print_json({**row, "volumes": list(_volumes(client, row["version"]))})
         return
     for line in _described(row):
         click.echo(line)
@@ -233,6 +234,17 @@ def _lowest_caps(client: Client, version: int) -> dict[str, Row]:
             known.update(row)
         known["hours"] = hours
     return found
+
+
+def _volumes(client: Client, version: int) -> Iterator[Row]:
+    """Its volumes: in how many hours each has a cap, the lowest of them, and the highest usual demand."""
+    query: Row = {"limit": VOLUMES_A_PAGE}
+    while True:
+        page = client.get(f"/policies/{version}/volumes", **query)
+        yield from page["items"]
+        if not page["next"]:
+            return
+        query["after"] = page["next"]
 
 
 def _caps(client: Client, version: int) -> Iterator[Row]:

@@ -103,7 +103,7 @@ def inbox(context: AppContext, request: Request) -> Response:
     severities = [part for part in request.args.get("severity", "").split(",") if part]
     for severity in severities:
         if severity not in SEVERITIES:
-            raise BadInput("severity", f"{severity[:40]!r} is none", f"Use {', '.join(SEVERITIES)}")
+            raise BadInput("severity", f"{severity[:40]!r} is no severity", f"Use {', '.join(SEVERITIES)}")
     limit = responses.limit(request)
     wanted = {name: request.args.get(name, "") for name in ("kind", "element", "subject")}
     only_open = responses.flag(request, "open")
