@@ -10,7 +10,7 @@ import pytest
 from gateway_agent.config import ExportConfig
 from gateway_agent.errors import UpstreamError
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd import proxy_session, upstream_further
+from gateway_agent.nbd import upstream_further, upstream_return
 from gateway_agent.nbd.loop import GONE, IN
 from gateway_agent.nbd.upstream_handshake import Agreed
 from gateway_agent.nbd.upstream_runs import _MOST_RUNS
@@ -39,7 +39,7 @@ def openings(monkeypatch):
     def opening(_loop, _uri, on_ready, on_failed, **_how):
         return Opening(made, on_ready, on_failed)
 
-    monkeypatch.setattr(proxy_session, "UpstreamOpening", opening)
+    monkeypatch.setattr(upstream_return, "UpstreamOpening", opening)
     monkeypatch.setattr(upstream_further, "UpstreamOpening", opening)
     return made
 
@@ -117,7 +117,9 @@ def test_a_large_batch_is_divided_at_whole_requests(openings):
     each = Several(openings, size_bytes=64 * MIB)
     said = [write(n, bytes([n]) * 100_000) for n in range(9)]
     each.say(*said)
-    assert [[found[1] for found in parsed(raw)] for raw in each.sent()] == [[6, 7, 8], [0, 1, 2], [3, 4, 5]]
+    cookies = [[found[1] for found in parsed(raw)] for raw in each.sent()]
+    assert sorted(sum(cookies, [])) == list(range(9))
+    assert all(len(some) >= 2 and some == sorted(some) for some in cookies)
     assert sorted(found[4] for raw in each.sent() for found in parsed(raw)) == sorted(said)
 
 
@@ -503,3 +505,18 @@ def test_runs_are_forgotten_when_their_requests_are_answered(openings):
         far = next(n for n, sock in enumerate(each.fars) if bytes(sock.sent).endswith(read(cookie)))
         each.answer(far, p.simple_reply(cookie) + b"r" * 512)
     assert len(each.session._runs._starts) <= _MOST_RUNS + 2  # nothing outside shows what is remembered
+
+
+def test_a_request_that_waits_for_ever_keeps_no_runs_of_the_others(openings):
+    each = Several(openings)
+    stuck = [1, 2, 3]
+    for cookie in range(1, 4 * _MOST_RUNS):
+        each.say(read(cookie))
+        far = next(n for n, sock in enumerate(each.fars) if bytes(sock.sent).endswith(read(cookie)))
+        if cookie in stuck:
+            continue
+        each.answer(far, p.simple_reply(cookie) + b"r" * 512)
+    assert len(each.session._runs._starts) <= _MOST_RUNS + 2  # nothing outside shows what is remembered
+    owed = [set(each.session._owed_by(used)) for used in each.session._used]
+    sent = [{cookie for cookie in stuck if read(cookie) in bytes(sock.sent)} for sock in each.fars]
+    assert owed == sent, "and each is known to be on the connection on which it was sent"
