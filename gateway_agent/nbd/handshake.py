@@ -135,7 +135,7 @@ Action = Send | Open | StartTls | Transmit | Close
 
 TLS_REQUIRED: Final = "this gateway requires TLS: connect with nbds://, or in QEMU with tls-creds"
 MOST_AT_ONCE: Final = 256  # options that a client sends without waiting; libnbd waits for each
-MOST_REPLY_BYTES: Final = 1 << 20  # to those; the longest list has some 80 KB
+MOST_REPLY_BYTES: Final = 256 << 10  # to those; the longest list has some 80 KB
 _ALL_OF_BASE: Final = "base:"
 _NO_TEXTS: Final[Mapping[p.Info, str]] = MappingProxyType({})
 

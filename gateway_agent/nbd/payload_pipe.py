@@ -22,7 +22,7 @@ import fcntl
 import os
 from typing import Final
 
-LARGE_BYTES: Final = 64 << 10  # payloads that are worth it: below, the copies cost less than the calls
+LARGE_BYTES: Final = 256 << 10  # payloads that are worth it: below, two copies cost less than the calls
 PIPE_BYTES: Final = 1 << 20  # what a pipe may have without privileges
 _MOST_IDLE: Final = 4
 

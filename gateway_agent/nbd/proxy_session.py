@@ -69,6 +69,7 @@ from gateway_agent.nbd.upstream_runs import RequestRuns, UsedUpstream
 from gateway_agent.nbd.volume import PlaneContext, Volume
 
 _NO_COOKIE: Final = -1  # cookies are unsigned
+_MOST_LARGE: Final = 8  # steps of one turn for large replies: heads, and what has come of payloads
 _LARGE_HEAD: Final = 64  # received where a large payload is expected: any head of data is here with it
 _NOTHING: Final = memoryview(b"")
 
@@ -315,6 +316,15 @@ class ProxySession(NbdSession):
             used.waits = True
             self._watch(used, OUT if used is self._sending and self._outgoing() else 0)
             return
+        self._take_replies(used)
+        for _ in range(
+            _MOST_LARGE if used.is_large else 0
+        ):  # it had better be here than in turns of their own
+            if not used.is_large or not used.mask & IN or self.is_closed or self._ending:
+                return
+            self._take_replies(used)
+
+    def _take_replies(self, used: UsedUpstream) -> None:
         if used.is_large and used.reader.payload_left:
             self._pass_payload(used, b"")
             return

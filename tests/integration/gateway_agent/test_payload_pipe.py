@@ -188,7 +188,7 @@ def test_every_client_gets_its_own_bytes_whatever_their_size_and_order(
     wire, choice = make(pair, mode, agreed), random.Random(seed)
     pending, lengths, said, expected = deque(), {}, bytearray(), {}
     for cookie in range(1, 61):
-        length = choice.choice([512, 4096, LARGE_BYTES, LARGE_BYTES + 512, 128 << 10, 300 << 10, MIB])
+        length = choice.choice([512, 4096, 128 << 10, LARGE_BYTES, LARGE_BYTES + 512, 300 << 10, MIB])
         offset = choice.randrange((SIZE - length) // 512) * 512
         kind = choice.random()
         if kind < 0.1:
@@ -245,25 +245,25 @@ def test_without_pipes_payloads_are_copied(make, monkeypatch):
     monkeypatch.setattr(PayloadPipe, "__init__", none_left)
     wire = make()
     for cookie in range(4):
-        wire.say(p.request(p.Cmd.READ, cookie, 0, 128 << 10))
+        wire.say(p.request(p.Cmd.READ, cookie, 0, LARGE_BYTES))
         [(_, _, offset, length)] = wire.requests()
         for data in (p.simple_reply(cookie), DISK[offset : offset + length]):
             wire.upstream.sendall(data)
             wire.turn()
-        while len(wire.got) < (cookie + 1) * (16 + (128 << 10)):
+        while len(wire.got) < (cookie + 1) * (16 + (LARGE_BYTES)):
             wire.take()
             wire.turn()
-    assert wire.got == b"".join(p.simple_reply(cookie) + DISK[: 128 << 10] for cookie in range(4))
+    assert wire.got == b"".join(p.simple_reply(cookie) + DISK[:LARGE_BYTES] for cookie in range(4))
 
 
 def begun(wire):
     """A session that knows its payloads to be large, with one of a MiB on its way."""
-    wire.say(p.request(p.Cmd.READ, 1, 0, 128 << 10))
-    wire.upstream.sendall(p.simple_reply(1) + DISK[: 128 << 10])
+    wire.say(p.request(p.Cmd.READ, 1, 0, LARGE_BYTES))
+    wire.upstream.sendall(p.simple_reply(1) + DISK[:LARGE_BYTES])
     for _ in range(20):
         wire.turn()
         wire.take()
-    assert len(wire.got) == 16 + (128 << 10)
+    assert len(wire.got) == 16 + (LARGE_BYTES)
     wire.say(p.request(p.Cmd.READ, 2, 0, MIB) + p.request(p.Cmd.READ, 3, 0, 512))
     wire.got.clear()
     wire.upstream.send(p.simple_reply(2) + DISK[:100_000])
@@ -295,8 +295,10 @@ def test_a_client_that_leaves_its_answers_in_the_pipe_leaves_nothing_behind(make
     wire = make()
     wire.client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     begun(wire)
-    left = memoryview(DISK)[100_000:MIB]
-    for _ in range(40):
+    wire.say(b"".join(p.request(p.Cmd.READ, cookie, 0, MIB) for cookie in range(4, 10)))
+    others = (p.simple_reply(cookie) + DISK[:MIB] for cookie in range(4, 10))
+    left = memoryview(DISK[100_000:MIB] + p.simple_reply(3) + bytes(512) + b"".join(others))
+    for _ in range(200):
         with contextlib.suppress(BlockingIOError):
             left = left[wire.upstream.send(left) if left else 0 :]
         wire.turn()
