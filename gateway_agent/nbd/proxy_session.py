@@ -38,7 +38,6 @@ from functools import partial
 from typing import Final
 
 from gateway_agent.errors import GatewayError, UpstreamError
-from gateway_agent.nbd import extended
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.accounting import FAILED_BIT, StreamAccount, word_of
 from gateway_agent.nbd.buffers import (
@@ -46,14 +45,12 @@ from gateway_agent.nbd.buffers import (
     COMMAND,
     COOKIE,
     END,
-    LENGTH,
     OFFSET,
     Finished,
     InFlight,
     Request,
 )
-from gateway_agent.nbd.chunks import MOST_HEAD_BYTES
-from gateway_agent.nbd.extended import MOST_EXTENDED_HEAD_BYTES, reader_of
+from gateway_agent.nbd.extended import all_is_data, most_head_bytes, reader_of
 from gateway_agent.nbd.farewell import OwedAnswers, begin_farewell
 from gateway_agent.nbd.limits import KIND_FLUSH, Pending
 from gateway_agent.nbd.loop import GONE, IN, OUT
@@ -69,7 +66,7 @@ from gateway_agent.nbd.upstream_runs import RequestRuns, UsedUpstream
 from gateway_agent.nbd.volume import PlaneContext, Volume
 
 _NO_COOKIE: Final = -1  # cookies are unsigned
-_MOST_LARGE: Final = 8  # steps of one turn for large replies: heads, and what has come of payloads
+_MOST_LARGE: Final = 8  # receives of one turn from an upstream with large replies
 _LARGE_HEAD: Final = 64  # received where a large payload is expected: any head of data is here with it
 _NOTHING: Final = memoryview(b"")
 
@@ -125,9 +122,7 @@ class ProxySession(NbdSession):
         self._used = [first]
         self._sending = first
         self._replying: UsedUpstream | None = None  # of which a reply has come in part
-        self._head_room = MOST_HEAD_BYTES if upstream.agreed.structured else p.SIMPLE_REPLY_BYTES
-        if upstream.agreed.extended:
-            self._head_room = MOST_EXTENDED_HEAD_BYTES
+        self._head_room = most_head_bytes(upstream.agreed)
         self._again = _NOTHING  # requests that are asked again, to go before any others
         self._runs: RequestRuns | None = None
         if self._most_upstreams > 1:
@@ -296,12 +291,7 @@ class ProxySession(NbdSession):
         self.requests.skip(request)
         word = word_of(KIND_FLUSH, 0, failed=False)
         self._record([0, word, request[ARRIVED], now_ns, now_ns])
-        cookie, extents = request[COOKIE], [(request[LENGTH], 0)]
-        if self._mode.extended:
-            reply = extended.status_chunk(cookie, request[OFFSET], p.ALLOCATION_ID, extents)
-        else:
-            reply = p.status_chunk(cookie, p.ALLOCATION_ID, extents, True)
-        self._reply_error(reply)
+        self._reply_error(all_is_data(request, self._mode))
 
     # -- from the upstream ----------------------------------------------------------------------------------
 
@@ -316,36 +306,35 @@ class ProxySession(NbdSession):
             used.waits = True
             self._watch(used, OUT if used is self._sending and self._outgoing() else 0)
             return
-        self._take_replies(used)
-        for _ in range(
-            _MOST_LARGE if used.is_large else 0
-        ):  # it had better be here than in turns of their own
-            if not used.is_large or not used.mask & IN or self.is_closed or self._ending:
+        for _ in range(_MOST_LARGE):
+            more = self._take_replies(used) and used.is_large
+            if not more or not used.mask & IN or self.is_closed or self._ending:
                 return
-            self._take_replies(used)
 
-    def _take_replies(self, used: UsedUpstream) -> None:
+    def _take_replies(self, used: UsedUpstream) -> bool:
+        """Receive, and pass on; whether something has come."""
         if used.is_large and used.reader.payload_left:
-            self._pass_payload(used, b"")
-            return
+            return self._pass_payload(used, b"")
+        room = self._head_room
         room = self._head_room
         start = room - len(used.partial_header)
         scratch, end = self._context.scratch, room + _LARGE_HEAD if used.is_large else None
         try:
             count = used.upstream.sock.recv_into(scratch[room:end])
         except BlockingIOError:
-            return
+            return False
         except OSError as exc:
             self._connection_gone(used, exc.strerror or "receive failed")
-            return
+            return False
         if not count:
             self._connection_gone(used, "it closed the connection")
-            return
+            return False
         scratch[start:room] = used.partial_header
         self._on_replies(used, scratch[start : room + count])
+        return True
 
     def _pass_payload(self, used: UsedUpstream, head: memoryview | bytes) -> bool:
-        """Let what has come of a large payload pass by a pipe, behind ``head``; whether that was possible."""
+        """Let what has come of a large payload pass by a pipe, behind ``head``; False if nothing passes."""
         pipe = self._context.pipes.take()
         if pipe is None:
             used.is_large = False
@@ -360,7 +349,7 @@ class ProxySession(NbdSession):
             self._on_replies(used, self._context.scratch[:taken], pipe)  # whose bytes nothing looks at
         else:
             self._reply(pipe)
-        return True
+        return bool(taken or head)
 
     def _on_replies(self, used: UsedUpstream, view: memoryview, pipe: PayloadPipe | None = None) -> None:
         """Bytes of an upstream, or so many of a payload, which are in a pipe."""
