@@ -320,6 +320,22 @@ def test_one_that_cannot_be_made_is_tried_again_and_nothing_waits_for_it(opening
     assert all(each.sent()), "three are there"
 
 
+def test_an_upstream_that_takes_no_more_is_asked_less_and_less_often(openings):
+    each = Several(openings, opened=1)
+    for wait_s in (5, 10, 20, 40, 80, 80):
+        openings.pop().on_failed(UpstreamError("nbd://x", "no more clients"))
+        each.rig.loop.fire(wait_s - 1)
+        assert openings == []
+        each.rig.loop.fire(1)
+        assert len(openings) == 1
+    each.open_next()
+    each.say(read(1))
+    each.answer(0, p.simple_reply(1) + b"r" * 512)
+    openings.pop().on_failed(UpstreamError("nbd://x", "no more clients"))
+    each.rig.loop.fire(5)
+    assert len(openings) == 1, "from the beginning again"
+
+
 def test_one_of_another_size_is_not_used_nor_asked_for_again(openings):
     each = Several(openings, opened=1)
     other = each.open_next(facts=p.ExportFacts(4096, ALL_FLAGS))
