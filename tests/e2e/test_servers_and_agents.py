@@ -119,5 +119,8 @@ def test_the_nodes_of_a_second_cluster_are_refused_by_the_database(
     second.sla("cluster", "init")
     servers.start("n2")
     second.wait(lambda: servers.has_ended("n2"), "the server to give up")
-    assert "is of another cluster than the servers of this database" in (second.folder / "server.log").read_text()
+    assert (
+        "is of another cluster than the servers of this database"
+        in (second.folder / "server.log").read_text()
+    )
     assert servers.acts("n1")
