@@ -269,6 +269,22 @@ def open_manager(
     return None
 
 
+def make_queue(config: ResolvedConfig) -> None:
+    """Make the ingest queue if there is none: its room is written once, which takes a slow disk seconds.
+
+    A server does so while it stands by, and not when cuts wait for it. A process that is killed meanwhile
+    leaves what the next one makes again.
+
+    Raises:
+        DbError: a database manager runs here, or there is no room.
+        DiskQueueError, OSError: it cannot be made.
+    """
+    queue_dir = config.database.resolved_queue_dir(config.data_dir)
+    if not (queue_dir / "ingest").exists():
+        with directory_lock(config.data_dir):
+            IngestQueue(queue_dir, config.database.queue_bytes).close()
+
+
 def _sweep(archive: CutFileWriter, files: FileStore, reader: SqlReader, now_us: int) -> None:
     """Remove what a crash has left of files, unless another process is looking after them.
 

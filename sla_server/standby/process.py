@@ -1,8 +1,9 @@
 """The process ``standby``: runs on a server while another one acts (``supervisor``).
 
     main thread   forwards agents to the acting server (``forwarder``)
-    sb-sql        writes the documents about delivery that are in force to ``routing.json``, as the acting
-                  server's services do there: this server's events go by them
+    sb-sql        makes the ingest queue, if this server has never acted; then writes the documents about
+                  delivery that are in force to ``routing.json``, as the acting server's services do there:
+                  this server's events go by them
 
 It holds nothing that has to be stored: when this server begins to act it is ended first, and services write
 the file from then on. While the database is away the documents stay as they were.
@@ -23,6 +24,7 @@ from pmdaemon.runtime.clock import server_clock
 from pmdaemon.runtime.open_files import raise_open_files
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
+from sla_server.db.process import make_queue
 from sla_server.db.queries.reader import open_reader
 from sla_server.events.routing import RoutingFile, RoutingTable, stored_table
 from sla_server.lease_file import LeaseFile
@@ -97,7 +99,7 @@ def run(config: ResolvedConfig, stop: Stop) -> int:
     threads = ThreadGroup(lambda name, exc: stop.set(f"thread {name} died: {exc}"))
     reader = open_reader(config.database, config.data_dir)
     routing = StoredRouting(reader, RoutingFile(config.data_dir))
-    threads.start("sb-sql", lambda: routing.run(stop), SQL_LIMIT_S)
+    threads.start("sb-sql", lambda: _prepare(config, routing, stop), SQL_LIMIT_S)
     settings = config.pmdaemon
     most = raise_open_files(settings.open_files) // 2 - SPARE_FILES
     clock, lease = server_clock(), LeaseFile(config.runtime_dir)
@@ -106,6 +108,15 @@ def run(config: ResolvedConfig, stop: Stop) -> int:
     asyncio.run(_forward(forwarder, stop))
     log.info("stopped", reason=stop.reason)
     return 1 if threads.failed else 0
+
+
+def _prepare(config: ResolvedConfig, routing: StoredRouting, stop: Stop) -> None:
+    watchdog.beat(SQL_LIMIT_S)
+    try:
+        make_queue(config)
+    except (SlaError, OSError) as exc:  # the one that has to act says the same, and its supervisor what to do
+        log.warning("queue-not-made", error=str(exc))
+    routing.run(stop)
 
 
 async def _forward(forwarder: LinkForwarder, stop: Stop) -> None:
