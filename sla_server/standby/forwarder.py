@@ -7,9 +7,12 @@ nothing of it is read here. ``forwarded`` is a port of its own, which only a PMD
 that each take the other for the acting one cannot send a connection in circles.
 
 Whom to forward to is in ``lease.json``, which the node of the cluster keeps up to date. While the acting
-server does not say where (``links``), or none acts, this one does not listen, so an agent is refused at once
-and dials the next. Connections end when another server acts than the one they lead to: their agents dial
-again, and meet that one. When this server acts its supervisor ends the process, and with it all of them.
+server does not say where (``links``), none acts, or that one is not *reached*, this one does not listen. An
+agent is refused then, at once, and by that knows that it may come again soon; a connection that is taken and
+closed would look like a server in trouble. It is found to be reached by a connection of this process's own.
+
+Connections end when another server acts than the one they lead to: their agents dial again, and meet that
+one. When this server acts its supervisor ends the process, and with it all of them.
 
 Without TLS only agents of this machine are served, and of them those of certain users
 (``pmdaemon.agent_users``): the user is asked for here, for at the acting server the connection is this
@@ -40,6 +43,7 @@ CONNECT_S: Final = 1.0
 """Servers of one database are near each other; and while the acting one is dead, its agents are refused."""
 PIECE_BYTES: Final = 1 << 16
 BACKLOG: Final = 1024
+AGAIN_S: Final = 0.5
 SPARE_FILES: Final = 64
 
 
@@ -70,6 +74,8 @@ class LinkForwarder:
         self._log = LimitedLog("forwarder")
         self._server: asyncio.Server | None = None
         self._target = ""
+        self._is_reached = False
+        self._reach_again_ns = 0
         self._links = set[asyncio.Task[None]]()
 
     async def follow(self) -> None:
@@ -81,21 +87,24 @@ class LinkForwarder:
         lease = self._lease()
         target = lease.links if lease.holder != lease.node and self._listen[1] else ""
         if target != self._target:
-            self._target = target
+            self._target, self._is_reached = target, False
             await self._end_links()
-        if target and self._server is None:
+        if target and not self._is_reached and self._now_ns() >= self._reach_again_ns:
+            self._is_reached = await _is_reached(target)
+            self._reach_again_ns = self._now_ns() + round(AGAIN_S * 1e9)
+        if not self._is_reached:
+            self._end_server()
+        elif self._server is None:
             listener = open_listener("pmdaemon.listen", *self._listen)
             self._server = await asyncio.start_server(self._serve, sock=listener, backlog=BACKLOG)
             log.info("forwarding", listen=listener.getsockname()[1], to=target, node=lease.holder)
-        elif not target and self._server is not None:
-            await self._end_server()
 
     async def close(self) -> None:
         """End everything."""
-        await self._end_server()
+        self._end_server()
         await self._end_links()
 
-    async def _end_server(self) -> None:
+    def _end_server(self) -> None:
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -138,6 +147,9 @@ class LinkForwarder:
                 far_reader, far_writer = await asyncio.open_connection(host, port, limit=PIECE_BYTES)
         except OSError as exc:  # among them TimeoutError
             self._log.warning(self._now_ns(), "acting-server-not-reached", at=target, error=str(exc))
+            if target == self._target:
+                self._is_reached = False
+                self._end_server()
             return
         far = far_writer.get_extra_info("socket")
         far.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -152,6 +164,16 @@ class LinkForwarder:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
             far_writer.close()  # once what is written has left
+
+
+async def _is_reached(target: str) -> bool:
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            _, writer = await asyncio.open_connection(*parse_address(target))
+    except OSError:
+        return False
+    writer.close()
+    return True
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
