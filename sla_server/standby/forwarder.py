@@ -44,6 +44,7 @@ CONNECT_S: Final = 1.0
 PIECE_BYTES: Final = 1 << 16
 BACKLOG: Final = 1024
 AGAIN_S: Final = 0.5
+NOTICED_S: Final = 0.2  # one that is gone as it is accepted is warned of there, as of an unknown user
 SPARE_FILES: Final = 64
 
 
@@ -87,7 +88,7 @@ class LinkForwarder:
         lease = self._lease()
         target = lease.links if lease.holder != lease.node and self._listen[1] else ""
         if target != self._target:
-            self._target, self._is_reached = target, False
+            self._target, self._is_reached, self._reach_again_ns = target, False, 0
             await self._end_links()
         if target and not self._is_reached and self._now_ns() >= self._reach_again_ns:
             self._is_reached = await _is_reached(target)
@@ -172,6 +173,7 @@ async def _is_reached(target: str) -> bool:
             _, writer = await asyncio.open_connection(*parse_address(target))
     except OSError:
         return False
+    await asyncio.sleep(NOTICED_S)
     writer.close()
     return True
 

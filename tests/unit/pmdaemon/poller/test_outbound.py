@@ -262,9 +262,9 @@ def test_nothing_reaches_a_gateway_once_the_term_of_this_server_has_ended(tmp_pa
     rig.watermarks()
     agent, other = rig.up(), rig.up(OTHER)
     rig.deliver(Kind.SET_CAPS, gw=GATEWAY, gen=1, lease_us=1, caps=[])
-    rig.pass_time(1)
+    rig.pass_time(1.5)
     for each in (agent, other):
-        each.answer(next(item for item in rig.received(each) if item.kind is Kind.POLL))
+        each.answer(next(item for item in rig.received(each) if item.kind == Kind.POLL))
     rig.step()
     term.lasts = False
     rig.mailbox.deliver("services", Kind.LEASE, {})
