@@ -4,7 +4,7 @@ A benchmark module calls ``run(name, measure)``: ``measure()`` returns the value
 variants interleaved inside it) and its raw samples. While it runs, the CPU that *other* processes use is
 read from /proc/stat; above 0.3 core the run is called noisy and repeated, up to 3 times; the quietest run
 is reported. The record is ``benchmarks/results/NAME.json``, which names the options of its run. Only a
-complete run replaces it: the default options, every goal measured, and quiet. Any other goes to
+complete run replaces it: the default options, every part and goal measured, and quiet. Any other goes to
 ``NAME.json.tmp`` beside it, which git leaves out. A benchmark of an hour may be run in parts, each with the
 default options: a quiet part replaces its own rows, which say when they were measured; the others stay, and
 those of a part that was never run are not there. Rows of another machine are not mixed in.
@@ -43,6 +43,7 @@ class Sample:
     raw: dict[str, Any] = field(default_factory=dict)
     peers: dict[str, str] = field(default_factory=dict)
     foreign_cores: float = 0.0
+    lacks: str = ""  # what of it could not be measured; such a run is not recorded
 
 
 def _busy_ticks() -> int:
@@ -272,6 +273,7 @@ def run(
         text
         for text, applies in (
             ("it has options of its own", not options.are_default and not wanted),
+            (best.lacks, bool(best.lacks)),
             (f"not measured: {', '.join(missing)}", bool(missing)),
             (f"other processes used {best.foreign_cores:.2f} core", is_noisy),
         )
@@ -294,7 +296,7 @@ def run(
     if wanted and not lacks:
         result, lacks = joined(name, result)
     store(name, result, lacks)
-    return 0 if all(counted) else 1
+    return 0 if all(counted) and not best.lacks else 1
 
 
 def main(

@@ -67,6 +67,15 @@ def test_any_other_run_leaves_the_record_alone(
     assert lacks in capsys.readouterr().out
 
 
+def test_a_run_of_which_a_part_failed_is_not_recorded_whatever_it_measured(
+    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quiet(monkeypatch)
+    assert harness.run("query", lambda: harness.Sample(COMPLETE, lacks="failed: many"), 1, chosen()) == 1
+    assert not (results / "query.json").exists()
+    assert "not recorded: failed: many" in capsys.readouterr().out
+
+
 def test_a_benchmark_without_options_refuses_what_it_is_given(
     results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
