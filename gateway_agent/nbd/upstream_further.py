@@ -1,7 +1,7 @@
 """Opening of connections to an upstream beside the first one, for sessions that have several.
 
 One after another, from the first one's plan. Nothing waits for them: one that cannot be made is tried again
-after ``AGAIN_NS``, then after twice as long up to 80 s, and so is one that has ended. An upstream that answers
+after ``AGAIN_NS``, then after twice as long up to 80 s, and so is one that has ended. One that answers
 otherwise on another connection is asked for no more. Thread: the loop's.
 
 After a loss, or a failure, a new connection may be to an upstream that was restarted and has lost what it
