@@ -6,9 +6,10 @@ and sync of the same bytes, which are made beforehand. Making and packing an eve
 smaller the ratio. Both goals are measured with one size; larger ones have rows of their own. *One event*:
 raised in a process of its own, until the webhook has it, idle. *Dead recipient*: 100,000 events to ten
 recipients in one process, and the same with one of them never confirming, twice in turn; the ratio of the
-times of the nine that live, and the memory that the second took. *Partner*: batches of 100 with one that
-mirrors them (``events_mirror``) against without. *Kill*: 10,000 alerts to one webhook, ``kill -9`` when half
-have arrived, restart; the share that arrives, for ours and for Alertmanager (Debian's package
+times of the nine that live, and the most memory that the second took, from before its queues were opened to
+its end; then the start of another process behind that backlog (``events_flood``). *Partner*: batches of 100
+with one that mirrors them (``events_mirror``) against without. *Kill*: 10,000 alerts to one webhook, ``kill
+-9`` when half have arrived, restart; the share that arrives, for ours and for Alertmanager (Debian's package
 ``prometheus-alertmanager``; "missing" without it), which gets the alerts once, as a client that was answered
 "accepted" would post them.
 """
@@ -32,36 +33,21 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from benchmarks.events_flood import FLOOD, KIND, RECIPIENTS, event, flood, in_process, start
 from benchmarks.events_mirror import mirrored
 from benchmarks.harness import Sample, main, version_of
 from pmdaemon.reserve.raising import EventRaiser
 from pmdaemon.runtime.clock import Deadline, SystemClock
-from pmdaemon.runtime.threads import ThreadGroup, ThreadInbox
 from sla_server.agreements.load import load_documents
-from sla_server.events.engine import DeliveryEngine, EngineParts
-from sla_server.events.event import Event
 from sla_server.events.intake import EventIntake
-from sla_server.events.lane import LaneSettings
-from sla_server.events.queue import LATER_BYTES, EventQueue, LaterQueue, QueuedEvent
-from sla_server.events.recipients.base import CONFIRMED, Answer, Held, Notice, Routed, retry
+from sla_server.events.queue import EventQueue, QueuedEvent
 from sla_server.events.routing import NotificationInForce, RoutingFile, RoutingTable
-from sla_server.events.stages.confirm import RetryRules
-from sla_server.events.stages.send import SentBatch, ThreadSender
 
-BATCH, SMALL, ACCEPTED, SINGLE, FLOOD, ALERTS, RECIPIENTS = 500, 100, 20_000, 100, 100_000, 10_000, 10
+BATCH, SMALL, ACCEPTED, SINGLE, ALERTS = 500, 100, 20_000, 100, 10_000
 GOALS_BATCH = 8
 LIMIT_S = 300.0
 QUIET_S = 20.0
 ALERTMANAGER = "prometheus-alertmanager"
-KIND = "clock-skew"
-
-
-def event(number: int) -> Event:
-    """An event of usual size."""
-    return Event(
-        f"event-{number:08d}", time.time_ns() // 1000, KIND, "warning", "gateway", f"gw-{number}",
-        f"gateway gw-{number}: its clock is 2.4 s ahead of the server's", {"offset_us": 2_400_000 + number},
-    )  # fmt: skip
 
 
 class Arrivals:
@@ -311,93 +297,27 @@ def killed_alertmanager(folder: Path) -> dict[str, float]:
 # Ten recipients, one of them dead.
 
 
-class Counting:
-    """A recipient that only counts, or never confirms."""
-
-    kind, timeout_s, most_notices = "bench", 10.0, 500
-
-    def __init__(self, name: str, *, is_dead: bool) -> None:
-        self.name = name
-        self._is_dead = is_dead
-
-    def deliver(self, notices: Sequence[Notice], deadline: Deadline) -> Answer:
-        return retry("it is dead") if self._is_dead else CONFIRMED
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-class ToTen:
-    """Routes each event to all."""
-
-    def __init__(self) -> None:
-        self._routed = [Routed(f"r{index}", "all") for index in range(RECIPIENTS)]
-
-    def route(self, _event: Event) -> Sequence[Routed]:
-        return self._routed
-
-    def held(self, _event: Event, _recipient: str, _now_us: int) -> Held | None:
-        return None
-
-    def escalates(self, _recipient: str) -> bool:
-        return False
-
-
-def flooded(folder: Path, *, dead: int) -> tuple[float, float]:
-    """Seconds until all that live have everything, and the MiB that the process grew by."""
-    clock, threads = SystemClock(), ThreadGroup()
-    inbox: ThreadInbox[SentBatch] = ThreadInbox()
-    folder.mkdir()
-    sizes = {"initial": 1 << 20, "main": 128 << 20, "later": LATER_BYTES}
-    initial, normal, later = (EventQueue(folder, name, size) for name, size in sizes.items())
-    parts = EngineParts(
-        (initial, normal), LaterQueue(later), folder / "state.json",
-        {queue.name: queue.queue_id for queue in (initial, normal)},
-    )  # fmt: skip
-    engine = DeliveryEngine(parts, ToTen(), RetryRules(), clock, lambda *_event: None)
-
-    def maker(name: str, is_dead: bool) -> Callable[[], Counting]:
-        return lambda: Counting(name, is_dead=is_dead)
-
-    names = [f"r{index}" for index in range(RECIPIENTS)]
-    senders = {
-        name: ThreadSender(name, maker(name, index < dead), inbox.put, threads)
-        for index, name in enumerate(names)
-    }
-    engine.set_recipients(LaneSettings(name, sender, 500, 10.0) for name, sender in senders.items())
-    for first in range(0, FLOOD, 1000):
-        normal.append([QueuedEvent(event(number)) for number in range(first, first + 1000)])
-    before_bytes, living = rss_bytes(), names[dead:]
-    began_s = time.perf_counter()
-    while any(engine.lanes[name].confirmed < FLOOD for name in living):
-        for sent in inbox.drain():
-            engine.answered(sent)
-        engine.step()
-    took_s, grown = time.perf_counter() - began_s, (rss_bytes() - before_bytes) / 2**20
-    engine.close()
-    threads.join(60.0)
-    for queue in (initial, normal, later):
-        queue.close()
-    return took_s, grown
-
-
 def floods(root: Path) -> dict[str, float]:
-    """All alive and one dead, twice in turn."""
-    alive, dead = list[float](), list[tuple[float, float]]()
+    """All alive and one dead, twice in turn; after the second, the start behind a dead one's backlog."""
+    alive_s, dead_s, grown = list[float](), list[float](), list[float]()
     for index in range(2):
-        alive.append(flooded(root / f"alive{index}", dead=0)[0])
-        dead.append(flooded(root / f"dead{index}", dead=1))
-        for name in ("alive", "dead"):
-            shutil.rmtree(root / f"{name}{index}")
+        for dead, took_s in ((0, alive_s), (1, dead_s)):
+            folder = root / f"flood{index}{dead}"
+            folder.mkdir(mode=0o700)
+            found = in_process(flood, folder, dead)
+            took_s.append(found[0])
+            if dead:
+                grown.append(found[1])
+                if index:
+                    start_s, start_grown = in_process(start, folder, dead)
+            shutil.rmtree(folder)
     return {
-        "dead_ratio": sum(took_s for took_s, _ in dead) / sum(alive),
-        "flood_rate": 2 * FLOOD * RECIPIENTS / sum(alive),
-        "flood_memory": max(grown for _, grown in dead),
+        "dead_ratio": sum(dead_s) / sum(alive_s),
+        "flood_rate": 2 * FLOOD * RECIPIENTS / sum(alive_s),
+        "flood_memory": max(grown),
+        "start_memory": start_grown,
+        "start_s": start_s,
     }
-
-
-def rss_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def measure() -> Sample:

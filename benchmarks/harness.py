@@ -4,13 +4,16 @@ A benchmark module calls ``run(name, measure)``: ``measure()`` returns the value
 variants interleaved inside it) and its raw samples. While it runs, the CPU that *other* processes use is
 read from /proc/stat; above 0.3 core the run is called noisy and repeated, up to 3 times; the quietest run
 is reported. The record is ``benchmarks/results/NAME.json``, which names the options of its run. Only a
-complete run replaces it: the default options, every goal measured, and quiet. Any other goes to
-``NAME.json.tmp`` beside it, which git leaves out.
+complete run replaces it: the default options, every part and goal measured, and quiet. Any other goes to
+``NAME.json.tmp`` beside it, which git leaves out. A benchmark of an hour may be run in parts, each with the
+default options: a quiet part replaces its own rows, which say when they were measured; the others stay, and
+those of a part that was never run are not there. Rows of another machine are not mixed in.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import platform
@@ -20,7 +23,7 @@ import sys
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,8 @@ from typing import Any
 HERE = Path(__file__).parent
 NOISY_CORES = 0.3
 MOST_RUNS = 3
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+SAME_MACHINE = ("cpu", "cores", "memory_bytes")
 
 
 @dataclass
@@ -38,6 +43,7 @@ class Sample:
     raw: dict[str, Any] = field(default_factory=dict)
     peers: dict[str, str] = field(default_factory=dict)
     foreign_cores: float = 0.0
+    lacks: str = ""  # what of it could not be measured; such a run is not recorded
 
 
 def _busy_ticks() -> int:
@@ -58,10 +64,18 @@ def _own_ticks(pid: int) -> int:
     return own + sum(_own_ticks(int(child)) for child in children)
 
 
+def adopt_orphans() -> None:
+    """Make this process the parent of descendants whose own parent ends first, as Spark's Java does.
+
+    They stay as zombies until this process ends, so that their processor time counts as ours.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
 class ForeignCpu:
     """Measures the cores that processes outside this one's family use.
 
-    Processes that we started but that were re-parented (daemons) count as foreign; benchmarks start none.
+    A process whose parent ended before it counts as foreign, unless ``adopt_orphans`` was called.
     """
 
     def __enter__(self) -> ForeignCpu:
@@ -159,15 +173,28 @@ class Options:
     Attributes:
         given: option -> value.
         are_default: whether it is the run that is recorded.
+        parts: which parts of the run were asked for, all else as by default; none: all of them, or another
+            option was given.
     """
 
     given: Mapping[str, Any] = field(default_factory=dict)
     are_default: bool = True
+    parts: Sequence[str] = ()
 
     @classmethod
-    def of(cls, parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> Options:
-        """What was chosen, compared with the parser's defaults."""
-        return cls(vars(chosen), vars(chosen) == vars(parser.parse_args([])))
+    def of(
+        cls, parser: argparse.ArgumentParser, chosen: argparse.Namespace, *, part_option: str = ""
+    ) -> Options:
+        """What was chosen, compared with the parser's defaults.
+
+        Args:
+            parser: of the benchmark.
+            chosen: by it.
+            part_option: the one that chooses parts; "": it has none.
+        """
+        given, usual = vars(chosen), vars(parser.parse_args([]))
+        is_part = part_option and given == {**usual, part_option: given[part_option]}
+        return cls(given, given == usual, tuple(given[part_option] or ()) if is_part else ())
 
 
 def store(name: str, result: dict[str, Any], lacks: str) -> None:
@@ -179,6 +206,29 @@ def store(name: str, result: dict[str, Any], lacks: str) -> None:
         print(f"not recorded: {lacks}; the result is in {path.relative_to(HERE.parent)}")
 
 
+def joined(name: str, part: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """The record with the rows of a part in the place of its former ones; and why it cannot be.
+
+    Args:
+        name: of the record.
+        part: result of the run, with its rows alone.
+    """
+    stamp = {"finished_unix_s": part["finished_unix_s"], "foreign_cores": part["foreign_cores"][-1]}
+    rows = {row["key"]: {**row, **stamp} for row in part["rows"]}
+    path = HERE / "results" / f"{name}.json"
+    former = json.loads(path.read_text()) if path.exists() else {"rows": [], "raw": {}, "peers": {}}
+    here = {key: part["machine"][key] for key in SAME_MACHINE}
+    if former["rows"] and {key: former["machine"][key] for key in SAME_MACHINE} != here:
+        return part, "the other rows were measured on another machine"
+    for row in former["rows"]:
+        then = {"finished_unix_s": former.get("finished_unix_s"), "foreign_cores": None}
+        rows.setdefault(row["key"], {**then, **row})
+    ordered = [rows[key] for key in targets(name) if key in rows]
+    merged = {key: {**former[key], **part[key]} for key in ("raw", "peers")}
+    usual = {key: value for key, value in part["options"].items() if not isinstance(value, list)}
+    return {**part, **merged, "rows": ordered, "options": usual}, ""
+
+
 def run(
     name: str,
     measure: Callable[[], Sample],
@@ -186,6 +236,7 @@ def run(
     options: Options | None = None,
     *,
     is_timed: bool = True,
+    parts: Mapping[str, Sequence[str]] | None = None,
 ) -> int:
     """Measure, print, write the JSON; returns 0 when every goal was met.
 
@@ -195,8 +246,10 @@ def run(
         most_runs: how often, until it is quiet.
         options: how it was asked for.
         is_timed: whether what others do on the machine changes the values.
+        parts: goals of each part that can be run alone.
     """
     options = options or Options()
+    wanted = {key for part in options.parts for key in (parts or {})[part]}
     best: Sample | None = None
     attempts = []
     for attempt in range(1, most_runs + 1):
@@ -213,13 +266,14 @@ def run(
             flush=True,
         )
     assert best is not None  # MOST_RUNS is at least 1
-    rows = rows_for(name, best.values)
+    rows = [row for row in rows_for(name, best.values) if not wanted or row["key"] in wanted]
     is_noisy = is_timed and best.foreign_cores > NOISY_CORES
     missing = [row["key"] for row in rows if row["value"] is None]
     lacks = ", ".join(
         text
         for text, applies in (
-            ("it has options of its own", not options.are_default),
+            ("it has options of its own", not options.are_default and not wanted),
+            (best.lacks, bool(best.lacks)),
             (f"not measured: {', '.join(missing)}", bool(missing)),
             (f"other processes used {best.foreign_cores:.2f} core", is_noisy),
         )
@@ -239,8 +293,10 @@ def run(
     print(table(rows))
     counted = [row["met"] for row in rows if row["met"] is not None]
     print(f"goals met: {sum(counted)} of {len(counted)}")
+    if wanted and not lacks:
+        result, lacks = joined(name, result)
     store(name, result, lacks)
-    return 0 if all(counted) else 1
+    return 0 if all(counted) and not best.lacks else 1
 
 
 def main(
@@ -250,10 +306,11 @@ def main(
     options: Options | None = None,
     *,
     is_timed: bool = True,
+    parts: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
     """Entry point of a benchmark module; without ``options`` it has none, and refuses what is given."""
     if options is None:
         about = (sys.modules["__main__"].__doc__ or name).partition("\n\n")[0]
         argparse.ArgumentParser(prog=f"benchmarks.{name}", description=about).parse_args()
     assert threading.current_thread() is threading.main_thread()
-    sys.exit(run(name, measure, most_runs, options, is_timed=is_timed))
+    sys.exit(run(name, measure, most_runs, options, is_timed=is_timed, parts=parts))

@@ -7,6 +7,13 @@ first. Processor time is that of the plane (user and system), divided by fio's o
 
 ``bare`` is a plane whose completions are not counted (``nbd_bare``): it is there for one figure, what
 counting and throttling cost.
+
+As nbdkit and the gateway before it share CPU 0, the part that a proxy keeps of nbdkit's rate is bounded by
+both: nbdkit's processor time of an operation, divided by that and the gateway's. With a processor of its own
+the gateway serves 1 / (its processor time) operations a second.
+
+tmpfs cannot say what is in memory (RWF_NOWAIT), so there every read of a file with workers is a worker's.
+``cached`` is the same file with workers, and the same nbdkit, on the file system of ``/var/tmp``.
 """
 
 from __future__ import annotations
@@ -52,6 +59,7 @@ class Bench:
     """Where everything of one run is, and which process serves what."""
 
     folder: Path
+    disk: Path
     tls_ports: dict[str, int]
     planes: dict[str, int]
 
@@ -69,7 +77,7 @@ class Bench:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _agent_toml(folder: Path, tls_port: int, certificates: Path) -> str:
+def _agent_toml(folder: Path, disk: Path, tls_port: int, certificates: Path) -> str:
     lines = ['name = "bench"', f'state_dir = "{folder}/state"', f'runtime_dir = "{folder}/run"']
 
     def plane(name: str, listen: str, *more: str) -> None:
@@ -84,6 +92,7 @@ def _agent_toml(folder: Path, tls_port: int, certificates: Path) -> str:
     plane("gateway", f"unix:{folder}/gateway.sock")
     export("gateway", "file", image)
     export("gateway", "workers", image, "workers = 4")
+    export("gateway", "cached", f'file = "{disk}/image"', "workers = 4")
     export("gateway", "proxy", upstream)
     export("gateway", "proxy-capped", upstream, "cap = {ops_per_s = 1000000.0, bytes_per_s = 1e10}")
     for name, (rate, value, _) in CAPS.items():
@@ -103,9 +112,10 @@ def _start(bench: Bench, stack: ExitStack) -> None:
     folder = bench.folder
     image = folder / "image"
     image.write_bytes(os.urandom(1 << 20) * SIZE_MIB)
+    cached = Path(shutil.copy(image, bench.disk / "image"))
     certificates = NbdAuthority(folder / "pki").issue("server", "bench", "127.0.0.1")
     (folder / "run").mkdir(mode=0o700)  # the agent's parent makes it, which does not run here
-    (folder / "agent.toml").write_text(_agent_toml(folder, bench.tls_ports["tls"], certificates))
+    (folder / "agent.toml").write_text(_agent_toml(folder, bench.disk, bench.tls_ports["tls"], certificates))
 
     def start(is_ready: Callable[[], bool], *command: str) -> int:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
@@ -131,6 +141,7 @@ def _start(bench: Bench, stack: ExitStack) -> None:
         return is_open
 
     start(on("nbdkit"), "nbdkit", "-f", "-U", f"{folder}/nbdkit.sock", "file", str(image))
+    start(on("nbdkit-cached"), "nbdkit", "-f", "-U", f"{folder}/nbdkit-cached.sock", "file", str(cached))
     direct = f"socket={folder}/nbdkit.sock"
     start(on("nbdkit-proxy"), "nbdkit", "-f", "-U", f"{folder}/nbdkit-proxy.sock", "nbd", direct)
     qemu = ["qemu-nbd", "-t", "-e", "64", "-f", "raw", "-k", f"{folder}/qemu-proxy.sock"]
@@ -175,6 +186,8 @@ def _round(bench: Bench) -> dict[str, float]:
         found[f"{name}-128k"] = _cell(uri, LARGE, 8)["iops"]
     for depth in (16, 64):
         found[f"workers-{depth}"] = _cell(bench.uri("gateway", "workers"), SMALL, depth)["iops"]
+        found[f"cached-{depth}"] = _cell(bench.uri("gateway", "cached"), SMALL, depth)["iops"]
+        found[f"nbdkit-cached-{depth}"] = _cell(bench.uri("nbdkit-cached"), SMALL, depth)["iops"]
     for peer in ("nbdkit-proxy", "qemu-proxy"):
         found[f"{peer}-16"] = _cell(bench.uri(peer), SMALL, 16)["iops"]
     for name, server, export in (("file-tls", "tls", "file-tls"), ("nbdkit-tls", "nbdkit", "")):
@@ -230,6 +243,8 @@ def _values(rounds: list[dict[str, float]], capped: dict[str, dict[str, float]])
         "file_128k": ratio("file-128k", "nbdkit-128k"),
         "workers_d16": ratio("workers-16", "nbdkit-16"),
         "workers_d64": ratio("workers-64", "nbdkit-64"),
+        "cached_d16": ratio("cached-16", "nbdkit-cached-16"),
+        "cached_d64": ratio("cached-64", "nbdkit-cached-64"),
         "proxy_d1": ratio("proxy-1", "nbdkit-1"),
         "proxy_d16": ratio("proxy-16", "nbdkit-16"),
         "proxy_d64": ratio("proxy-64", "nbdkit-64"),
@@ -251,7 +266,9 @@ def measure() -> harness.Sample:
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="sla-bench-", dir=place))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        bench = Bench(folder, {"tls": free_port(), "nbdkit": free_port()}, {})
+        disk = Path(tempfile.mkdtemp(prefix="sla-bench-", dir="/var/tmp"))
+        stack.callback(shutil.rmtree, disk, ignore_errors=True)
+        bench = Bench(folder, disk, {"tls": free_port(), "nbdkit": free_port()}, {})
         _start(bench, stack)
         rounds = [_round(bench) for _ in range(ROUNDS)]
         capped = _capped(bench)

@@ -76,7 +76,7 @@ class Simulated:
 
 def run(scenario: Scenario, seconds: float, agreements: str) -> Simulated:
     """One scenario; ``agreements``: its documents."""
-    made = _Runs(scenario, agreements)
+    made = Runs(scenario, agreements)
     half_s = seconds / 2 if scenario.has_fault else seconds
     free = made.figures("off", half_s)
     free_iops = made.iops(free)
@@ -98,10 +98,10 @@ def run(scenario: Scenario, seconds: float, agreements: str) -> Simulated:
 
 def fault_of(scenario: Scenario, from_s: float, agreements: str) -> dict[str, Any]:
     """What follows in a scenario when its storage hangs, or fails, from then on for ``FAULT_S``."""
-    return _Runs(scenario, agreements).fault(from_s)
+    return Runs(scenario, agreements).fault(from_s)
 
 
-class _Runs:
+class Runs:
     """Plans of one scenario, and what came of them."""
 
     def __init__(self, scenario: Scenario, agreements: str) -> None:

@@ -119,6 +119,7 @@ def main(name: str = "spark", sizes: tuple[int, ...] = (1_000_000,)) -> None:
     parser.add_argument("--rounds", type=int, default=3, help="runs of each engine")
     chosen = parser.parse_args()
     options = harness.Options.of(parser, chosen)
+    harness.adopt_orphans()  # Java outlives the process that started it
     harness.main(name, lambda: measure(chosen.rows, chosen.rounds), most_runs=1, options=options)
 
 

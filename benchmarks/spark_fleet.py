@@ -54,6 +54,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=ROWS, help="hourly rollups")
     chosen = parser.parse_args()
     options = harness.Options.of(parser, chosen)
+    harness.adopt_orphans()
     harness.main("spark_fleet", lambda: measure(chosen.rows), most_runs=1, options=options)
 
 

@@ -6,9 +6,20 @@ notice at night has the entry one click away.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from flask import Blueprint, render_template
 
 from sla_server.events import catalogue
+
+
+def _by(kinds: Mapping[str, catalogue.EventKind], which: str) -> dict[str, str]:
+    """Condition to the kinds of events that begin it, or end it."""
+    found: dict[str, list[str]] = {}
+    for name, kind in kinds.items():
+        if condition := getattr(kind, which):
+            found.setdefault(condition, []).append(name)
+    return {condition: " or ".join(names) for condition, names in found.items()}
 
 
 def make_runbook() -> Blueprint:
@@ -16,7 +27,9 @@ def make_runbook() -> Blueprint:
     pages = Blueprint("runbook", __name__, template_folder="templates")
 
     def runbook() -> str:
-        return render_template("runbook.html", groups=catalogue.GROUPS)
+        kinds = {name: kind for group in catalogue.GROUPS.values() for name, kind in group.items()}
+        opening, closing = (_by(kinds, which) for which in ("begins", "ends"))
+        return render_template("runbook.html", groups=catalogue.GROUPS, opening=opening, closing=closing)
 
     pages.add_url_rule("/runbook", "kinds", runbook)
     return pages

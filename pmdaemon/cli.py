@@ -16,12 +16,13 @@ import structlog
 
 from pmdaemon.poller import config as configuration
 from pmdaemon.poller import pair as pair_process
-from pmdaemon.poller.parent import Daemon, raise_open_files
+from pmdaemon.poller.parent import Daemon
 from pmdaemon.reserve import attach_reserves
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.children import restarts_of_this_process
 from pmdaemon.runtime.config import show
 from pmdaemon.runtime.failures import failure_recorded, outermost, record_failure
+from pmdaemon.runtime.open_files import raise_open_files
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.template import Template
 from pmdaemon.runtime.threads import set_os_thread_name, watch

@@ -53,6 +53,9 @@ class PolicyJobConfig(StrictModel):
     """A `Calendar` document in force (`sla apply`): its holidays count as Sundays. Empty: there are none."""
     driver_memory: str = "2g"
     """Spark driver memory."""
+    cut_rows: int = Field(default=4_000_000, ge=0, le=1_000_000_000)
+    """Of the raw cuts of the last days (`[database.files] cuts_max_age_h`), which show bursts that minutes of
+    rollups blur, the job reads at most so many rows. 0: none."""
     spark: dict[str, str] = Field(default_factory=dict)
     """Further settings of Spark, for example `"spark.executor.memory" = "4g"`, or `"spark.jars"` with the
     connector for an object store. A Spark Connect server has settings of its own."""

@@ -1,7 +1,8 @@
 """The lease of the acting server, as the process ``cluster`` has published it for the other processes.
 
     RUNTIME_DIR/lease.json   {"node": "n1", "holder": "n1", "fence": 1795861200, "until_ns": 5123456789,
-                              "lease_s": 6.0, "heard_ns": 5121456789, "page": "https://sla-1:8411"}
+                              "lease_s": 6.0, "heard_ns": 5121456789, "page": "https://sla-1:8411",
+                              "cluster": "9f86d081884c7d65", "links": "192.0.2.1:7412"}
 
 Times are of the clock since boot, which all processes of a machine have alike. When ``until_ns`` has passed,
 the lease is not held, whatever has become of the process that wrote it. ``holder`` is whom the cluster named
@@ -19,11 +20,11 @@ from typing import Final
 
 from pmdaemon.runtime.clock import boot_ns
 from pmdaemon.runtime.files import write_whole
+from pmdaemon.runtime.term import FENCE, LEASE_FILE
 
-NAME: Final = "lease.json"
+__all__ = ["FENCE", "LeaseFile", "LeaseState"]
+
 LEAST_FRESH_S: Final = 10.0
-FENCE: Final = "SLA_FENCE"
-"""Environment of the process dbmanager: the number with which its supervisor has the lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,8 @@ class LeaseState:
         lease_s: of the holder; 0: not known.
         heard_ns: when the cluster named the holder last; 0: never.
         page: where the holder's page is; "": not known.
+        cluster: identity of the cluster whose lease it is.
+        links: where the holder takes agents that others forward; "": it takes none.
     """
 
     node: str = ""
@@ -47,6 +50,8 @@ class LeaseState:
     lease_s: float = 0.0
     heard_ns: int = 0
     page: str = ""
+    cluster: str = ""
+    links: str = ""
 
     @property
     def held_fence(self) -> int | None:
@@ -80,7 +85,7 @@ class LeaseState:
         Raises:
             OSError: it cannot be written; what is there lapses.
         """
-        write_whole(runtime_dir / NAME, json.dumps(asdict(self)))
+        write_whole(runtime_dir / LEASE_FILE, json.dumps(asdict(self)))
 
 
 class LeaseFile:
@@ -91,7 +96,7 @@ class LeaseFile:
     """
 
     def __init__(self, runtime_dir: Path) -> None:
-        self._path = runtime_dir / NAME
+        self._path = runtime_dir / LEASE_FILE
         self._written = (0, 0)
         self._state = LeaseState()
 
@@ -121,4 +126,6 @@ def _parsed(data: bytes) -> LeaseState:
         float(found.get("lease_s", 0.0)),  # a former release has no more than the above
         int(found.get("heard_ns", 0)),
         str(found.get("page", "")),
+        str(found.get("cluster", "")),
+        str(found.get("links", "")),
     )

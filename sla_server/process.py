@@ -37,6 +37,7 @@ MODULES: Final = {
     "dbmanager": "sla_server.db.process",
     "appserver": "sla_server.api.server",
     "cluster": "sla_server.cluster.process",
+    "standby": "sla_server.standby.process",
 }
 log = structlog.get_logger("part")
 

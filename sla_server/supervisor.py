@@ -23,9 +23,9 @@ part: they end by themselves (``schedule``).
 
 With ``[cluster.takeover]`` several servers have one database, and one of them *acts*: the one that has the
 lease, which the part ``cluster`` takes and publishes (``lease_file``). The parts ``ACTING`` run while this
-server acts; the others stand by. A server that loses the lease ends all parts but the node, empties the
-mailbox segments (what is in them was not acknowledged: another server has it again from the agents), and
-stands by.
+server acts; the others stand by, with the part ``standby``. A server that loses the lease ends all parts but
+the node, empties the mailbox segments (what is in them was not acknowledged: another server has it again from
+the agents), and stands by.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ from sla_server.events.recipients.config import NotifyDirectories
 from sla_server.lease_file import FENCE, LeaseFile
 from sla_server.recorder import Recorder
 from sla_server.schedule import QUIET, JobSchedule, ScheduledJob
-from sla_server.topology import ACTING, PARTS, parts_of, takes_over
+from sla_server.topology import ACTING, PARTS, STANDBY, parts_of, takes_over
 
 log = structlog.get_logger("supervisor")
 IMPORTED: Final = (
@@ -78,6 +78,7 @@ IMPORTED: Final = (
     "sla_server.db.process",
     "sla_server.services.process",
     "sla_server.api.server",
+    "sla_server.standby.process",
     "pmdaemon.cli",
 )
 """What the parts import, by the template that they are forked from; delivery's first, it starts first."""
@@ -304,6 +305,7 @@ class Supervisor:
         if fence is not None:
             log.warning("server-acts", fence=fence)
             self._fence = fence
+            self._stop_all([STANDBY])  # it listens for agents, and writes what services write
             self._start_parts(ACTING)
             self._jobs = self._scheduled()
 
@@ -322,7 +324,7 @@ class Supervisor:
         for name in (MAIN, APP):
             self._segments.renew(name)
         self._attach()
-        self._start_parts([name for name in PARTS if name not in ACTING])
+        self._start_parts([*(name for name in PARTS if name not in ACTING), STANDBY])
 
     def _run_jobs(self) -> None:
         for job in self._jobs:
@@ -445,7 +447,7 @@ class Supervisor:
     def _stop_parts(self) -> None:
         """Reverse order: polling ends first, the writer last; a run of the job before them."""
         self._stop_jobs()
-        statuses = self._stop_all(parts_of(self.config))
+        statuses = self._stop_all([*parts_of(self.config), STANDBY])
         self._is_drained = statuses.get("dbmanager") == 0
 
     def _stop_jobs(self) -> None:

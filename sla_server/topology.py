@@ -21,6 +21,8 @@ PARTS: Final = ("delivery", "dbmanager", "services", "pmdaemon", "appserver")
 CLUSTER: Final = "cluster"
 ACTING: Final = ("dbmanager", "services", "pmdaemon")
 """Parts that run on one of several servers at a time."""
+STANDBY: Final = "standby"
+"""Part that runs in their place on the others."""
 MIB: Final = 1 << 20
 SLOTS_PER_SENDER: Final = 4096  # at 20 ms a batch, a recipient may be away 40 s before slots run out
 SLOTS_A_ROUTE: Final = 512  # of services and dbmanager, which post to every pair: seconds of orders for each
@@ -32,6 +34,7 @@ def parts_of(config: ResolvedConfig, *, is_acting: bool = True) -> tuple[str, ..
     A node of a cluster carries other servers' messages, too: it comes first and goes last.
     """
     parts = tuple(name for name in PARTS if is_acting or name not in ACTING)
+    parts += () if is_acting else (STANDBY,)
     return parts if config.cluster is None else (CLUSTER, *parts)
 
 

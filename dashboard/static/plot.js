@@ -25,25 +25,52 @@ export const axes = () => ({gridcolor: colour("line"), linecolor: colour("line")
 export const layout = () => ({margin: {l: 54, r: 8, t: 8, b: 26}, paper_bgcolor: "transparent", plot_bgcolor: "transparent",
   showlegend: false, font: {family: "system-ui, DejaVu Sans, sans-serif", size: 12, color: colour("soft")}, hovermode: "closest"});
 
+// What of a chart's time is asked for, and where somebody has zoomed in. Plotly itself would go back to all of it with
+// each point that a live range moves on by.
+const views = new WeakMap();
+
+function viewOf(node, keep, from, to) {
+  const view = views.get(node) || {};
+  views.set(node, view);
+  if (view.keep !== keep) view.zoomed = null;
+  return Object.assign(view, {keep, asked: [wallTime(from), wallTime(to)]});
+}
+
 const LINES = ["accent", "warn", "bad", "ok"];
 
 // lines: [{name, at: [ms], values: [number|null], dash, steps, colour}]; a gap in the values is a gap in the line.
-// from, to: of the axis, ms; bands: [{from, to, text}] behind the lines. Dragging zooms, a double click shows all.
-export async function drawLines(node, lines, {from, to, suffix = "", most, least = 0, bands = [], legend = lines.length > 1}) {
+// bars: [{name, at, widths: [ms], values, colour}], one on the other. from, to: of the axis, ms; bands: [{from, to, text}]
+// behind the lines. Dragging zooms, a double click shows all; who has zoomed in stays there while the chart is drawn again,
+// until `keep` is another one.
+export async function drawLines(node, lines, {from, to, suffix = "", most, least = 0, bands = [], bars = [], keep = "",
+  legend = lines.length + bars.length > 1}) {
   const Plotly = await loadPlotly();
+  const view = viewOf(node, keep, from, to);
+  const stack = bars.map((bar) => ({type: "bar", x: bar.at.map(wallTime), y: bar.values, width: bar.widths, offset: 0, name: bar.name,
+    marker: {color: colour(bar.colour), line: {width: 0}}, hovertemplate: `%{y:.4~g}${suffix}<extra>${bar.name}</extra>`}));
+  const heights = bars.length ? bars[0].values.map((_, index) => bars.reduce((sum, bar) => sum + (bar.values[index] ?? 0), 0)) : [];
   const traces = lines.map((line, index) => ({x: line.at.map(wallTime), y: line.values, name: line.name,
     mode: "lines", connectgaps: false, hovertemplate: `%{x|%d %b %H:%M}  %{y:.4~g}${suffix}<extra>${line.name}</extra>`,
     line: {color: colour(line.colour || LINES[index % LINES.length]), width: line.dash ? 1.5 : 2, dash: line.dash ? "dash" : "solid",
       shape: line.steps ? "hv" : "linear"}}));
-  const top = most ?? Math.max(1e-9, ...lines.flatMap((line) => line.values.map((value) => value ?? 0))) * 1.1;
-  await Plotly.react(node, traces, {...layout(), showlegend: legend, hovermode: "x",
-    legend: {orientation: "h", y: 1.02, yanchor: "bottom", x: 0}, margin: {l: 60, r: 8, t: legend ? 30 : 8, b: 42},
+  const top = most ?? Math.max(1e-9, ...heights, ...lines.flatMap((line) => line.values.map((value) => value ?? 0))) * 1.1;
+  await Plotly.react(node, [...stack, ...traces], {...layout(), showlegend: legend, hovermode: "x", barmode: "stack", bargap: 0,
+    legend: {orientation: "h", y: 1.02, yanchor: "bottom", x: 0, traceorder: "normal"}, margin: {l: 60, r: 8, t: legend ? 30 : 8, b: 42},
     shapes: bands.map((band) => ({type: "rect", xref: "x", yref: "paper", y0: 0, y1: 1, x0: wallTime(band.from), x1: wallTime(band.to),
       fillcolor: colour("shade"), line: {width: 0}, layer: "below"})),
-    xaxis: {...axes(), type: "date", range: [wallTime(from), wallTime(to)], nticks: Math.max(3, Math.floor(node.clientWidth / 130)),
+    xaxis: {...axes(), type: "date", range: view.zoomed || view.asked, nticks: Math.max(3, Math.floor(node.clientWidth / 130)),
       tickangle: 0, showgrid: false},
     yaxis: {...axes(), range: [least, top], nticks: 5, ticksuffix: suffix, fixedrange: true},
-  }, {displayModeBar: false, responsive: true});
+  }, {displayModeBar: false, responsive: true, doubleClick: false});
+  if (view.isFollowed) return;
+  view.isFollowed = true;
+  node.on("plotly_relayout", (changes) => {
+    if ("xaxis.range[0]" in changes) view.zoomed = [changes["xaxis.range[0]"], changes["xaxis.range[1]"]];
+  });
+  node.on("plotly_doubleclick", () => {
+    view.zoomed = null;
+    Plotly.relayout(node, {"xaxis.range": view.asked});
+  });
 }
 
 const CURVE_STEPS = 80;

@@ -8,6 +8,7 @@ Alerts raised without a session wait in it (``session.MAX_DEFERRED``).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 import structlog
@@ -26,7 +27,7 @@ Severity = Literal["info", "warning", "critical"]
 
 
 class Alerts:
-    """State: when each (kind, subject) was reported last. Thread: the link's loop only."""
+    """State: when each (kind, subject) was reported last; the newest reload. Thread: the link's loop only."""
 
     def __init__(self, session: AgentSession, clock: Clock) -> None:
         self._session = session
@@ -34,6 +35,7 @@ class Alerts:
         self._told_ns: dict[tuple[str, str], int] = {}
         self._late: Late = {}
         self._late_ns: dict[str, int] = {}
+        self._reload_number: int | None = None
 
     def report(self, kind: str, severity: Severity, subject: str, text: str, **details: Any) -> None:
         """Log it, and send or keep an ALERT for the server."""
@@ -47,6 +49,21 @@ class Alerts:
         shown = printable(text, ALERT_CHARACTERS)
         at_us = self._clock.unix_us()
         self._session.send(Alert(kind, severity, shown, at_us, {"subject": subject, **details}))
+
+    def report_reload(self, record: Mapping[str, Any]) -> None:
+        """Report what came of a reload, once; ``record``: as in the parent's ``agent.json``."""
+        number = record.get("number")
+        if number is not None and number == self._reload_number:
+            return
+        self._reload_number = number
+        state, text = record.get("state"), str(record.get("text", ""))
+        if state == "refused":
+            self.report("reload-refused", "warning", "configuration", text)
+        elif changes := record.get("changes"):
+            self.report("reloaded", "info", "configuration", "; ".join(map(str, changes)))
+        if keys := record.get("needs_restart"):
+            text = f"not in force before the agent is restarted: {', '.join(map(str, keys))}"
+            self.report("reload-incomplete", "warning", "configuration", text)
 
     def late(self, late: Late) -> None:
         """Caps held I/Os for too long in one sample."""

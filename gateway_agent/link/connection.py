@@ -3,6 +3,9 @@
     waiting ──backoff ends──► connecting ──writable──► (securing) ──TLS agreed──► open ──fault──► waiting
                                   └───────────── 5 s for both ─────────────────────────────────────►
 
+Of several servers the others are tried as well (``elsewhere``) while a dial waits for longer than
+``PATIENCE_NS``, and while the session is silent; the first that answers is used.
+
 ``PeerConnection`` is non-blocking, with deadline and backoff. Without TLS there is no securing; with TLS
 the peer must show the server's certificate, from the pinned CA. What is said on it is the business of its
 ``ConnectionPeer``; the connection moves bytes and reports openings and losses.
@@ -33,6 +36,7 @@ from typing import Final, Protocol
 import structlog
 
 from gateway_agent.errors import GatewayError, PeerLost
+from gateway_agent.link.elsewhere import OtherServers
 from pmdaemon.errors import ConfigError
 from pmdaemon.pki.certificates import SERVER_URI
 from pmdaemon.runtime.backoff import Backoff
@@ -44,6 +48,10 @@ log = structlog.get_logger("connection")
 
 
 CONNECT_LIMIT_NS: Final = 5_000_000_000
+PATIENCE_NS: Final = 500_000_000  # with the dial of one server of several; then the others are tried, too
+NOBODY_LISTENS_S: Final = 1.0
+"""The longest wait between two rounds of several servers that all refuse connections. One of them acts soon,
+and a refusal costs it nothing."""
 HEALTHY_NS: Final = 5_000_000_000  # a connection that ends sooner was refused: do not hammer that peer
 RECEIVE_BYTES: Final = 256 << 10  # one backlog reply; also the share of one connection in a turn of the loop
 MAX_PENDING_BYTES: Final = 4 << 20  # several replies; a peer that leaves more unread is not reading at all
@@ -94,6 +102,9 @@ class PeerConnection:
         self._addresses = list(addresses)
         self._place = 0  # of the address that is dialled, or was last
         self._failures = 0  # at one address after the other
+        self._refusals = 0  # of these
+        self._others = OtherServers(addresses, selector, clock, tls, server_name)
+        self._is_silent = False
         self._peer = peer
         self._backoff = backoff
         self._selector = selector
@@ -112,8 +123,37 @@ class PeerConnection:
         """When ``turn`` has something to do by the clock; None while the connection is open."""
         return None if self._is_open or not self._addresses else self._due_ns
 
+    @property
+    def look_ns(self) -> int | None:
+        """When ``turn`` has to see to the other servers; None: it need not."""
+        if self._is_silent or self._others.due_ns is not None:
+            return self._others.due_ns
+        return self._patient_until_ns
+
+    @property
+    def _patient_until_ns(self) -> int | None:
+        is_dialling = self._socket is not None and not self._is_open and len(self._addresses) > 1
+        return self._due_ns - CONNECT_LIMIT_NS + PATIENCE_NS if is_dialling else None
+
+    def silent(self, is_silent: bool) -> None:
+        """Whether the other side of the open connection says nothing: others are tried meanwhile."""
+        self._is_silent = is_silent and self._is_open and len(self._addresses) > 1
+
+    def _look_elsewhere(self) -> None:
+        until_ns = self._patient_until_ns
+        if not self._is_silent and (until_ns is None or self._clock.monotonic_ns() < until_ns):
+            self._others.rest()
+            return
+        self._others.turn(self._place)
+        if (found := self._others.proved()) is not None:
+            place, transport = found
+            self.take(transport, "another server answers, and this one does not")
+            self._place = place
+
     def turn(self) -> None:
         """Dial when it is time, give up a try that takes too long, and send what is pending."""
+        if self._is_silent or self._socket is not None or self._others.due_ns is not None:
+            self._look_elsewhere()
         if self._is_open:
             self._send()
         elif self._addresses and self._clock.monotonic_ns() >= self._due_ns:
@@ -125,7 +165,7 @@ class PeerConnection:
     def abandon(self) -> None:
         """Close without a report; it is not dialled again."""
         self._is_open = False
-        self._addresses.clear()
+        self.dial_no_more()
         if self._socket is not None:
             with suppress(KeyError, ValueError):
                 self._selector.unregister(self._socket)
@@ -135,11 +175,13 @@ class PeerConnection:
     def dial_no_more(self) -> None:
         """The link is stopping: what is open stays so, and what is lost is not dialled again."""
         self._addresses.clear()
+        self._is_silent = False
+        self._others.rest()
 
-    def take(self, connected: Transport) -> None:
-        """The other side has dialled us; this connection takes the place of the one there is."""
+    def take(self, connected: Transport, why: str = "the server has dialled again") -> None:
+        """This connection takes the place of the one there is: the other side has dialled us."""
         if self._socket is not None:
-            self.close("the server has dialled again")
+            self.close(why)
         self._socket = connected
         self._selector.register(connected, selectors.EVENT_READ, self)
         self._opened(connected)
@@ -150,7 +192,7 @@ class PeerConnection:
         self._socket = dialled
         code = dialled.connect_ex(address)
         if code not in (0, errno.EINPROGRESS):
-            self._failed(os.strerror(code))
+            self._failed(os.strerror(code), code=code)
             return
         self._due_ns = self._clock.monotonic_ns() + CONNECT_LIMIT_NS
         self._selector.register(self._socket, selectors.EVENT_WRITE, self)
@@ -172,7 +214,7 @@ class PeerConnection:
 
     def _connected(self, dialled: socket.socket) -> None:
         if code := dial_error(dialled):
-            self._failed(os.strerror(code))
+            self._failed(os.strerror(code), code=code)
             return
         if dialled.family != socket.AF_UNIX:
             dialled.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -257,23 +299,26 @@ class PeerConnection:
                 self._socket.send(self._peer.pending())
         self._failed(reason, is_silent=is_silent)
 
-    def _failed(self, reason: str, *, is_silent: bool = False) -> None:
+    def _failed(self, reason: str, *, is_silent: bool = False, code: int = 0) -> None:
         was_open, place, now_ns = self._is_open, self._place, self._clock.monotonic_ns()
         if self._socket is not None:
             with suppress(KeyError, ValueError):  # a dial that failed at once was never registered
                 self._selector.unregister(self._socket)
             self._socket.close()
-        self._socket, self._is_open = None, False
+        self._socket, self._is_open, self._is_silent = None, False, False
         was_healthy = was_open and now_ns - self._opened_ns >= HEALTHY_NS
         if was_healthy:
             self._backoff.succeeded()
         if not was_healthy or is_silent:
             self._failures += 1
+            self._refusals += code == errno.ECONNREFUSED
             self._place = (place + 1) % max(1, len(self._addresses))
         self._due_ns = now_ns
         if was_open or self._failures >= len(self._addresses):
-            self._failures = 0
-            self._due_ns += round(self._backoff.failed() * 1e9)
+            all_refuse = self._refusals == self._failures > 1
+            self._failures = self._refusals = 0
+            wait_s = self._backoff.failed()
+            self._due_ns += round((min(wait_s, NOBODY_LISTENS_S) if all_refuse else wait_s) * 1e9)
         if was_open:
             self._peer.lost(reason)
         elif self._addresses and reason != self._last_failures.get(place):  # logged once, not at every try

@@ -59,6 +59,7 @@ from pmdaemon.wire.session import AgentSession, FromServer, SessionState
 log = structlog.get_logger("link")
 
 DEFAULT_INTERVAL_NS: Final = 1_000_000_000  # until a server has named its own in WELCOME
+QUIET_FLOOR_NS: Final = 5_000_000_000  # and three intervals: then other servers are tried (``elsewhere``)
 SILENCE_FLOOR_NS: Final = 10_000_000_000  # and three intervals: a server may restart its database
 
 
@@ -77,7 +78,7 @@ class LinkCore:
     State: the interval, the polls that wait for the running collection, whether another must follow it, the
     planes known as stalled, those that leave for good and those of them that have handed over to another
     process (``_former``, and what the spool has of them), what the spool has of planes that were forgotten
-    (they may come back with the cut that they repeat), the newest reload reported, what HELLO said that the
+    (they may come back with the cut that they repeat), what HELLO said that the
     planes can do (the session ends when that changes), and the times of the last collection, of the last poll
     and of the server's last bytes.
     """
@@ -134,7 +135,6 @@ class LinkCore:
         self._former_marks: dict[str, int] = {}
         self.labels: VolumeLabels = {}
         self._forgotten_marks: dict[str, int] = {}
-        self._reload_number: int | None = None
         self._said: tuple[str, ...] = PLANE_FEATURES
         self.polled_unix_us: int | None = None
         self._collected_ns = self._received_ns = clock.monotonic_ns()
@@ -240,18 +240,7 @@ class LinkCore:
 
     def reload_ended(self, record: Mapping[str, Any]) -> None:
         """Report what came of a reload; ``record``: as in the parent's ``agent.json``."""
-        number = record.get("number")
-        if number is not None and number == self._reload_number:
-            return
-        self._reload_number = number
-        state, text = record.get("state"), str(record.get("text", ""))
-        if state == "refused":
-            self._alerts.report("reload-refused", "warning", "configuration", text)
-        elif changes := record.get("changes"):
-            self._alerts.report("reloaded", "info", "configuration", "; ".join(map(str, changes)))
-        if keys := record.get("needs_restart"):
-            text = f"not in force before the agent is restarted: {', '.join(map(str, keys))}"
-            self._alerts.report("reload-incomplete", "warning", "configuration", text)
+        self._alerts.report_reload(record)
 
     # -- the server's side
 
@@ -558,18 +547,31 @@ class LinkCore:
 
     def next_due_ns(self) -> int:
         """When ``tick`` has something to do, on the monotonic clock."""
-        due = [self._collected_ns + self._unpolled_cut_ns]
-        if self._collection.busy:
-            due = [self._collection.deadline_ns]
+        busy = self._collection.busy
+        due = [self._collection.deadline_ns if busy else self._collected_ns + self._unpolled_cut_ns]
         if self._caps.lease_end_ns is not None:
             due.append(self._caps.lease_end_ns)
         if self.session.state is not SessionState.CLOSED:
-            due.append(self._received_ns + self._silence_ns)
+            limit_ns = self._silence_ns if self.is_quiet else self._quiet_ns
+            due.append(self._received_ns + limit_ns)
         return min(due)
 
     @property
     def _unpolled_cut_ns(self) -> int:
         return self._interval_ns * 3 // 2
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the server of the session has said nothing for so long that another may act."""
+        return self._silent_ns() >= self._quiet_ns
+
+    def _silent_ns(self) -> int:
+        is_closed = self.session.state is SessionState.CLOSED
+        return 0 if is_closed else self._clock.monotonic_ns() - self._received_ns
+
+    @property
+    def _quiet_ns(self) -> int:
+        return 3 * self._interval_ns + QUIET_FLOOR_NS
 
     @property
     def _silence_ns(self) -> int:
@@ -594,6 +596,5 @@ class LinkCore:
         self.space.flush()
         if self.session.state is not SessionState.CLOSED and self._said != self._features():
             raise ServerLost("what its data planes can do has changed")
-        silent_ns = now_ns - self._received_ns
-        if self.session.state is not SessionState.CLOSED and silent_ns >= self._silence_ns:
+        if (silent_ns := self._silent_ns()) >= self._silence_ns:
             raise ServerLost(f"silent for {silent_ns / 1e9:.0f} s")

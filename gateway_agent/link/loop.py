@@ -20,6 +20,7 @@ import structlog
 from gateway_agent.errors import ServerLost
 from gateway_agent.link.connection import LinkListener, PeerConnection
 from gateway_agent.link.core import LinkCore
+from gateway_agent.link.elsewhere import Attempt
 from gateway_agent.link.identity import Identity
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.backoff import Backoff
@@ -189,10 +190,11 @@ class LinkLoop:
     def _turn(self, limit_s: float | None = None) -> None:
         self._match_planes()
         self.on_turn()
+        self._server.silent(self._core.is_quiet)
         for connection in self._connections():
             connection.turn()
         for key, events in self._selector.select(self._timeout_s(limit_s)):
-            if isinstance(key.data, PeerConnection | LinkListener | InboxReader):
+            if isinstance(key.data, PeerConnection | Attempt | LinkListener | InboxReader):
                 key.data.ready(events)
         if self._hangup is not None and self._hangup.take():
             self.on_hangup()
@@ -210,6 +212,7 @@ class LinkLoop:
         due = [connection.due_ns for connection in self._connections()]
         if self._server.due_ns is not None:
             due.append(self._grace_end_ns if not self._server_may_be_dialled() else self._server.due_ns)
+        due.append(self._server.look_ns)
         if self.listener is not None:
             due.append(self.listener.due_ns)
         known = [item for item in due if item is not None]

@@ -40,11 +40,15 @@ class ClientIdentity:
         address_name: its address in a form that may name a client, ``uid-N`` for a Unix socket.
         address: None for a Unix socket.
         names: of its certificate, the one it is called by first; none without TLS or certificate.
+        is_secure: whether the connection is TLS.
+        certificate: that it showed, verified, DER; None without one.
     """
 
     address_name: str
     address: IpAddress | None
     names: tuple[str, ...] = ()
+    is_secure: bool = False
+    certificate: bytes | None = None
 
     def called(self, rule: ClientRule) -> str:
         """Its name in the statistics, unless the export it asks for says another."""

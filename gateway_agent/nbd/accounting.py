@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
@@ -57,6 +57,10 @@ from pmdaemon.wire.cut import COLUMNS, FAILED, IO_READ, IO_WRITE, MAX_COUNTER, O
 from pmdaemon.wire.messages.plane_sets import Limit
 from pmdaemon.wire.rates import COST_BYTES, io_cost
 
+if TYPE_CHECKING:
+    from gateway_agent.config import ExportConfig
+    from gateway_agent.nbd.access import ClientIdentity
+
 FAILED_BIT: Final = 4
 REFUSED_BIT: Final = 8  # by the gateway, for what it asks: its client's error
 LENGTH_SHIFT: Final = 4
@@ -72,15 +76,15 @@ def word_of(kind: int, length_bytes: int, failed: bool) -> int:
 
 
 class CountedSession(Protocol):
-    """A session whose requests are counted at a cut.
-
-    Attributes:
-        certificate: of its client, DER; None without one.
-    """
+    """A session whose requests are counted at a cut."""
 
     @property
-    def certificate(self) -> bytes | None:
-        """See above."""
+    def identity(self) -> ClientIdentity | None:
+        """Its client; None if that is not known."""
+
+    @property
+    def export(self) -> ExportConfig | None:
+        """What it uses; None in negotiation."""
 
     def gauges(self) -> tuple[int, int]:
         """(sent upstream and not completed, held by the throttle); without what its client keeps waiting."""

@@ -21,7 +21,8 @@ Invariants: sent_pos <= admit_pos except while skipping; admit_pos <= parse_pos;
 while something can leave (a header always fits behind what is held, or the holder drains first).
 
 ``ReplyBuffer``: replies are sent at once when the socket takes them, and kept in order when it does not. An
-I/O is complete before its reply is given to it: how fast a client takes its answers is its own affair.
+I/O is complete before its reply is given to it: how fast a client takes its answers is its own affair. Large
+payloads may come in a pipe (``payload_pipe``).
 
 ``MemoryBudget``: accounting of the memory for large requests, bounded for all connections of a plane
 together. A session asks before it allocates. When nothing is free it waits in line and is called when
@@ -52,9 +53,12 @@ from typing import Final, Protocol
 from gateway_agent.errors import NbdProtocolError
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.loop import EventLoop
+from gateway_agent.nbd.payload_pipe import PayloadPipe, PipePool
 from gateway_agent.nbd.sockets import Connection
 
 CAPACITY_BYTES: Final = 1 << 20  # depth 8 at 128 KiB in one receive; touched pages only, thanks to mmap
+BATCH_BYTES: Final = 128 << 10  # received at a time behind the payload that is due: 4,681 requests
+JOINED_BYTES: Final = 64 << 10  # of small replies that the client did not take, in one send
 MAX_QUEUED: Final = 8_192  # parsed requests of one connection; beyond it we stop reading
 _MOVE_BELOW: Final = 4  # content is moved to the front when less than a quarter of the buffer is free
 
@@ -99,14 +103,19 @@ class RequestBuffer:
         self._was_full = False  # while the last request arrived
 
     def room(self) -> memoryview:
-        """Free space to receive into; empty when the buffer is full or nothing more is wanted."""
+        """Free space to receive into; empty when the buffer is full or nothing more is wanted.
+
+        Not all of it: all that is received at once is parsed and admitted in one turn, and the other clients
+        of the plane wait. A payload that is due makes no work.
+        """
         if self.disconnecting or len(self.queue) >= MAX_QUEUED:
             return self._view[:0]
         if self.sent_pos >= self.end_pos:
             self._base = self.end_pos
         elif (self._base + self._capacity - self.end_pos) * _MOVE_BELOW < self._capacity:
             self._move_to_front()
-        return self._view[self.end_pos - self._base :]
+        begin = self.end_pos - self._base
+        return self._view[begin : begin + max(self.parse_pos - self.end_pos, 0) + BATCH_BYTES]
 
     def _move_to_front(self) -> None:
         gone = self.sent_pos - self._base
@@ -257,8 +266,10 @@ class ReplyBuffer:
         unsent_bytes: given to ``send``, and not taken by the socket.
     """
 
-    def __init__(self, sock: Connection) -> None:
+    def __init__(self, sock: Connection, pipes: PipePool) -> None:
         self._sock = sock
+        self._pipes = pipes
+        self._pipe: PayloadPipe | None = None  # its content goes first
         self._backlog = memoryview(b"")
         self._more: deque[bytes] = deque()
         self.unsent_bytes = 0
@@ -286,21 +297,59 @@ class ReplyBuffer:
             return False
         return True
 
+    def send_from(self, pipe: PayloadPipe) -> bool:
+        """Send or keep what is in a pipe, which belongs to this object from now on; only when empty.
+
+        Returns:
+            Whether everything is out.
+
+        Raises:
+            OSError: the client is gone.
+        """
+        assert not self.unsent_bytes, "a pipe is behind what is kept"  # callers look first
+        self._pipe = pipe
+        return self._empty_pipe(pipe)
+
+    def _empty_pipe(self, pipe: PayloadPipe) -> bool:
+        others_bytes = self.unsent_bytes - pipe.held_bytes if self.unsent_bytes else 0
+        is_out = pipe.give(self._sock.fileno())
+        self.unsent_bytes = others_bytes + pipe.held_bytes
+        if is_out:
+            self._pipe = None
+            self._pipes.put_back(pipe)
+        return is_out
+
+    def close(self) -> None:
+        """Drop what is kept."""
+        if self._pipe is not None:
+            self._pipes.put_back(self._pipe)
+            self._pipe = None
+
     def flush(self) -> bool:
         """Send what is kept, as far as the socket takes it. Returns whether everything is out.
 
         Raises:
             OSError: the client is gone.
         """
+        if self._pipe is not None and not self._empty_pipe(self._pipe):
+            return False
         while self.unsent_bytes:
+            if not self._backlog:
+                self._backlog = memoryview(self._next_pieces())
             taken = self._send(self._backlog)
             self.unsent_bytes -= taken
             self._backlog = self._backlog[taken:]
             if self._backlog:
                 return False
-            if self._more:
-                self._backlog = memoryview(self._more.popleft())
         return True
+
+    def _next_pieces(self) -> bytes:
+        """What is kept, up to some size: small replies are not sent one by one."""
+        pieces, size = [self._more.popleft()], 0
+        while self._more and size < JOINED_BYTES:
+            pieces.append(self._more.popleft())
+            size += len(pieces[-1])
+        return b"".join(pieces) if len(pieces) > 1 else pieces[0]
 
     def _send(self, data: memoryview | bytes) -> int:
         try:

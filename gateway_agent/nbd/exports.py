@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from gateway_agent.config import ExportConfig, PlaneConfig
-from gateway_agent.errors import BackingFileError, ExportRefused
+from gateway_agent.errors import BackingFileError, ExportRefused, GatewayError
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.access import ClientIdentity, why_refused
 from gateway_agent.nbd.accounting import StreamAccount
@@ -29,7 +29,7 @@ from gateway_agent.nbd.session import NbdSession
 from gateway_agent.nbd.sockets import Connection, uses_tls
 from gateway_agent.nbd.storage import VolumeStorage
 from gateway_agent.nbd.storage_jobs import LoopRunner, SyncedRunner, WorkerPool
-from gateway_agent.nbd.upstream import Upstream
+from gateway_agent.nbd.upstream import Upstream, UpstreamOpening
 from gateway_agent.nbd.upstream_tls import UpstreamTls
 from gateway_agent.nbd.volume import ExtendedHeaders, PlaneContext, ThrottledSession, Volume
 from pmdaemon.runtime.backoff import Backoff
@@ -154,7 +154,7 @@ class ExportTable:
         config: of the plane.
         context: what its connections share.
         on_learned: called when the size of a volume has become known or has changed.
-        ask: asks the upstream of a volume for what is known of it at the start.
+        ask: for tests: asks the upstream of a volume for what is known of it at the start.
     """
 
     def __init__(
@@ -162,14 +162,14 @@ class ExportTable:
         config: PlaneConfig,
         context: PlaneContext,
         on_learned: Callable[[], None],
-        ask: Callable[[Volume], None] = lambda _volume: None,
+        ask: Callable[[Volume], None] | None = None,
     ) -> None:
         self.names = [export.volume for export in config.exports]
         self.volumes: dict[str, Volume] = {}
         self._rule = config.client_rule
         self._context = context
         self._on_learned = on_learned
-        self._ask = ask
+        self.ask = ask or self._ask_upstream
         self._storages: dict[str, VolumeStorage] = {}
         self._runners: dict[str, WorkerPool | SyncedRunner] = {}
         self._turns = LoopRunner(context.loop)
@@ -378,8 +378,33 @@ class ExportTable:
         for volume in lacking if all(volume.export.upstream for volume in volumes) else ():
             asked_ns = volume.extended.asked_ns
             if asked_ns is None or now_ns - asked_ns >= EXTENDED_AGAIN_NS:
-                self._ask(volume)
+                self.ask(volume)
         return bool(volumes) and not lacking
+
+    def _ask_upstream(self, volume: Volume) -> None:
+        """Learn an upstream's size, and if it has extended headers; one that is away is asked by clients."""
+        uri = volume.export.upstream
+        if uri is None:
+            return
+        volume.extended.asked_ns = self._context.clock.monotonic_ns()
+
+        def on_ready(_upstream: Upstream | None, facts: p.ExportFacts) -> None:
+            volume.extended.has = opening.agreed.extended
+            self.learn(volume, facts)
+
+        def on_failed(error: GatewayError) -> None:
+            log.warning("upstream-not-there", volume=volume.export.volume, error=str(error))
+
+        opening = UpstreamOpening(
+            self._context.loop,
+            uri,
+            on_ready,
+            on_failed,
+            will_transmit=False,
+            wants_block_size=True,
+            tls=self.upstream_tls(volume),
+            mode=p.ReplyMode(structured=True, extended=True),
+        )
 
     def find(self, name: str, client: ClientIdentity) -> tuple[Volume, str]:
         """Volume and client of an export name.

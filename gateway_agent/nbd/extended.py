@@ -18,9 +18,16 @@ import struct
 from typing import Final
 
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd.buffers import COMMAND, LENGTH, OFFSET, Finished, InFlight
+from gateway_agent.nbd.buffers import COMMAND, COOKIE, LENGTH, OFFSET, Finished, InFlight, Request
 from gateway_agent.nbd.chunks import MOST_HEAD_BYTES, ChunkReader
-from gateway_agent.nbd.replies import ReplyProgress
+from gateway_agent.nbd.replies import (
+    AskedRequests,
+    Replies,
+    ReplyProgress,
+    ReplyReader,
+    SimpleReplyTranslator,
+)
+from gateway_agent.nbd.upstream_handshake import Agreed
 
 CHUNK_MAGIC: Final = 0x6E8A278C
 CHUNK: Final = struct.Struct(">IHHQQQ")
@@ -47,6 +54,39 @@ def _with_offset(chunk: bytes, begin: int) -> bytes:
     """A chunk whose payload is the same in both forms."""
     _, flags, kind, cookie, length = p.CHUNK.unpack_from(chunk)
     return CHUNK.pack(CHUNK_MAGIC, flags, kind, cookie, begin, length) + chunk[p.CHUNK_BYTES :]
+
+
+def all_is_data(request: Request, mode: p.ReplyMode) -> bytes:
+    """A block status in the place of an upstream that has none."""
+    cookie, extents = request[COOKIE], [(request[LENGTH], 0)]
+    if mode.extended:
+        return status_chunk(cookie, request[OFFSET], p.ALLOCATION_ID, extents)
+    return p.status_chunk(cookie, p.ALLOCATION_ID, extents, True)
+
+
+def most_head_bytes(agreed: Agreed) -> int:
+    """The longest piece of a reply that must be here whole to be understood."""
+    if agreed.extended:
+        return MOST_EXTENDED_HEAD_BYTES
+    return MOST_HEAD_BYTES if agreed.structured else p.SIMPLE_REPLY_BYTES
+
+
+def reader_of(peer: str, asked: AskedRequests | None, mode: p.ReplyMode, agreed: Agreed) -> Replies:
+    """What reads the replies of an upstream for a client.
+
+    Args:
+        peer: for error texts.
+        asked: the requests under way; there are some if the client has structured replies.
+        mode: how the client wants its replies.
+        agreed: how the upstream replies.
+    """
+    if asked is None or not mode.structured:
+        return ReplyReader(peer, asked)
+    if agreed.extended:
+        return ExtendedChunkReader(peer, asked, agreed.context_id)
+    if agreed.structured:
+        return ChunkReader(peer, asked, agreed.context_id)
+    return SimpleReplyTranslator(peer, asked)
 
 
 class ExtendedChunkReader(ChunkReader):

@@ -141,3 +141,12 @@ class UpstreamFarewell:
             self._sock.close()
         self._end_owed()
         self._on_closed(self)
+
+
+def begin_farewell(
+    under_way: set[UpstreamFarewell], loop: EventLoop, sock: Connection, words: bytes, owed: OwedAnswers
+) -> None:
+    """Begin one that is in ``under_way`` until it has ended; see ``UpstreamFarewell``."""
+    farewell = UpstreamFarewell(loop, sock, words, owed, under_way.discard)
+    if not farewell.is_closed:
+        under_way.add(farewell)

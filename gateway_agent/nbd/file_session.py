@@ -13,20 +13,25 @@ Theory of operation:
 - Nothing here takes long: large requests are jobs (``storage_jobs``), and a turn of the loop ends after
   ``TURN_BYTES``.
 
-Without workers a file that blocks stalls every volume of the plane; such files get workers. What makes data
-stable (a flush, FUA) waits for a disk, and block status looks for where data end, whatever the file: a thread
-of the export does these (``SyncedRunner``).
+Without workers a file that blocks stalls every volume of the plane; such files get workers. Of a file with
+workers what is in memory is read by the loop all the same, where the file system says what is
+(``RWF_NOWAIT``). In such a try the kernel may begin to read ahead, which could wait for a device that takes
+no more. So there is none while a read of this file is with the workers: one that hangs is the last.
+
+What makes data stable (a flush, FUA) waits for a disk, and block status looks for where data end, whatever
+the file: a thread of the export does these (``SyncedRunner``).
 """
 
 from __future__ import annotations
 
 import math
+import os
 from collections import deque
 from typing import Final
 
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.accounting import FAILED_BIT, LENGTH_SHIFT, StreamAccount
-from gateway_agent.nbd.buffers import MAX_QUEUED, Finished, MemoryBudget, Request
+from gateway_agent.nbd.buffers import FINISHED_INTS, MAX_QUEUED, Finished, MemoryBudget, Request
 from gateway_agent.nbd.session import NbdSession
 from gateway_agent.nbd.sockets import Connection
 from gateway_agent.nbd.storage import HOLE_BYTES, VolumeStorage
@@ -41,6 +46,7 @@ SMALL_RANGE_BYTES: Final = 64 << 10  # of a trim or write-zeroes that is done at
 SMALL_LIMIT_BYTES: Final = 4 << 20  # of one connection's small jobs, reads and writes each; always one
 TURN_BYTES: Final = 2 << 20  # work of one turn: well below a millisecond from memory
 _REQUEST_WORK: Final = 4 << 10  # what a request counts at least, in bytes
+_PLAIN_INTS: Final = TURN_BYTES // _REQUEST_WORK * FINISHED_INTS  # so many requests are a turn, however small
 _MAX_PIECES: Final = 4  # of a large reply in one turn, when the client takes them at once
 
 _ERROR_BYTES: Final = 256  # room for an error chunk; the texts of ``problem_of`` are below half of that
@@ -113,7 +119,7 @@ class FileSession(NbdSession):
     def _may_receive(self) -> bool:
         return super()._may_receive and len(self._later) + len(self._replies) < MAX_QUEUED
 
-    # -- small requests of a file without workers -----------------------------------------------------------
+    # -- small requests that need no worker -----------------------------------------------------------------
 
     def admit_all(self, now_ns: int) -> None:
         """See ``volume.ThrottledSession``; what can be done at once is never under way."""
@@ -132,14 +138,15 @@ class FileSession(NbdSession):
         """
         if self.inflight or self._later or self._replies or self._jobs or self._blocked or self.is_closed:
             return
-        if not (self._runner.is_loop and self._out.is_empty and self._drain_ns is None):
+        if not (self._out.is_empty and self._drain_ns is None and self._may_read_at_once):
             return
         if self._pause.total_ns(now_ns):
             return
         facts, requests, queue, storage = self._facts, self.requests, self.requests.queue, self._storage
         scratch, filled, done_pos, time_ns = self._context.scratch, 0, -1, self._context.clock.monotonic_ns
         pack, magic, preadv = p.SIMPLE_REPLY.pack_into, p.SIMPLE_REPLY_MAGIC, storage.preadv
-        last_plain = 0 if facts.flags & p.TX_READ_ONLY else 1
+        how = 0 if self._runner.is_loop else os.RWF_NOWAIT
+        last_plain = 0 if facts.flags & p.TX_READ_ONLY or how else 1
         size_bytes, fraction = facts.size_bytes, facts.blocks.minimum - 1
         room, limit = min(len(scratch) - _ERROR_BYTES, TURN_BYTES), min(facts.blocks.maximum, SMALL_BYTES)
         is_structured, head_bytes = self._mode.structured, p.SIMPLE_REPLY_BYTES
@@ -152,7 +159,7 @@ class FileSession(NbdSession):
             ops, size, cost = allowance.passed
             export = self._volume.export if most_cost < math.inf else None
         finished: Finished = []
-        while queue:
+        while queue and len(finished) < _PLAIN_INTS:
             arrived_ns, cookie, command, length, offset, flags, end_pos = queue[0]
             begin = filled + head_bytes
             if (
@@ -166,24 +173,32 @@ class FileSession(NbdSession):
                 or (command and end_pos > requests.end_pos)
             ):
                 break
+            if allowance is not None and (
+                ops > most_ops or size > most_bytes or cost > most_cost or arrived_ns <= oldest_ns
+            ):
+                break
+            if not command:
+                into = scratch[begin : begin + length]
+                try:
+                    count = preadv((into,), offset, how)
+                except OSError:
+                    count = -1
+                if count == length:
+                    error = 0
+                elif how:
+                    break  # not all of it is in memory: it is a worker's, as is what is wrong with it
+                else:
+                    error = storage.read(into, offset)  # the rest, or why it does not pass
+            else:
+                error = storage.write(requests.span(end_pos - length, end_pos), offset, fua=False)
+                room -= length
+            queue.popleft()
             if allowance is not None:
-                if ops > most_ops or size > most_bytes or cost > most_cost or arrived_ns <= oldest_ns:
-                    break
                 ops += 1
                 size += length
                 if export is not None:
                     base = export.cost_write if command else export.cost_read
                     cost += io_cost(base, length, export.cost_bytes)
-            if not command:
-                into = scratch[begin : begin + length]
-                try:
-                    error = 0 if preadv((into,), offset) == length else storage.read(into, offset)
-                except OSError:
-                    error = storage.read(into, offset)  # which says why, as it does not pass
-            else:
-                error = storage.write(requests.span(end_pos - length, end_pos), offset, fua=False)
-                room -= length
-            queue.popleft()
             if error:
                 chunk = self._error_reply(cookie, error, problem_of(command, error), offset)
                 scratch[filled : filled + len(chunk)] = chunk
@@ -203,6 +218,11 @@ class FileSession(NbdSession):
             requests.admit_pos = requests.sent_pos = done_pos
             self._record(finished)
             self._reply(scratch[:filled])
+
+    @property
+    def _may_read_at_once(self) -> bool:
+        storage = self._storage
+        return self._runner.is_loop or (storage.tells_cached and not storage.reads_waiting)
 
     def _do_small(self) -> int:
         """Do as many small requests as one reply buffer holds; returns the work done, 0 for none."""
@@ -321,6 +341,7 @@ class FileSession(NbdSession):
         queue.popleft()
         self.requests.sent_pos = max(self.requests.sent_pos, request[6])
         self._jobs += 1
+        self._storage.reads_waiting += is_read
         job = StorageJob(self._storage, request, data, self._on_jobs, is_structured=self._mode.structured)
         self._runner.submit(job)
         return _REQUEST_WORK
@@ -395,6 +416,7 @@ class FileSession(NbdSession):
             job = jobs.popleft()
             self._jobs -= 1
             size, is_read, is_reply = len(job.data), job.request[2] == p.Cmd.READ, False
+            self._storage.reads_waiting -= is_read
             if not self.is_closed:
                 arrived_ns, sent_ns, word, _ = self.inflight.pop(job.request[1])
                 word |= FAILED_BIT if job.error else 0

@@ -25,7 +25,7 @@ A pair (state, event) that is not in the table is a peer's fault: ``NbdProtocolE
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
@@ -134,6 +134,8 @@ Action = Send | Open | StartTls | Transmit | Close
 
 
 TLS_REQUIRED: Final = "this gateway requires TLS: connect with nbds://, or in QEMU with tls-creds"
+MOST_AT_ONCE: Final = 256  # options that a client sends without waiting; libnbd waits for each
+MOST_REPLY_BYTES: Final = 256 << 10  # to those; the longest list has some 80 KB
 _ALL_OF_BASE: Final = "base:"
 _NO_TEXTS: Final[Mapping[p.Info, str]] = MappingProxyType({})
 
@@ -170,13 +172,13 @@ class ServerHandshake(Machine):
     """Negotiation with one client.
 
     Args:
-        exports: names to list.
+        exports: names to list; gone through when the client asks.
         peer: for error texts.
         tls: what this client is offered, or must ask for.
         has_extended: whether every export that it may open has extended headers; asked when the client asks.
 
     Attributes:
-        exports: names to list now; they may be replaced at any time.
+        exports: names to list; they may be replaced at any time.
         is_secure: whether TLS is established.
         lacked_tls: whether it asked for something without TLS where that is required.
         wanted: kinds of information the client asked for about the export that ``Open`` names.
@@ -184,7 +186,7 @@ class ServerHandshake(Machine):
 
     def __init__(
         self,
-        exports: list[str],
+        exports: Iterable[str],
         peer: str,
         tls: p.TlsMode = "off",
         has_extended: Callable[[], bool] = lambda: False,
@@ -197,6 +199,7 @@ class ServerHandshake(Machine):
         self._no_zeroes = False
         self._option = 0
         self._skip_bytes = 0  # of an option that is too long
+        self._at_once = self._reply_bytes = 0  # options that came together, and what they are answered
         self._is_structured = self._is_extended = False
         self._allocation_of: str | None = None  # the export that the context was selected for
         self.wanted: tuple[int, ...] = ()
@@ -209,15 +212,21 @@ class ServerHandshake(Machine):
         """Take received bytes.
 
         Raises:
-            NbdProtocolError: close the connection.
+            NbdProtocolError: close the connection. Also more options at once than any client asks for: they
+                would be answered in one turn of the loop.
         """
         self._input += data
+        self._at_once = self._reply_bytes = 0
         return self._advance()
 
     def _advance(self) -> list[Action]:
         actions: list[Action] = []
         while step := self._step():
             actions.extend(step)
+            self._at_once += 1
+            self._reply_bytes += sum(len(action.data) for action in step if isinstance(action, Send))
+            if self._at_once > MOST_AT_ONCE or self._reply_bytes > MOST_REPLY_BYTES:
+                raise NbdProtocolError(self.peer, f"{self._at_once} options at once")
         return actions
 
     def _step(self) -> list[Action]:

@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Final, Literal
 import structlog
 from pydantic import field_validator, model_validator
 
-from gateway_agent.nbd.access import ClientIdentity, is_within
+from gateway_agent.nbd.access import ClientIdentity, is_within, why_refused
+from gateway_agent.nbd.handshake import TLS_REQUIRED
 from gateway_agent.nbd.loop import EventLoop
 from gateway_agent.nbd.protocol import TlsMode
 from gateway_agent.nbd.sockets import parse_network
@@ -45,6 +46,7 @@ from pmdaemon.pki.errors import PkiError
 from pmdaemon.runtime.config import StrictModel
 
 if TYPE_CHECKING:
+    from gateway_agent.config import ExportConfig
     from gateway_agent.nbd.accounting import CountedSession
     from pmdaemon.pki.revocation import RevocationLists
 
@@ -52,6 +54,7 @@ log = structlog.get_logger("listeners")
 LISTS_NS: Final = 2 * 10**9
 TOTALS_NS: Final = 60 * 10**9  # between two lines that say how many clients were turned away
 
+NOT_PLAIN: Final = "plain_networks does not have its address"
 _VERIFY: Final = {
     "required": ssl.CERT_REQUIRED,
     "optional": ssl.CERT_OPTIONAL,
@@ -221,6 +224,12 @@ class ListenerGuard:
 
     def mode_for(self, client: ClientIdentity) -> TlsMode | None:
         """What TLS is to this client; None if it is not let in, which is counted and logged."""
+        mode = self._mode(client)
+        if mode is None:
+            self.turn_away("plain-network", client, NOT_PLAIN)
+        return mode
+
+    def _mode(self, client: ClientIdentity) -> TlsMode | None:
         if client.address is None:
             return "off"
         security = self._security
@@ -228,10 +237,19 @@ class ListenerGuard:
             return "require"
         if client.address.is_loopback or is_within(client.address, security.plain_networks):
             return security.tls
-        if security.tls == "offer":
-            return "require"
-        self.turn_away("plain-network", client, "plain_networks does not have its address")
-        return None
+        return "require" if security.tls == "offer" else None
+
+    def refusal_of(self, client: ClientIdentity, export: ExportConfig) -> tuple[str, str] | None:
+        """Why a client that uses an export would not be let in now: kind and text; None: it would."""
+        mode, needs = self._mode(client), self._security.client_certificates
+        if mode is None:
+            return "plain-network", NOT_PLAIN
+        if mode == "require" and not client.is_secure:
+            return "tls-required", TLS_REQUIRED
+        if client.is_secure and needs == "required" and client.certificate is None:
+            return "tls", "it shows no certificate"
+        why = why_refused(export, client)
+        return ("not-allowed", why) if why else None
 
     def secure(
         self, sock: socket.socket, on_ready: Callable[[], None], on_failed: Callable[[str], None]
@@ -309,17 +327,24 @@ class ListenerGuard:
             log.error("certificate-not-understood", plane=self._plane, error=str(exc))
             return True
 
-    def end_revoked(self, connections: Iterable[CountedSession]) -> None:
-        """End those whose clients' certificates are on a list; they are counted as turned away."""
-        revoked = [each for each in connections if self.is_revoked(each.certificate)]
+    def end_refused(self, connections: Iterable[CountedSession]) -> None:
+        """End those that would not be let in now; they are counted as turned away."""
+        known = {each: client for each in connections if (client := each.identity) is not None}
+        revoked = [each for each, client in known.items() if self.is_revoked(client.certificate)]
         for each in revoked:
             each.close("its certificate was revoked")
         if revoked:
             self.turned_away["revoked"] += len(revoked)
             log.warning("revoked-clients-ended", connections=len(revoked))
+        for each in revoked:
+            del known[each]
+        for each, client in known.items():
+            if each.export is not None and (refused := self.refusal_of(client, each.export)) is not None:
+                self.turn_away(refused[0], client, f"it was connected to {each.export.volume}; {refused[1]}")
+                each.close(f"it would not be let in now: {refused[1]}")
 
     def apply(self, security: ListenerSecurity) -> None:
-        """Other settings from the next client on; clients that are there stay, unless they are revoked.
+        """Other settings from the next client on; for those that are there see ``end_refused``.
 
         Raises:
             ConfigError: its certificates cannot be used; the former settings stay.

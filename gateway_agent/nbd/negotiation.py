@@ -9,7 +9,7 @@ the port leaves descriptors and memory to those that work.
 from __future__ import annotations
 
 import socket
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
@@ -36,7 +36,7 @@ from gateway_agent.nbd.limits import Pending
 from gateway_agent.nbd.listeners import ListenerGuard
 from gateway_agent.nbd.loop import IN, EventLoop
 from gateway_agent.nbd.sockets import Connection, client_name, peer_address
-from gateway_agent.nbd.tls import TlsConnection, TlsOpening, certificate_of
+from gateway_agent.nbd.tls import TlsConnection, TlsOpening
 from gateway_agent.nbd.upstream import Upstream, UpstreamOpening
 from gateway_agent.nbd.upstream_handshake import NO_EXTENDED_HEADERS
 from gateway_agent.nbd.volume import Volume
@@ -81,8 +81,9 @@ class Negotiation:
         self._guard = guard
         self.client = identity_of(sock)
         self._handshake = ServerHandshake(
-            [], f"client {self.client}", tls, lambda: exports.has_extended(self.client)
+            _Visible(self, exports), f"client {self.client}", tls, lambda: exports.has_extended(self.client)
         )
+        self._to_do = deque[Action]()
         self._securing: TlsOpening | None = None
         self._opening: UpstreamOpening | None = None
         self._volume: Volume | None = None
@@ -100,9 +101,13 @@ class Negotiation:
         self._loop.watch(self._sock.fileno(), IN, self._on_event, lambda exc: self.close(str(exc)))
 
     @property
-    def certificate(self) -> bytes | None:
+    def identity(self) -> ClientIdentity:
         """See ``accounting.CountedSession``."""
-        return certificate_of(self._sock)
+        return self.client
+
+    @property
+    def export(self) -> None:
+        """See ``accounting.CountedSession``; what it may use is looked at when its session begins."""
 
     @property
     def has_spoken(self) -> bool:
@@ -129,13 +134,14 @@ class Negotiation:
         if not data:
             self.close("the client left during negotiation")
             return
-        self._handshake.exports = self._exports.visible(self.client)
         self._do(self._handshake.feed(data))
 
     def _do(self, actions: list[Action]) -> None:
-        for action in actions:
-            if self._has_ended:
-                return
+        """What one action leads to is done behind it, not within it: a client may ask for much at once."""
+        is_within = bool(self._to_do)
+        self._to_do.extend(actions)
+        while self._to_do and not is_within and not self._has_ended:
+            action = self._to_do[0]
             if isinstance(action, Send):
                 self._send(action.data)
             elif isinstance(action, Open):
@@ -144,6 +150,7 @@ class Negotiation:
                 self._start_tls()
             elif isinstance(action, Close):
                 self.close(action.reason)
+            self._to_do.popleft()
 
     def _start_tls(self) -> None:
         assert self._guard is not None  # without it no client is offered TLS
@@ -159,10 +166,11 @@ class Negotiation:
         assert isinstance(self._sock, TlsConnection)  # set when it began
         assert self._guard is not None  # see _start_tls
         self._securing = None
-        if self._guard.is_revoked(self.certificate):  # since its handshake began
+        if self._guard.is_revoked(self._sock.certificate):  # since its handshake began
             self._on_insecure("its certificate is on the revocation list")
             return
-        self.client = replace(self.client, names=names_of(self._sock.peer_certificate()))
+        names, certificate = names_of(self._sock.peer_certificate()), self._sock.certificate
+        self.client = replace(self.client, names=names, is_secure=True, certificate=certificate)
         self._watch()
         self._handshake.secured()
 
@@ -272,8 +280,9 @@ class Negotiation:
             self._loop.want(self._sock.fileno(), IN)
             self._do(self._handshake.opened(facts, self._texts()))
             return
-        self._do(self._handshake_reply(facts))
-        if self._has_ended:  # the client left meanwhile
+        self._close_if_refused(self._volume)
+        self._send_reply(facts)
+        if self._has_ended:  # or the client left meanwhile
             if upstream is not None:
                 upstream.leave(self._loop)
             return
@@ -281,14 +290,24 @@ class Negotiation:
         stream.connection_made(self._loop.clock.monotonic_ns())
         self._let_go()
         session = self._exports.session(self._sock, self._volume, stream, facts, upstream, self._mode)
+        session.identity = self.client
         self._on_end(self)
         session.start(self._left_over)
 
-    def _handshake_reply(self, facts: p.ExportFacts) -> list[Action]:
-        """What to send; the bytes that already belong to transmission are kept for the session."""
-        actions = self._handshake.opened(facts, self._texts())
-        self._left_over = b"".join(action.left_over for action in actions if isinstance(action, Transmit))
-        return [action for action in actions if not isinstance(action, Transmit)]
+    def _close_if_refused(self, volume: Volume) -> None:
+        """There may have been a reload since it asked."""
+        refused = self._guard.refusal_of(self.client, volume.export) if self._guard is not None else None
+        if self._guard is not None and refused is not None:
+            self._guard.turn_away(refused[0], self.client, refused[1])
+            self.close(refused[1])
+
+    def _send_reply(self, facts: p.ExportFacts) -> None:
+        """The last one; the bytes that already belong to transmission are kept for the session."""
+        for action in self._handshake.opened(facts, self._texts()):
+            if isinstance(action, Transmit):
+                self._left_over = action.left_over
+            elif isinstance(action, Send) and not self._has_ended:
+                self._send(action.data)
 
     def _texts(self) -> dict[p.Info, str]:
         assert self._volume is not None  # set by _open
@@ -318,6 +337,17 @@ class Negotiation:
         self._let_go()
         self._sock.close()
         self._on_end(self)
+
+
+class _Visible:
+    """Names of the exports that a client may see, looked for when they are gone through."""
+
+    def __init__(self, talk: Negotiation, exports: ExportTable) -> None:
+        self._talk = talk
+        self._exports = exports
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._exports.visible(self._talk.client))
 
 
 class NegotiationTable:

@@ -2,8 +2,9 @@
 
     start   read the configuration, open files, listen (clients, control socket), ask upstreams for sizes
     serve   one epoll loop in the main thread: clients, upstreams, link, timers (see ``loop``)
-    SIGHUP  take another part of the configuration (``part``); no client of an export that stays is touched. A
-            part without exports says that this plane is removed: it lets its clients go, and stops
+    SIGHUP  take another part of the configuration (``part``); no client of an export that stays is touched,
+            unless it would not be let in any more. A part without exports says that this plane is removed: it
+            lets its clients go, and stops
     upgrade another process takes over the listening sockets (``takeover``): this one keeps its clients until
             they go, ends their connections after ``drain_s`` or at another part (SIGHUP), hands its last
             counts to the link, and stops
@@ -28,7 +29,6 @@ import click
 import structlog
 
 from gateway_agent.config import PlaneConfig, load_agent
-from gateway_agent.errors import GatewayError
 from gateway_agent.host_config import UNIX_PATH_BYTES
 from gateway_agent.nbd.buffers import MemoryBudget
 from gateway_agent.nbd.caps import CapsInForce, configured_caps
@@ -40,7 +40,6 @@ from gateway_agent.nbd.listeners import ListenerGuard
 from gateway_agent.nbd.loop import IN, EventLoop
 from gateway_agent.nbd.negotiation import Negotiation, NegotiationTable, identity_of
 from gateway_agent.nbd.part import PlanePart
-from gateway_agent.nbd.protocol import ExportFacts, ReplyMode
 from gateway_agent.nbd.report import plane_report
 from gateway_agent.nbd.sockets import (
     Address,
@@ -52,8 +51,7 @@ from gateway_agent.nbd.sockets import (
 )
 from gateway_agent.nbd.takeover import MOST_SOCKETS, FormerProcesses, Inheritance, former_sockets, take_over
 from gateway_agent.nbd.tls import TlsEngine
-from gateway_agent.nbd.upstream import Upstream, UpstreamOpening
-from gateway_agent.nbd.volume import PlaneContext, Volume
+from gateway_agent.nbd.volume import PlaneContext
 from pmdaemon.errors import ConfigError, WireError
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.clock import Clock, SystemClock
@@ -113,7 +111,7 @@ class Plane:
         self._former = FormerProcesses(self._loop, path, context, inherited, self._enforce)
         self._cuts = cuts
         self._caps = CapsInForce(*configured_caps(config))
-        self._exports = ExportTable(config, context, self._on_learned, self._ask_upstream)
+        self._exports = ExportTable(config, context, self._on_learned)
         self._groups = GroupTable(self._loop, BURST_NS, since_ns)
         self._guard = ListenerGuard(
             config.plane, config.security, self._loop, self._tls_engine, self._on_lists
@@ -141,7 +139,7 @@ class Plane:
         )
         self._enforce(self._clock.monotonic_ns())
         for volume in self._exports.volumes.values():
-            self._ask_upstream(volume)
+            self._exports.ask(volume)
 
     @property
     def listening(self) -> list[Address]:
@@ -316,7 +314,7 @@ class Plane:
             self._control.send_hello()
 
     def reconfigure(self, config: PlaneConfig) -> None:
-        """Run with another part from now on. Clients of what stays see nothing of it.
+        """Run with another part from now on. Clients of what stays see nothing of it, if they may use it.
 
         Raises:
             ConfigError: it cannot be used; nothing was changed.
@@ -326,7 +324,8 @@ class Plane:
         self._problems.clear()
         self._listen_at(config.listen if config.exports else [])
         for volume in self._exports.apply(config):
-            self._ask_upstream(volume)
+            self._exports.ask(volume)
+        self._end_refused()
         self._caps.static, self._caps.static_groups = configured_caps(config)
         self._enforce(self._clock.monotonic_ns())
         log.info(
@@ -412,34 +411,12 @@ class Plane:
 
     def _on_lists(self) -> None:
         """Other revocation lists are in force, or one has expired."""
-        sessions = (session for stream in self._cuts.table.streams for session in stream.sessions)
-        self._guard.end_revoked((*sessions, *self._negotiations))
+        self._end_refused()
         self._control.send_hello()
 
-    def _ask_upstream(self, volume: Volume) -> None:
-        """Learn an upstream's size, and if it has extended headers; one that is away is asked by clients."""
-        uri = volume.export.upstream
-        if uri is None:
-            return
-        volume.extended.asked_ns = self._clock.monotonic_ns()
-
-        def on_ready(_upstream: Upstream | None, facts: ExportFacts) -> None:
-            volume.extended.has = opening.agreed.extended
-            self._exports.learn(volume, facts)
-
-        def on_failed(error: GatewayError) -> None:
-            log.warning("upstream-not-there", volume=volume.export.volume, error=str(error))
-
-        opening = UpstreamOpening(
-            self._loop,
-            uri,
-            on_ready,
-            on_failed,
-            will_transmit=False,
-            wants_block_size=True,
-            tls=self._exports.upstream_tls(volume),
-            mode=ReplyMode(structured=True, extended=True),
-        )
+    def _end_refused(self) -> None:
+        sessions = (session for stream in self._cuts.table.streams for session in stream.sessions)
+        self._guard.end_refused((*sessions, *self._negotiations))
 
     def _on_learned(self) -> None:
         self._control.send_hello()
@@ -542,6 +519,7 @@ class Plane:
         self._control.close()
         unlink_own(self._control_address)
         self._exports.close()
+        self._context.pipes.close()
         self._loop.close()
         self._run_delay.close()
 

@@ -2,8 +2,9 @@
 
 Requests leave in the bytes in which they came; replies pass through a reader that finds where each ends
 (``replies``), and come back in the same bytes, or translated for a client that wants chunks from an upstream
-that has none. A batch is whatever one receive brings: tens of requests go out in one send, and their replies
-come back in one. A block status of an upstream that knows none is answered here: all of it is data.
+that has none. Large payloads of reads pass without a copy (``payload_pipe``). A batch is whatever one receive
+brings: tens of requests go out in one send, and their replies come back in one. A block status of an upstream
+that knows none is answered here: all of it is data.
 
 Ways this ends:
     the client says DISC, everything is answered   DISC to the upstream, which closes (``farewell``)
@@ -31,12 +32,12 @@ with nothing to answer is opened again later; with the end of any other the upst
 
 from __future__ import annotations
 
+import socket
 from collections import deque
 from functools import partial
 from typing import Final
 
 from gateway_agent.errors import GatewayError, UpstreamError
-from gateway_agent.nbd import extended
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.accounting import FAILED_BIT, StreamAccount, word_of
 from gateway_agent.nbd.buffers import (
@@ -44,35 +45,29 @@ from gateway_agent.nbd.buffers import (
     COMMAND,
     COOKIE,
     END,
-    LENGTH,
     OFFSET,
     Finished,
     InFlight,
     Request,
 )
-from gateway_agent.nbd.chunks import MOST_HEAD_BYTES, ChunkReader
-from gateway_agent.nbd.extended import MOST_EXTENDED_HEAD_BYTES, ExtendedChunkReader
-from gateway_agent.nbd.farewell import OwedAnswers, UpstreamFarewell
+from gateway_agent.nbd.extended import all_is_data, most_head_bytes, reader_of
+from gateway_agent.nbd.farewell import OwedAnswers, begin_farewell
 from gateway_agent.nbd.limits import KIND_FLUSH, Pending
 from gateway_agent.nbd.loop import GONE, IN, OUT
-from gateway_agent.nbd.replies import (
-    CHANGES,
-    AskedRequests,
-    Replies,
-    ReplyReader,
-    SimpleReplyTranslator,
-    header_of,
-)
+from gateway_agent.nbd.payload_pipe import LARGE_BYTES, PayloadPipe
+from gateway_agent.nbd.replies import CHANGES, AskedRequests, ends_large, header_of
 from gateway_agent.nbd.session import STORAGE_GONE, NbdSession
 from gateway_agent.nbd.sockets import Connection
-from gateway_agent.nbd.upstream import Upstream, UpstreamOpening
+from gateway_agent.nbd.upstream import Upstream
 from gateway_agent.nbd.upstream_further import FurtherConnections
 from gateway_agent.nbd.upstream_handshake import disconnection
+from gateway_agent.nbd.upstream_return import UpstreamReturn
 from gateway_agent.nbd.upstream_runs import RequestRuns, UsedUpstream
 from gateway_agent.nbd.volume import PlaneContext, Volume
 
-AGAIN_NS: Final = 200_000_000  # between two attempts to reach an upstream that has gone
 _NO_COOKIE: Final = -1  # cookies are unsigned
+_MOST_LARGE: Final = 8  # receives of one turn from an upstream with large replies
+_LARGE_HEAD: Final = 64  # received where a large payload is expected: any head of data is here with it
 _NOTHING: Final = memoryview(b"")
 
 
@@ -112,23 +107,22 @@ class ProxySession(NbdSession):
             self._asked = AskedRequests(ledger if self._is_counted else None, header_bytes)
             self.admitted = deque()
         self._local: list[bytes] = []  # our own replies, waiting for a boundary
-        self._opening: UpstreamOpening | None = None
+        self._return: UpstreamReturn | None = None
         self._further: FurtherConnections | None = None
         self._is_away = False  # the upstream has gone and may come back
         self._is_lost = False  # it has gone, or cannot be trusted
+        self._can_pipe = isinstance(sock, socket.socket) and isinstance(upstream.sock, socket.socket)
         self._use(upstream)
 
     def _use(self, upstream: Upstream) -> None:
         """Go on with this connection, and none beside it."""
         self._upstream = upstream
         self._is_lost = False
-        first = UsedUpstream(upstream, self._reader_of(upstream))
+        first = self._used_of(upstream)
         self._used = [first]
         self._sending = first
         self._replying: UsedUpstream | None = None  # of which a reply has come in part
-        self._head_room = MOST_HEAD_BYTES if upstream.agreed.structured else p.SIMPLE_REPLY_BYTES
-        if upstream.agreed.extended:
-            self._head_room = MOST_EXTENDED_HEAD_BYTES
+        self._head_room = most_head_bytes(upstream.agreed)
         self._again = _NOTHING  # requests that are asked again, to go before any others
         self._runs: RequestRuns | None = None
         if self._most_upstreams > 1:
@@ -142,15 +136,9 @@ class ProxySession(NbdSession):
             )
         self._watch(first, IN)
 
-    def _reader_of(self, upstream: Upstream) -> Replies:
+    def _used_of(self, upstream: Upstream) -> UsedUpstream:
         peer = f"upstream of {self._volume.export.volume}"
-        if self._asked is None or not self._mode.structured:
-            return ReplyReader(peer, self._asked)
-        if upstream.agreed.extended:
-            return ExtendedChunkReader(peer, self._asked, upstream.agreed.context_id)
-        if upstream.agreed.structured:
-            return ChunkReader(peer, self._asked, upstream.agreed.context_id)
-        return SimpleReplyTranslator(peer, self._asked)
+        return UsedUpstream(upstream, reader_of(peer, self._asked, self._mode, upstream.agreed))
 
     # -- towards the upstream -------------------------------------------------------------------------------
 
@@ -195,6 +183,8 @@ class ProxySession(NbdSession):
     def _remember(self, asked: AskedRequests) -> None:
         """Requests that were admitted since the last time."""
         admitted, runs = self.admitted, self._runs
+        if runs is None and admitted:
+            asked.all_admitted(admitted)
         while admitted:
             request = admitted.popleft()
             asked.admitted(request)
@@ -238,22 +228,13 @@ class ProxySession(NbdSession):
             self._watch(used, mask | OUT if is_stuck and used is self._sending else mask)
 
     def _watch(self, used: UsedUpstream, mask: int) -> None:
-        """Watch one; with mask 0 not at all, or its hang-up would be reported again and again."""
-        if mask == used.mask:
-            return
-        loop, fd = self._context.loop, used.upstream.sock.fileno()
-        before, used.mask = used.mask, mask
-        if not before:
-            loop.watch(fd, mask, partial(self._on_upstream, used), self.failed)
-        elif mask:
-            loop.want(fd, mask)
-        else:
-            loop.forget(fd)
+        if mask != used.mask:
+            used.watch(self._context.loop, mask, partial(self._on_upstream, used), self.failed)
 
     # -- several connections --------------------------------------------------------------------------------
 
     def _on_further(self, upstream: Upstream) -> None:
-        used = UsedUpstream(upstream, self._reader_of(upstream))
+        used = self._used_of(upstream)
         self._used.append(used)
         self._watch(used, IN if self._out.is_empty else 0)
 
@@ -310,12 +291,7 @@ class ProxySession(NbdSession):
         self.requests.skip(request)
         word = word_of(KIND_FLUSH, 0, failed=False)
         self._record([0, word, request[ARRIVED], now_ns, now_ns])
-        cookie, extents = request[COOKIE], [(request[LENGTH], 0)]
-        if self._mode.extended:
-            reply = extended.status_chunk(cookie, request[OFFSET], p.ALLOCATION_ID, extents)
-        else:
-            reply = p.status_chunk(cookie, p.ALLOCATION_ID, extents, True)
-        self._reply_error(reply)
+        self._reply_error(all_is_data(request, self._mode))
 
     # -- from the upstream ----------------------------------------------------------------------------------
 
@@ -330,41 +306,85 @@ class ProxySession(NbdSession):
             used.waits = True
             self._watch(used, OUT if used is self._sending and self._outgoing() else 0)
             return
+        for _ in range(_MOST_LARGE):
+            more = self._take_replies(used) and used.is_large
+            if not more or not used.mask & IN or self.is_closed or self._ending:
+                return
+
+    def _take_replies(self, used: UsedUpstream) -> bool:
+        """Receive, and pass on; whether something has come."""
+        if used.is_large and used.reader.payload_left:
+            return self._pass_payload(used, b"")
+        room = self._head_room
         room = self._head_room
         start = room - len(used.partial_header)
-        scratch = self._context.scratch
+        scratch, end = self._context.scratch, room + _LARGE_HEAD if used.is_large else None
         try:
-            count = used.upstream.sock.recv_into(scratch[room:])
+            count = used.upstream.sock.recv_into(scratch[room:end])
         except BlockingIOError:
-            return
+            return False
         except OSError as exc:
             self._connection_gone(used, exc.strerror or "receive failed")
-            return
+            return False
         if not count:
             self._connection_gone(used, "it closed the connection")
-            return
+            return False
         scratch[start:room] = used.partial_header
         self._on_replies(used, scratch[start : room + count])
+        return True
 
-    def _on_replies(self, used: UsedUpstream, view: memoryview) -> None:
+    def _pass_payload(self, used: UsedUpstream, head: memoryview | bytes) -> bool:
+        """Let what has come of a large payload pass by a pipe, behind ``head``; False if nothing passes."""
+        pipe = self._context.pipes.take()
+        if pipe is None:
+            used.is_large = False
+            return False
+        try:
+            taken = pipe.fill(head, used.upstream.sock.fileno(), used.reader.payload_left)
+        except OSError as exc:
+            self._context.pipes.put_back(pipe)
+            self._connection_gone(used, exc.strerror or "receive failed")
+            return True
+        if taken:
+            self._on_replies(used, self._context.scratch[:taken], pipe)  # whose bytes nothing looks at
+        else:
+            self._reply(pipe)
+        return bool(taken or head)
+
+    def _on_replies(self, used: UsedUpstream, view: memoryview, pipe: PayloadPipe | None = None) -> None:
+        """Bytes of an upstream, or so many of a payload, which are in a pipe."""
         now_ns, reader = self._context.clock.monotonic_ns(), used.reader
         usable, finished = reader.feed(view, self._pause.total_ns(now_ns), self.inflight, now_ns)
         self._record(finished)
         if self._further is not None:
             self._further.answered()
-        used.partial_header = bytes(view[usable:])
         was_replying, self._replying = self._replying, used if reader.payload_left else None
-        passed, boundary = reader.passed(view, usable), reader.boundary
-        if self._local and boundary is not None:
-            self._reply(b"".join((passed[:boundary], *self._take_local(), passed[boundary:])))
-        elif passed:
-            self._reply(passed)
-        if not self.is_closed and (was_replying is not None or not self._out.is_empty):
+        if self._can_pipe and (finished or reader.payload_left >= LARGE_BYTES):
+            used.is_large = reader.payload_left >= LARGE_BYTES or ends_large(finished)
+        if pipe is not None:
+            self._reply(pipe)
+            if self._local and reader.boundary is not None and not self.is_closed:
+                self._reply(b"".join(self._take_local()))
+        else:
+            used.partial_header = bytes(view[usable:])
+            self._pass_on(used, view, usable)
+        if self.is_closed or self._ending:  # what passed by a pipe has ended it
+            return
+        if was_replying is not None or not self._out.is_empty:
             self._watch_upstreams(is_stuck=bool(self._outgoing()))
-        if self._blocked and not self.is_closed:
+        if self._blocked:
             self._serve_on()  # a cookie may be free again
         else:
             self._watch_or_end()
+
+    def _pass_on(self, used: UsedUpstream, view: memoryview, usable: int) -> None:
+        passed, boundary = used.reader.passed(view, usable), used.reader.boundary
+        if self._local and boundary is not None:
+            self._reply(b"".join((passed[:boundary], *self._take_local(), passed[boundary:])))
+        elif passed:
+            by_pipe = used.is_large and used.reader.payload_left and self._out.is_empty
+            if not (by_pipe and len(passed) <= _LARGE_HEAD and self._pass_payload(used, passed)):
+                self._reply(passed)
 
     def _take_local(self) -> list[bytes]:
         local, self._local = self._local, []
@@ -454,10 +474,14 @@ class ProxySession(NbdSession):
         self._is_away = True
         self._again = _NOTHING
         self._fail_begun()
-        now_ns, loop = self._context.clock.monotonic_ns(), self._context.loop
-        due_ns = now_ns + self._reconnect_ns
-        loop.at((self, "given up"), due_ns, lambda _now: self._give_up("it did not come back"), self.failed)
-        loop.at((self, "again"), now_ns, self._reopen)
+        self._return = UpstreamReturn(
+            self._context.loop,
+            self._upstream.plan,
+            self._reconnect_ns,
+            self._on_back,
+            partial(self._give_up, "it did not come back"),
+            self.failed,
+        )
         self._watch_or_end()
 
     def _fail_begun(self) -> None:
@@ -475,26 +499,7 @@ class ProxySession(NbdSession):
             self._reply_error(self._error_reply(cookie, p.EIO, STORAGE_GONE, begin=begin))
         self._record(finished)
 
-    def _reopen(self, _now_ns: int) -> None:
-        plan = self._upstream.plan
-        self._opening = UpstreamOpening(
-            self._context.loop,
-            plan.uri,
-            self._on_reopened,
-            self._on_not_reopened,
-            will_transmit=True,
-            wants_block_size=plan.wants_block_size,
-            tls=plan.tls,
-            mode=plan.mode,
-        )
-
-    def _on_not_reopened(self, _error: GatewayError) -> None:
-        self._opening = None
-        self._context.loop.at((self, "again"), self._context.clock.monotonic_ns() + AGAIN_NS, self._reopen)
-
-    def _on_reopened(self, upstream: Upstream | None, _facts: p.ExportFacts) -> None:
-        assert upstream is not None  # it was asked to transmit
-        self._opening = None
+    def _on_back(self, upstream: Upstream) -> None:
         if not upstream.is_like(self._upstream):
             upstream.leave(self._context.loop)
             self._give_up("it came back with another size, other flags or other block sizes")
@@ -523,11 +528,9 @@ class ProxySession(NbdSession):
 
     def _stop_waiting(self) -> None:
         self._is_away = False
-        if self._opening is not None:
-            self._opening.cancel()
-            self._opening = None
-        self._context.loop.cancel((self, "given up"))
-        self._context.loop.cancel((self, "again"))
+        if self._return is not None:
+            self._return.stop()
+            self._return = None
 
     # -- end ------------------------------------------------------------------------------------------------
 
@@ -587,11 +590,7 @@ class ProxySession(NbdSession):
             is_whole = used is not self._sending or (self.requests.is_drained and not self._again)
             words = disconnection(used.upstream.agreed) if is_whole else b""
             owed = OwedAnswers(used.reader, self._owed_by(used), used.partial_header, partial(ended, used))
-            farewell = UpstreamFarewell(
-                context.loop, used.upstream.sock, words, owed, context.farewells.discard
-            )
-            if not farewell.is_closed:
-                context.farewells.add(farewell)
+            begin_farewell(context.farewells, context.loop, used.upstream.sock, words, owed)
 
     def _forget_changes(self) -> None:
         """Of this session nothing is under way any more."""

@@ -15,11 +15,13 @@ An error number that the protocol does not know becomes EIO. Whatever else is wr
 
 from __future__ import annotations
 
+from collections import deque
+from operator import itemgetter
 from typing import Final, Protocol
 
 from gateway_agent.errors import NbdProtocolError
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd.accounting import FAILED_BIT
+from gateway_agent.nbd.accounting import FAILED_BIT, LENGTH_SHIFT
 from gateway_agent.nbd.buffers import (
     COMMAND,
     COOKIE,
@@ -33,10 +35,12 @@ from gateway_agent.nbd.buffers import (
     Request,
 )
 from gateway_agent.nbd.ledger import ChangeLedger
+from gateway_agent.nbd.payload_pipe import LARGE_BYTES
 
 CHANGES: Final[frozenset[int]] = frozenset((p.Cmd.WRITE, p.Cmd.TRIM, p.Cmd.WRITE_ZEROES))
 STORAGE_FAILED: Final = "the storage behind this export reports an error"
 _NOTHING: Final = (0, 0, 0)
+_COOKIE_OF: Final = itemgetter(COOKIE)
 
 
 class ReplyProgress:
@@ -88,6 +92,15 @@ class AskedRequests(dict[int, Request]):
             self._ledger.begun()
         elif request[COMMAND] == p.Cmd.FLUSH:
             self._marks[request[COOKIE]] = self._ledger.mark()
+
+    def all_admitted(self, requests: deque[Request]) -> None:
+        """The same of several, at less cost where no ledger is kept; ``requests`` is empty then."""
+        if self._ledger is None:
+            self.update(zip(map(_COOKIE_OF, requests), requests, strict=True))
+        else:
+            for request in requests:
+                self.admitted(request)
+        requests.clear()
 
     def progress(self, cookie: int) -> ReplyProgress | None:
         """Of the reply to a request under way; None: there is none."""
@@ -314,6 +327,12 @@ class SimpleReplyTranslator(ReplyReader):
         """See ``Replies``."""
         pieces, self._pieces = self._pieces, []
         return b"".join(pieces)
+
+
+def ends_large(finished: Finished) -> bool:
+    """Whether the last request that is complete is a read whose payload is worth a pipe."""
+    word = finished[-4] if finished else 0
+    return not word & (FAILED_BIT | 3) and word >> LENGTH_SHIFT >= LARGE_BYTES
 
 
 def _translated(request: Request, cookie: int, error: int) -> bytes:

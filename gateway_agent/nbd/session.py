@@ -9,7 +9,7 @@ their place: only when everything admitted before has gone (``blocked`` until th
 
 An I/O is complete when its answer is, ready to be sent. A client that does not take its answers keeps its
 own I/O waiting: the plane begins no read for it (file mode), or takes no more answers from the upstream.
-That time (``ClientPause``) is no latency, and the I/O that waits grows no older in it. What the throttle
+That time (``client_pause``) is no latency, and the I/O that waits grows no older in it. What the throttle
 holds does. Likewise a write has arrived when its payload has, if it was its sender that took so long.
 
 Everything runs in the loop's thread.
@@ -22,6 +22,7 @@ import math
 import socket
 from abc import ABC, abstractmethod
 from collections import deque
+from functools import partial
 from typing import Final
 
 import structlog
@@ -29,13 +30,15 @@ import structlog
 from gateway_agent.config import ExportConfig
 from gateway_agent.nbd import extended
 from gateway_agent.nbd import protocol as p
+from gateway_agent.nbd.access import ClientIdentity
 from gateway_agent.nbd.accounting import FAILED_BIT, REFUSED_BIT, StreamAccount, word_of
 from gateway_agent.nbd.buffers import Finished, InFlight, ReplyBuffer, Request, RequestBuffer
+from gateway_agent.nbd.client_pause import ClientPause
 from gateway_agent.nbd.limits import KIND_FLUSH, KIND_READ, KIND_WRITE, KIND_ZEROING, Pending
 from gateway_agent.nbd.loop import GONE, IN, OUT
+from gateway_agent.nbd.payload_pipe import PayloadPipe
 from gateway_agent.nbd.refusals import Refusal, refusal
 from gateway_agent.nbd.sockets import Connection
-from gateway_agent.nbd.tls import certificate_of
 from gateway_agent.nbd.volume import PlaneContext, Volume
 from pmdaemon.wire.rates import Allowance, io_cost
 
@@ -44,6 +47,7 @@ log = structlog.get_logger("session")
 LINGER_NS: Final = 10 * 10**9  # for a client to take its last answers after its storage has gone
 DRAIN_NS: Final = 5 * 10**9  # for what is under way when its volume is taken out of the configuration
 MAX_UNSENT_BYTES: Final = 4 << 20  # a client that sends requests but reads no replies is read no further
+MOST_HEADS: Final = 256  # requests of a turn that are none of the plain ones: each may be a send of its own
 STORAGE_GONE: Final = "the storage behind this export is gone"
 _KINDS: Final[dict[int, int]] = {
     p.Cmd.READ: KIND_READ,
@@ -71,45 +75,12 @@ def charged_bytes(command: int, length: int, export: ExportConfig) -> int:
     return int(length * export.cost_zeroes) if command == p.Cmd.WRITE_ZEROES else length
 
 
-class ClientPause:
-    """How long the answers of one connection have waited for its client to take them, since the last cut."""
-
-    __slots__ = ("_before_ns", "_since_ns")
-
-    def __init__(self) -> None:
-        self._before_ns = 0
-        self._since_ns: int | None = None
-
-    @property
-    def is_on(self) -> bool:
-        """Whether answers wait now."""
-        return self._since_ns is not None
-
-    def begin(self, now_ns: int) -> None:
-        """Answers wait."""
-        if self._since_ns is None:
-            self._since_ns = now_ns
-
-    def end(self, now_ns: int) -> None:
-        """The client has taken all of them."""
-        self._before_ns, self._since_ns = self.total_ns(now_ns), None
-
-    def cut_ended(self, now_ns: int) -> None:
-        """Count from 0 again."""
-        self._before_ns = 0
-        if self._since_ns is not None:
-            self._since_ns = now_ns
-
-    def total_ns(self, now_ns: int) -> int:
-        """Until now."""
-        return self._before_ns + (max(now_ns - self._since_ns, 0) if self._since_ns is not None else 0)
-
-
 class NbdSession(ABC):
     """See the module docstring.
 
     Attributes:
         only_reads_pause: whether other requests are served while the client does not take its answers.
+        identity: its client.
 
     Args:
         context: what the plane's connections share.
@@ -121,6 +92,7 @@ class NbdSession(ABC):
     """
 
     only_reads_pause = False
+    identity: ClientIdentity | None = None
 
     def __init__(
         self,
@@ -143,7 +115,7 @@ class NbdSession(ABC):
         self._stream = stream
         self._facts = facts
         self._mode = mode
-        self._out = ReplyBuffer(sock)
+        self._out = ReplyBuffer(sock, context.pipes)
         self._pause = ClientPause()
         self._cut_ns = context.clock.monotonic_ns()  # the last cut, or the beginning
         self._blocked = False
@@ -168,9 +140,9 @@ class NbdSession(ABC):
         return self._stream.client
 
     @property
-    def certificate(self) -> bytes | None:
+    def export(self) -> ExportConfig:
         """See ``accounting.CountedSession``."""
-        return certificate_of(self._sock)
+        return self._volume.export
 
     def gauges(self) -> tuple[int, int]:
         """See ``accounting.CountedSession``."""
@@ -335,10 +307,15 @@ class NbdSession(ABC):
 
     def admit_all(self, now_ns: int) -> None:
         """See ``volume.ThrottledSession``."""
-        queue = self.requests.queue
+        queue, heads = self.requests.queue, 0
         while queue and not self._blocked and not self.is_closed:
             self._admit_plain(now_ns, None)
             if queue and not self._blocked:
+                if heads == MOST_HEADS:
+                    again = (self, "heads")
+                    self._context.loop.at(again, now_ns, partial(self._volume.serve, self), self.failed)
+                    return
+                heads += 1
                 self.admit_head(now_ns)
 
     def admit_within(self, now_ns: int, allowance: Allowance) -> None:
@@ -458,10 +435,10 @@ class NbdSession(ABC):
     def _release_storage(self) -> None:
         """Let go of the storage side; the session is closed."""
 
-    def _reply(self, data: memoryview | bytes) -> None:
+    def _reply(self, data: memoryview | bytes | PayloadPipe) -> None:
         """Send replies, or keep them for the client to take; what they answer is counted already."""
         try:
-            is_out = self._out.send(data)
+            is_out = self._out.send_from(data) if isinstance(data, PayloadPipe) else self._out.send(data)
         except OSError as exc:
             self.close(f"the client is gone: {exc.strerror}")
             return
@@ -592,7 +569,9 @@ class NbdSession(ABC):
         self._volume.forget(self)
         self._context.loop.cancel(self)
         self._context.loop.cancel((self, "quiet"))
+        self._context.loop.cancel((self, "heads"))
         self._context.loop.forget(self._fd)
+        self._out.close()
         with contextlib.suppress(OSError):
             self._sock.close()
         self._release_storage()

@@ -71,6 +71,8 @@ class VolumeStorage:
         facts: size and flags.
         may_have_holes: whether a read should look for some.
         preadv: that of the file; what it does not read whole at once is for ``read``.
+        tells_cached: whether a read with ``RWF_NOWAIT`` says what would have to wait for the storage.
+        reads_waiting: how many are with the workers; thread: the loop's.
 
     Args:
         volume: for error texts.
@@ -101,6 +103,8 @@ class VolumeStorage:
             raise BackingFileError(volume, path, str(exc)) from exc
         self.facts = p.ExportFacts(size_bytes, _FLAGS | (p.TX_READ_ONLY if read_only else p.TX_CHANGES))
         self.preadv = partial(os.preadv, self._fd)
+        self.tells_cached = self._tells_cached()
+        self.reads_waiting = 0
         opened = os.fstat(self._fd)
         self._is_device = stat.S_ISBLK(opened.st_mode)
         self.may_have_holes = not self._is_device and opened.st_blocks * SECTOR_BYTES < size_bytes
@@ -114,6 +118,15 @@ class VolumeStorage:
                 "make it so with truncate -s"
             )
         return size_bytes
+
+    def _tells_cached(self) -> bool:
+        try:
+            os.preadv(self._fd, [bytearray(1)], 0, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:  # a file system that does not know it, as tmpfs
+            return False
+        return True
 
     def read(self, into: memoryview, offset: int) -> int:
         """Fill ``into``; a file that has become shorter is EIO."""

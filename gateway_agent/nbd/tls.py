@@ -36,7 +36,6 @@ from typing import Any, Final, cast
 import structlog
 
 from gateway_agent.nbd.loop import GONE, IN, EventLoop
-from gateway_agent.nbd.sockets import Connection
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.threads import ThreadGroup
 
@@ -483,8 +482,3 @@ class TlsEngine:
             self._group.join()
             os.close(self._wake_fd)
             self._wake_fd = -1
-
-
-def certificate_of(connection: Connection) -> bytes | None:
-    """The certificate of a connection's peer, verified, DER; None without TLS, or without one."""
-    return connection.certificate if isinstance(connection, TlsConnection) else None

@@ -1,8 +1,8 @@
 """Opening of connections to an upstream beside the first one, for sessions that have several.
 
 One after another, from the first one's plan. Nothing waits for them: one that cannot be made is tried again
-after ``AGAIN_NS``, and so is one that has ended. An upstream that answers otherwise on another connection is
-asked for no more. Thread: the loop's.
+after ``AGAIN_NS``, then after twice as long up to 80 s, and so is one that has ended. An upstream that answers
+otherwise on another connection is asked for no more. Thread: the loop's.
 
 After a loss, or a failure, a new connection may be to an upstream that was restarted and has lost what it
 acknowledged without a flush, while those that are there have not noticed (its host went down): a flush on the
@@ -20,6 +20,7 @@ from gateway_agent.nbd.protocol import ExportFacts
 from gateway_agent.nbd.upstream import Upstream, UpstreamOpening
 
 AGAIN_NS: Final = 5 * 10**9
+_MOST_DOUBLED: Final = 4  # times; an upstream that takes no more is asked by each client's session
 
 
 class FurtherConnections:
@@ -47,6 +48,7 @@ class FurtherConnections:
         self._on_made = on_made
         self._on_refused = on_refused
         self._opening: UpstreamOpening | None = None
+        self._failed = 0  # attempts, since the last one that did not
         self._needs_proof = False  # that the upstream is the one that the others are connected to
         self._unproven: Upstream | None = None
         self._open(loop.clock.monotonic_ns())
@@ -68,7 +70,7 @@ class FurtherConnections:
 
     def _on_ready(self, upstream: Upstream | None, _facts: ExportFacts) -> None:
         assert upstream is not None  # it was asked to transmit
-        self._opening = None
+        self._opening, self._failed = None, 0
         if upstream.is_like(self._first):
             self._unproven = upstream
             if not self._needs_proof:
@@ -84,6 +86,7 @@ class FurtherConnections:
         self._needs_proof = True
         self._on_refused(error)
         self._open_later()
+        self._failed += 1
 
     def answered(self) -> None:
         """One of those that are there has answered just now."""
@@ -94,7 +97,8 @@ class FurtherConnections:
             self._open(0)
 
     def _open_later(self) -> None:
-        self._loop.at(self, self._loop.clock.monotonic_ns() + AGAIN_NS, self._open)
+        wait_ns = AGAIN_NS << min(self._failed, _MOST_DOUBLED)
+        self._loop.at(self, self._loop.clock.monotonic_ns() + wait_ns, self._open)
 
     def lost(self) -> None:
         """One of those that were there has ended."""

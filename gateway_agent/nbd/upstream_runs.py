@@ -19,10 +19,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from gateway_agent.nbd.buffers import END, LENGTH, Request
+from gateway_agent.nbd.loop import EventLoop, OnFailure
 from gateway_agent.nbd.replies import AskedRequests, Replies
 from gateway_agent.nbd.upstream import Upstream
 
@@ -40,6 +42,7 @@ class UsedUpstream:
         partial_header: first bytes of a reply of which the rest has not come.
         mask: what the loop watches it for; 0: it does not.
         waits: it has something to read, but a reply of another connection comes first.
+        is_large: its replies have large payloads now, which go by a pipe.
     """
 
     upstream: Upstream
@@ -47,6 +50,20 @@ class UsedUpstream:
     partial_header: bytes = b""
     mask: int = 0
     waits: bool = False
+    is_large: bool = False
+
+    def watch(
+        self, loop: EventLoop, mask: int, handler: Callable[[int], None], on_failure: OnFailure
+    ) -> None:
+        """Watch it for another mask; with 0 not at all, or its hang-up would be reported again and again."""
+        fd = self.upstream.sock.fileno()
+        before, self.mask = self.mask, mask
+        if not before:
+            loop.watch(fd, mask, handler, on_failure)
+        elif mask:
+            loop.want(fd, mask)
+        else:
+            loop.forget(fd)
 
 
 class RequestRuns:
@@ -65,6 +82,7 @@ class RequestRuns:
         self._unsent: deque[Request] = deque()
         self._starts = [-1]
         self._users = [first]
+        self._most = _MOST_RUNS
 
     def admitted(self, request: Request) -> None:
         """It is to be sent behind those before it."""
@@ -72,7 +90,7 @@ class RequestRuns:
 
     def begin(self, user: UsedUpstream, sent_pos: int, asked: AskedRequests) -> None:
         """``user`` gets what comes next."""
-        if len(self._starts) > _MOST_RUNS:
+        if len(self._starts) > self._most:
             self._forget_answered(asked)
         self._starts.append(sent_pos)
         self._users.append(user)
@@ -83,10 +101,14 @@ class RequestRuns:
             self.end_pos = request[END]
 
     def _forget_answered(self, asked: AskedRequests) -> None:
-        oldest = next(iter(asked.values()), None)
-        if oldest is not None:
-            first = bisect_left(self._starts, oldest[END]) - 1
-            del self._starts[:first], self._users[:first]
+        """Keep one run for each request that has no answer: one that waits for ever keeps no others.
+
+        They are in the order in which they were sent; so each has a place of its own before its end.
+        """
+        sent = [request for request in asked.values() if request[END] <= self.end_pos]
+        kept = [(request[END] - 1, self.user_of(request)) for request in sent]
+        self._starts, self._users = [start for start, _ in kept], [user for _, user in kept]
+        self._most = max(_MOST_RUNS, 2 * len(kept))
 
     def is_untouched(self, sent_pos: int) -> bool:
         """Whether nothing of the newest run was sent."""

@@ -39,6 +39,7 @@ from gateway_agent.nbd.farewell import UpstreamFarewell
 from gateway_agent.nbd.groups import CONTENDED_NS, VolumeGroup
 from gateway_agent.nbd.ledger import ChangeLedger, OtherProcess
 from gateway_agent.nbd.loop import EventLoop
+from gateway_agent.nbd.payload_pipe import PipePool
 from gateway_agent.nbd.protocol import ExportFacts
 from gateway_agent.nbd.tls import TlsEngine
 from pmdaemon.runtime.clock import Clock
@@ -66,6 +67,7 @@ class PlaneContext:
         other: whether ledgers can be believed.
         farewells: connections to upstreams that end.
         ledgers: by upstream, also of those that no export has now.
+        pipes: for large payloads.
     """
 
     loop: EventLoop
@@ -79,6 +81,7 @@ class PlaneContext:
     other: OtherProcess = field(default_factory=OtherProcess)
     farewells: set[UpstreamFarewell] = field(default_factory=set)
     ledgers: dict[str, ChangeLedger] = field(default_factory=dict)
+    pipes: PipePool = field(default_factory=PipePool)
 
 
 @dataclass(eq=False, slots=True)

@@ -42,18 +42,21 @@ The index file:
             28 u32 length of data                            68  zeros up to 128
             32 u32 the record's checksum
 
-Slot number 2**32-1 means none. ``IndexEntry`` is a live record as recovery finds it; ``records`` has it in
-memory from then on.
+Slot number 2**32-1 means none. Where there are many, headers and entries are rows of arrays
+(``HEADER_FIELDS``, ``SLOT_FIELDS``): as objects, a million of them took ten times the memory.
 Source: Q1, Q2, Q7; docs/formats/diskqueue.md.
 """
 
 from __future__ import annotations
 
 import struct
+from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 from isal.isal_zlib import crc32
 
 from pmdaemon.diskqueue.consumer import LockOwner
@@ -81,6 +84,18 @@ _CRC: Final = struct.Struct("<I")
 
 # signature, crc, seq, offset, floor, date_us, length, lap, kind, destination length, flags
 Found = tuple[int, int, int, int, int, int, int, int, int, int, int]
+Rows = npt.NDArray[Any]
+"""Rows of one of the two kinds below, or of ``LIVE_FIELDS``."""
+HEADER_FIELDS: Final = np.dtype(
+    [
+        ("signature", "<u4"), ("crc", "<u4"), ("seq", "<u8"), ("offset", "<u8"), ("floor", "<u8"),
+        ("date_us", "<i8"), ("length", "<u4"), ("lap", "<u4"), ("kind", "<u2"), ("destination", "<u2"),
+        ("flags", "<u4"),
+    ]
+)  # fmt: skip
+assert HEADER_FIELDS.itemsize == HEADER_BYTES
+PIECE_BYTES: Final = 8 << 20
+"""So much of the ring is searched at a time; its pages are let go of then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,40 +160,52 @@ def check(ring: memoryview, seed: int, offset: int) -> Found | None:
     return found if crc32(ring[offset + 8 : end], seed) == found[1] else None
 
 
+def spans_of(headers: Rows) -> npt.NDArray[np.uint64]:
+    """``span_bytes`` of each of these headers."""
+    content_bytes: npt.NDArray[np.uint64] = headers["length"].astype(np.uint64) + headers["destination"]
+    return (content_bytes + HEADER_BYTES + UNIT_BYTES - 1) // UNIT_BYTES * UNIT_BYTES
+
+
 @dataclass(slots=True)
 class Scan:
     """What is in a ring.
 
     Attributes:
-        intact: headers of intact records in the order of their offsets.
+        intact: headers of intact records in the order of their offsets, rows of ``HEADER_FIELDS``.
         broken: offsets that carry a signature but no intact record, outside of intact ones.
     """
 
-    intact: list[Found]
-    broken: list[int]
+    intact: Rows
+    broken: array[int]
 
 
 @collector_rests()
-def scan(ring: memoryview, seed: int) -> Scan:
+def scan(ring: memoryview, seed: int, release: Callable[[], None] = lambda: None) -> Scan:
     """Find every intact record: steps of 256 bytes, an intact record's length is skipped.
 
-    Only blocks that begin with the signature are examined; numpy finds them (an empty GB in 0.1 s). Taking
+    Only blocks that begin with the signature are examined; numpy finds them (an empty GB in 0.1 s). Checking
     the other fields by columns, or copying the headers together to unpack them in one C loop, was measured to
-    be slower than one unpack a record. Source: Q7.
+    be slower than one unpack a record. ``release`` is called after each piece of the ring. Source: Q7.
     """
-    words = np.frombuffer(ring[: len(ring) // 4 * 4], dtype="<u4")[:: UNIT_BYTES // 4]
-    places = np.flatnonzero(words == _SIGNATURE_WORD) * UNIT_BYTES
-    del words  # it would keep the mapping exported
-    return _checked(ring, seed, places.tolist())
+    headers, broken, behind = bytearray(), array("Q"), 0
+    for first in range(0, len(ring) // 4 * 4, PIECE_BYTES):
+        piece = ring[first : min(first + PIECE_BYTES, len(ring) // 4 * 4)]
+        words = np.frombuffer(piece, dtype="<u4")[:: UNIT_BYTES // 4]
+        places = np.flatnonzero(words == _SIGNATURE_WORD) * UNIT_BYTES + first
+        del words, piece  # they would keep the mapping exported
+        behind = _check_places(ring, seed, places.tolist(), behind, headers, broken)
+        release()
+    return Scan(np.frombuffer(headers, HEADER_FIELDS), broken)
 
 
-def _checked(ring: memoryview, seed: int, places: list[int]) -> Scan:
-    """Which of the blocks that begin with a signature begin a record."""
-    intact: list[Found] = []
-    broken: list[int] = []
-    behind = 0
+def _check_places(
+    ring: memoryview, seed: int, places: list[int], behind: int, headers: bytearray, broken: array[int]
+) -> int:
+    """Which of the blocks that begin with a signature begin a record; returns the end of the last one.
+
+    ``behind``: what is before it lies within a record that was found.
+    """
     last, size, unpack = len(ring) - HEADER_BYTES, len(ring), WHOLE.unpack_from
-    found_one = intact.append
     for offset in places:
         if offset < behind:
             continue
@@ -188,11 +215,11 @@ def _checked(ring: memoryview, seed: int, places: list[int]) -> Scan:
         found: Found = unpack(ring, offset)
         end = offset + HEADER_BYTES + found[6] + found[9]
         if found[3] == offset and end <= size and crc32(ring[offset + 8 : end], seed) == found[1]:
-            found_one(found)
+            headers += ring[offset : offset + HEADER_BYTES]
             behind = end
         else:
             broken.append(offset)
-    return Scan(intact, broken)
+    return behind
 
 
 def content(ring: memoryview, found: Found) -> tuple[bytes, bytes]:
@@ -208,18 +235,30 @@ ENTRY_BYTES: Final = 128
 INDEX_START: Final = 8192
 NONE: Final = NO_SLOT
 UNUSED, FREE, IN_USE = 0, 1, 2
+DAMAGED: Final = 0xFFFF
+"""In the place of the status of an entry that fails its checksum; in memory only."""
+CHUNK_SLOTS: Final = 8192  # a MiB of the file at a time
 INDEX_MAGIC: Final = b"SLADQI01"
 
 _ENTRY: Final = struct.Struct("<HHQQIIIIQIIIQ")
 _HEADER: Final = struct.Struct("<8sIIQ16s8sQIIIIIIqQQQQQ")
 _SPARE: Final = (0, 0)  # earlier releases counted here what a full queue had dropped
+SLOT_FIELDS: Final = np.dtype(
+    [
+        ("status", "<u2"), ("kind", "<u2"), ("seq", "<u8"), ("offset", "<u8"), ("span", "<u4"),
+        ("length", "<u4"), ("crc", "<u4"), ("owner_pid", "<u4"), ("owner_start", "<u8"), ("retries", "<u4"),
+        ("prev", "<u4"), ("next", "<u4"), ("last_retry_us", "<u8"),
+    ]
+)  # fmt: skip
+assert SLOT_FIELDS.itemsize == _ENTRY.size
 _PAD: Final = bytes(ENTRY_BYTES - _ENTRY.size - _CRC.size)
 _NEVER: Final = bytes(_ENTRY.size)
+_NOTHING: Final = (0,) * 12
 _RAW: Final = struct.Struct(f"<I{_ENTRY.size}s{len(_PAD)}s")
 
 
 class Work:
-    """The rare part of an entry: what consumers did to it. Times: ``last_retry_us`` UTC, others monotonic."""
+    """The rare part of a record: what consumers did to it. Times: ``last_retry_us`` UTC, others monotonic."""
 
     __slots__ = ("last_retry_us", "not_before_ns", "owner", "retries")
 
@@ -230,65 +269,13 @@ class Work:
         self.not_before_ns = 0
 
 
-class IndexEntry:
-    """One live record at the opening of a queue: where it lies, and its neighbours in the in-use list."""
-
-    __slots__ = ("crc", "destination", "end", "kind", "length", "next", "offset", "prev", "seq", "slot",
-                 "work")  # fmt: skip
-
-    def __init__(
-        self, seq: int, offset: int, end: int, length: int, kind: int, destination: bytes, crc: int,
-        slot: int, prev: IndexEntry | None = None,
-    ) -> None:  # fmt: skip
-        self.seq = seq
-        self.offset = offset
-        self.end = end
-        self.length = length
-        self.kind = kind
-        self.destination = destination
-        self.crc = crc
-        self.slot = slot
-        self.work: Work | None = None
-        self.prev = prev
-        self.next: IndexEntry | None = None
-
-    def working(self) -> Work:
-        """Its consumers' part, made when first needed."""
-        if self.work is None:
-            self.work = Work()
-        return self.work
-
-
-class Slot(NamedTuple):
-    """One entry as read from the file."""
-
-    status: int
-    kind: int
-    seq: int
-    offset: int
-    span: int
-    length: int
-    crc: int
-    owner_pid: int
-    owner_start: int
-    retries: int
-    prev: int
-    next: int
-    last_retry_us: int
-
-
 def _sealed(seed: int, slot: int, body: bytes) -> bytes:
     return _CRC.pack(crc32(body, crc32(_CRC.pack(slot), seed))) + body + _PAD
 
 
 def pack_slot(slot: int, fields: tuple[int, ...], seed: int) -> bytes:
-    """An entry with the fields of ``Slot``, 128 bytes."""
+    """An entry with the fields of ``SLOT_FIELDS``, 128 bytes."""
     return _sealed(seed, slot, _ENTRY.pack(*fields))
-
-
-def pack_entry(entry: IndexEntry, seed: int) -> bytes:
-    """An entry in use, 128 bytes."""
-    return pack_slot(entry.slot, entry_fields(entry), seed)
 
 
 def pack_free(slot: int, next_free: int, seed: int) -> bytes:
@@ -296,43 +283,25 @@ def pack_free(slot: int, next_free: int, seed: int) -> bytes:
     return pack_slot(slot, free_fields(next_free), seed)
 
 
-def entry_fields(entry: IndexEntry) -> tuple[int, ...]:
-    """The fields of ``Slot`` for an entry in use."""
-    work = entry.work
-    owner = work.owner if work else None
-    return (
-        IN_USE,
-        entry.kind,
-        entry.seq,
-        entry.offset,
-        entry.end - entry.offset,
-        entry.length,
-        entry.crc,
-        owner.pid if owner else 0,
-        owner.start_ticks if owner else 0,
-        work.retries if work else 0,
-        entry.prev.slot if entry.prev else NONE,
-        entry.next.slot if entry.next else NONE,
-        work.last_retry_us if work else 0,
-    )
-
-
 def free_fields(next_free: int) -> tuple[int, ...]:
-    """The fields of ``Slot`` for a free entry."""
+    """The fields of ``SLOT_FIELDS`` for a free entry."""
     return (FREE, 0, 0, 0, 0, 0, 0, 0, 0, 0, NONE, next_free, 0)
 
 
-def read_slots(view: memoryview, count: int, seed: int) -> list[Slot | None]:
-    """The entries of the first slots; a damaged one is None. All must lie within the file."""
-    slots: list[Slot | None] = []
-    raw = bytes(view[INDEX_START : INDEX_START + count * ENTRY_BYTES])
-    for number, (crc, body, pad) in enumerate(_RAW.iter_unpack(raw)):
-        if crc32(body, crc32(_CRC.pack(number), seed)) == crc and pad == _PAD:
-            slots.append(Slot._make(_ENTRY.unpack(body)))
-        elif crc == 0 and body == _NEVER and pad == _PAD:
-            slots.append(Slot(UNUSED, *(0,) * 12))
-        else:
-            slots.append(None)
+def read_slots(view: memoryview, count: int, seed: int) -> Rows:
+    """The entries of the first slots, rows of ``SLOT_FIELDS``. All must lie within the file."""
+    slots = np.zeros(count, SLOT_FIELDS)
+    for first in range(0, count, CHUNK_SLOTS):
+        behind = min(first + CHUNK_SLOTS, count)
+        raw = bytes(view[INDEX_START + first * ENTRY_BYTES : INDEX_START + behind * ENTRY_BYTES])
+        whole = np.frombuffer(raw, np.uint8).reshape(-1, ENTRY_BYTES)
+        fields = np.ascontiguousarray(whole[:, _CRC.size : _CRC.size + _ENTRY.size])
+        slots[first:behind] = fields.view(SLOT_FIELDS)[:, 0]
+        for number, (crc, body, pad) in enumerate(_RAW.iter_unpack(raw), first):
+            is_written = crc32(body, crc32(_CRC.pack(number), seed)) == crc
+            is_unused = crc == 0 and body == _NEVER
+            if not (is_written or is_unused) or pad != _PAD:
+                slots[number] = (DAMAGED, *_NOTHING)
     return slots
 
 

@@ -36,14 +36,14 @@ CHUNK_SLOTS: Final = 512  # packed at 1 us each while the lock is held: adders w
 
 
 class Index:
-    """Free list and dirty slots.
+    """Free list and dirty slots, as the header in force has them at first.
 
     Args:
         storage: the index file, allocated.
         header: the one in force in the file.
         seed: of the checksums.
         lock: the queue's.
-        records: what the slots hold.
+        records: what the slots hold; free ones are linked from ``header.free``.
 
     Attributes:
         used: slots below were used at least once.
@@ -56,25 +56,12 @@ class Index:
         self.header = header
         self.capacity = header.capacity
         self.records = records
-        self.used = 0
-        self.free_head = NONE
-        self.in_use = 0
+        self.used, self.free_head, self.in_use = header.used, header.free, header.in_use
         self.dirty = bytearray(len(records))
         self._storage = storage
         self._seed = seed
         self._lock = lock
         self._syncing = threading.Lock()
-
-    def adopt(self, used: int, taken: set[int]) -> None:
-        """At the start: so many slots were used, these hold records, the others are free."""
-        records = self.records
-        records.grow(used - used % -GROWTH_SLOTS - len(records))
-        self.dirty = bytearray(len(records))
-        self.used, self.in_use = used, len(taken)
-        for slot in reversed(range(used)):
-            if slot not in taken:
-                records.behind[slot] = self.free_head
-                self.free_head = slot
 
     def take(self) -> int:
         """A slot for a new record; the caller checked ``in_use`` first. Lock held."""
@@ -132,11 +119,7 @@ class Index:
         """Write some slots, a run of neighbours with one call."""
         with self._lock:
             packed = [self._pack(slot) for slot in slots]
-        begin = 0
-        for place in range(1, len(slots) + 1):
-            if place == len(slots) or slots[place] != slots[place - 1] + 1:
-                self._storage.write(INDEX_START + slots[begin] * ENTRY_BYTES, packed[begin:place])
-                begin = place
+        write_runs(self._storage, slots, packed)
 
     def _pack(self, slot: int) -> bytes:
         records = self.records
@@ -147,3 +130,12 @@ class Index:
         # Its record is not on disk yet: the slot reads as free until the next sync.
         self.dirty[slot] = 1
         return pack_free(slot, NONE, self._seed)
+
+
+def write_runs(storage: Storage, slots: list[int], packed: list[bytes]) -> None:
+    """Write these entries, a run of neighbours with one call; ``slots`` come in order."""
+    begin = 0
+    for place in range(1, len(slots) + 1):
+        if place == len(slots) or slots[place] != slots[place - 1] + 1:
+            storage.write(INDEX_START + slots[begin] * ENTRY_BYTES, packed[begin:place])
+            begin = place

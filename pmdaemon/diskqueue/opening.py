@@ -24,30 +24,38 @@ from __future__ import annotations
 
 import os
 import secrets
+from array import array
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import structlog
 
 from pmdaemon.diskqueue.errors import QueueUnreadable
 from pmdaemon.diskqueue.format import (
+    CHUNK_SLOTS,
     COPY_STEP,
     DATA_START,
     ENTRY_BYTES,
+    FREE,
+    IN_USE,
     INDEX_START,
     NONE,
     SIGNATURE,
+    SLOT_FIELDS,
     UNIT_BYTES,
     FileHeader,
     IndexHeader,
-    entry_fields,
-    free_fields,
-    pack_entry,
-    pack_free,
+    Rows,
+    pack_slot,
     read_file_header,
     read_index_header,
 )
-from pmdaemon.diskqueue.recovery import Recovered, recover
+from pmdaemon.diskqueue.index import write_runs
+from pmdaemon.diskqueue.records import COLUMNS, GROWTH_SLOTS, Records
+from pmdaemon.diskqueue.recovery import Recovered, RecoveryReport, recover
 from pmdaemon.diskqueue.settings import QueueSettings
 from pmdaemon.diskqueue.storage import Storage
 from pmdaemon.runtime.gc_tuning import collector_rests
@@ -58,11 +66,20 @@ CHUNK_BYTES: Final = 1 << 20
 
 @dataclass
 class Opened:
-    """An open queue's parts, as the files have them."""
+    """An open queue's parts, as the files have them.
+
+    Attributes:
+        records: the live ones; what is free below ``header.used`` is linked from ``header.free``.
+        write, lap: where the next record goes.
+    """
 
     file: FileHeader
     header: IndexHeader
-    recovered: Recovered
+    report: RecoveryReport
+    records: Records
+    write: int
+    lap: int
+    next_seq: int
 
 
 def identify(data: memoryview, index: memoryview, name: str) -> tuple[FileHeader | None, int]:
@@ -104,14 +121,19 @@ def open_files(data: Storage, index: Storage, settings: QueueSettings, now_us: i
     is_new = file is None
     if file is None:
         file = _make(data, settings, now_us)
-    recovered = recover(data.view(), index.view(), file)
+
+    def release() -> None:
+        data.release()
+        index.release()
+
+    recovered = recover(data.view(), index.view(), file, release)
     report = recovered.report
     data.allocate(DATA_START + file.ring_bytes)
     if not is_new and copies < 2:
         _put_file_header(data, file)
     if not report.clean:
         _put_again(data, recovered)
-    header = _write_index(index, file, recovered, settings, now_us)
+    header, records = _write_index(index, file, recovered, settings, now_us)
     for extent in report.extents:
         log.warning("queue-damage", queue=name, **extent._asdict())
     if is_new:
@@ -119,7 +141,7 @@ def open_files(data: Storage, index: Storage, settings: QueueSettings, now_us: i
     elif not report.clean:
         log.info("queue-recovered", queue=name, live=report.live, restored=report.restored,
                  index=report.index_problem or "whole")  # fmt: skip
-    return Opened(file, header, recovered)
+    return Opened(file, header, report, records, recovered.write, recovered.lap, recovered.next_seq)
 
 
 def _make(data: Storage, settings: QueueSettings, now_us: int) -> FileHeader:
@@ -139,46 +161,46 @@ def _put_file_header(data: Storage, file: FileHeader) -> None:
 def _put_again(data: Storage, recovered: Recovered) -> None:
     """Write the live records that no index header vouches for, as they were read; durable on return."""
     synced_seq = recovered.header.synced_seq if recovered.header else 0
-    places = sorted((entry.offset, entry.end) for entry in recovered.entries if entry.seq > synced_seq)
+    live = recovered.live[recovered.live["seq"] > synced_seq]
+    live = live[np.argsort(live["offset"])]
     begin = end = 0
-    for offset, behind in [*places, (-1, -1)]:
+    for offset, span in [*zip(live["offset"].tolist(), live["span"].tolist(), strict=True), (-1, 0)]:
         if offset != end or end - begin >= CHUNK_BYTES:
-            if end > begin:
-                data.write(DATA_START + begin, [bytes(data.view()[DATA_START + begin : DATA_START + end])])
+            for first in range(begin, end, CHUNK_BYTES):
+                piece = data.view()[DATA_START + first : DATA_START + min(first + CHUNK_BYTES, end)]
+                data.write(DATA_START + first, [bytes(piece)])
+                data.release()
             begin = offset
-        end = behind
+        end = offset + span
     data.sync()
 
 
 def _write_index(
     index: Storage, file: FileHeader, recovered: Recovered, settings: QueueSettings, now_us: int
-) -> IndexHeader:
+) -> tuple[IndexHeader, Records]:
     """Give restored records their slots and write everything that differs from the file."""
     header = recovered.header or IndexHeader(0, file.salt, file.queue_id, file.ring_bytes, settings.entries)
-    capacity = max(header.capacity, settings.entries, len(recovered.entries), len(recovered.slots))
+    capacity = max(header.capacity, settings.entries, len(recovered.live), len(recovered.slots))
     index.allocate(INDEX_START + capacity * ENTRY_BYTES)
     if not recovered.report.index_whole:
         header = header.following(
             capacity=capacity, synced_seq=0, floor=recovered.floor, next_seq=recovered.next_seq
         )
         _put_header(index, header)
-    free, used = _assign(recovered)
-    changed = _changed(recovered, free, file.seed)
-    is_clean = recovered.report.clean
-    end = INDEX_START + (0 if is_clean else len(recovered.slots)) * ENTRY_BYTES
-    for first in range(INDEX_START, end, CHUNK_BYTES):
-        index.write(first, [bytes(index.view()[first : min(first + CHUNK_BYTES, end)])])
-    for slot, packed in changed:
-        index.write(INDEX_START + slot * ENTRY_BYTES, [packed])
-    if changed or not is_clean:
+    used, free = _assign(recovered)
+    records = _columns(recovered, used, free)
+    has_written = _write_slots(
+        index, records, recovered.slots, used, file.seed, is_clean=recovered.report.clean
+    )
+    if has_written or not recovered.report.clean:
         index.sync()
-    entries = recovered.entries
+    slots = recovered.live["slot"]
     header = header.following(
         capacity=capacity,
-        in_use=len(entries),
-        head=entries[0].slot if entries else NONE,
-        tail=entries[-1].slot if entries else NONE,
-        free=free[0] if free else NONE,
+        in_use=len(slots),
+        head=int(slots[0]) if len(slots) else NONE,
+        tail=int(slots[-1]) if len(slots) else NONE,
+        free=int(free[0]) if len(free) else NONE,
         used=used,
         synced_us=now_us,
         synced_seq=recovered.next_seq - 1,
@@ -186,7 +208,7 @@ def _write_index(
         floor=recovered.floor,
     )
     _put_header(index, header)
-    return header
+    return header, records
 
 
 def _put_header(index: Storage, header: IndexHeader) -> None:
@@ -194,37 +216,74 @@ def _put_header(index: Storage, header: IndexHeader) -> None:
     index.sync()
 
 
-def _assign(recovered: Recovered) -> tuple[list[int], int]:
-    """Slots for restored records; returns (free slots in the order of the new free list, used)."""
-    taken = {entry.slot for entry in recovered.entries}
-    free = [number for number in range(len(recovered.slots)) if number not in taken]
-    used = len(recovered.slots)
-    free.reverse()
-    previous = None
-    for entry in recovered.entries:
-        if entry.slot == NONE:
-            if free:
-                entry.slot = free.pop()
-            else:
-                entry.slot = used
-                used += 1
-        entry.prev = previous
-        if previous is not None:
-            previous.next = entry
-        previous = entry
-    free.reverse()
-    return free, used
+def _assign(recovered: Recovered) -> tuple[int, npt.NDArray[np.int64]]:
+    """Slots for restored records; returns how many are used then, and those that are free, in order."""
+    slots, count = recovered.live["slot"], len(recovered.slots)
+    is_free = np.ones(count, np.bool_)
+    is_free[slots[slots != NONE]] = False
+    free = np.flatnonzero(is_free)
+    without = np.flatnonzero(slots == NONE)
+    used = count + max(0, len(without) - len(free))
+    slots[without] = np.concatenate([free[: len(without)], np.arange(count, used)])
+    return used, free[len(without) :]
 
 
-def _changed(recovered: Recovered, free: list[int], seed: int) -> list[tuple[int, bytes]]:
-    """(slot, new content) of every slot that holds something else in the file; compared field by field."""
-    slots, beyond = recovered.slots, len(recovered.slots)
-    changed = [
-        (entry.slot, pack_entry(entry, seed))
-        for entry in recovered.entries
-        if entry.slot >= beyond or slots[entry.slot] != entry_fields(entry)
-    ]
-    for slot, following in zip(free, [*free[1:], NONE], strict=False):
-        if slots[slot] != free_fields(following):
-            changed.append((slot, pack_free(slot, following, seed)))
-    return sorted(changed)
+def _columns(recovered: Recovered, used: int, free: npt.NDArray[np.int64]) -> Records:
+    """The live records by their slots, linked in ring order, and the free slots, linked as they come."""
+    live, records, none = recovered.live, Records(), np.full(1, NONE, np.uint32)
+    slots = live["slot"].copy()
+    before, behind = np.concatenate([none, slots])[:-1], np.concatenate([slots, none])[1:]
+    of_file = (live[name] for name in ("seq", "offset", "span", "length", "crc", "kind"))
+    records.grow(used + -used % GROWTH_SLOTS)
+    for column, values in zip(records.columns, (*of_file, before, behind), strict=True):
+        np.frombuffer(column, column.typecode)[slots] = values
+    np.frombuffer(records.behind, np.uint32)[free] = np.concatenate([free, none])[1:]
+    in_order = np.argsort(live["seq"], kind="stable")
+    seqs, numbers = live["seq"][in_order], array("I", slots[in_order].tobytes())
+    borders = np.flatnonzero(np.diff(seqs) != 1) + 1  # between runs of numbers
+    for begin, end in pairwise([0, *borders, len(seqs)]):
+        records.live.add(int(seqs[begin]) if end else 1, numbers[begin:end])
+    for seq, destination in recovered.destinations.items():
+        records.destinations[records.live.get(seq)] = destination
+    for seq, work in recovered.work.items():
+        records.work[records.live.get(seq)] = work
+    records.durable_seq = recovered.next_seq - 1
+    return records
+
+
+def _write_slots(
+    index: Storage, records: Records, found: Rows, used: int, seed: int, *, is_clean: bool
+) -> bool:
+    """Write the entries that the file has otherwise, and if it was not closed all others too; any written?"""
+    has_written = False
+    for first in range(0, used, CHUNK_SLOTS):
+        rows = _rows(records, first, min(first + CHUNK_SLOTS, used))
+        there = found[first : first + len(rows)]
+        begin = INDEX_START + first * ENTRY_BYTES
+        if len(there) and not is_clean:
+            index.write(begin, [bytes(index.view()[begin : begin + len(there) * ENTRY_BYTES])])
+        differs = np.ones(len(rows), np.bool_)
+        differs[: len(there)] = rows[: len(there)] != there
+        changed = np.flatnonzero(differs)
+        slots = (changed + first).tolist()
+        packed = [pack_slot(slot, row, seed) for slot, row in zip(slots, rows[changed].tolist(), strict=True)]
+        write_runs(index, slots, packed)
+        has_written = has_written or bool(slots)
+    return has_written
+
+
+def _rows(records: Records, first: int, behind: int) -> Rows:
+    """What entries from ``first`` on are to hold, rows of ``SLOT_FIELDS``."""
+    rows = np.zeros(behind - first, SLOT_FIELDS)
+    for name, column in zip(COLUMNS, records.columns, strict=True):
+        rows[name] = np.frombuffer(column, column.typecode)[first:behind]
+    is_live = rows["seq"] != 0
+    rows["status"] = np.where(is_live, IN_USE, FREE)
+    rows["prev"][~is_live] = NONE
+    for slot in records.work and range(first, behind):
+        if (work := records.work.get(slot)) is not None:
+            rows["retries"][slot - first], rows["last_retry_us"][slot - first] = (
+                work.retries,
+                work.last_retry_us,
+            )
+    return rows

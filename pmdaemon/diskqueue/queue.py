@@ -93,7 +93,7 @@ class DiskQueue:
             self._close_files()
             raise
         self._state = state = QueueState(settings, opened, self._index_storage, clock)
-        self.report: RecoveryReport = opened.recovered.report
+        self.report: RecoveryReport = opened.report
         self._reader = RecordReader(self._data, state)
         for storage in (self._data, self._index_storage):
             storage.release()  # recovery has read all of it

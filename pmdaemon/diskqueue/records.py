@@ -14,10 +14,12 @@ from __future__ import annotations
 from array import array
 from typing import Final
 
-from pmdaemon.diskqueue.format import IN_USE, NONE, IndexEntry, Work
+from pmdaemon.diskqueue.format import IN_USE, Work
 from pmdaemon.diskqueue.slots import SlotMap
 
 GROWTH_SLOTS: Final = 256
+COLUMNS: Final = ("seq", "offset", "span", "length", "crc", "kind", "prev", "next")
+"""Names of the fields of ``format.SLOT_FIELDS`` that the columns hold, in their order."""
 
 
 class Records:
@@ -57,22 +59,6 @@ class Records:
         for column in self.columns:
             column.frombytes(bytes(column.itemsize * slots))
 
-    def put(self, entry: IndexEntry) -> None:
-        """A record that recovery has found, at its slot; neighbours in the list are those of the entry."""
-        slot = entry.slot
-        self.seqs[slot] = entry.seq
-        self.offsets[slot] = entry.offset
-        self.spans[slot] = entry.end - entry.offset
-        self.lengths[slot] = entry.length
-        self.crcs[slot] = entry.crc
-        self.kinds[slot] = entry.kind
-        self.before[slot] = NONE if entry.prev is None else entry.prev.slot
-        self.behind[slot] = NONE if entry.next is None else entry.next.slot
-        if entry.destination:
-            self.destinations[slot] = entry.destination
-        if entry.work is not None:
-            self.work[slot] = entry.work
-
     def end(self, slot: int) -> int:
         """Offset behind the record."""
         return self.offsets[slot] + self.spans[slot]
@@ -102,7 +88,7 @@ class Records:
             self.work.pop(slot, None)
 
     def fields(self, slot: int) -> tuple[int, ...]:
-        """The fields of ``format.Slot`` for a live slot."""
+        """The fields of ``format.SLOT_FIELDS`` for a live slot."""
         work = self.work.get(slot)
         owner = work.owner if work is not None else None
         return (

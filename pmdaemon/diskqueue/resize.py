@@ -28,25 +28,29 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Final
 
+import numpy as np
 import structlog
 from isal.isal_zlib import crc32
 
 from pmdaemon.diskqueue.errors import QueueNoSpace, QueueUnreadable, RecordDamaged
 from pmdaemon.diskqueue.format import (
     BODY,
+    CHUNK_SLOTS,
     COPY_STEP,
     DATA_START,
     ENTRY_BYTES,
     FRONT,
+    IN_USE,
     INDEX_START,
     NONE,
     PADDING,
     SIGNATURE,
+    SLOT_FIELDS,
     FileHeader,
-    IndexEntry,
+    Work,
     check,
     content,
-    pack_entry,
+    pack_slot,
 )
 from pmdaemon.diskqueue.opening import Opened, open_files
 from pmdaemon.diskqueue.settings import QueueSettings
@@ -96,10 +100,8 @@ def open_resized(
         data.replace(new_data)
         again = open_files(new_data, new_index, settings, now_us)
         undo.pop_all()
-    again.recovered.report = (
-        opened.recovered.report
-    )  # what was found is to be known, not that the copy is whole
-    log.info("queue-resized", live=len(again.recovered.entries), **facts)
+    again.report = opened.report  # what was found is to be known, not that the copy is whole
+    log.info("queue-resized", live=again.header.in_use, **facts)
     return new_data, new_index, again
 
 
@@ -107,13 +109,12 @@ def obstacle(data: Storage, index: Storage, opened: Opened, settings: QueueSetti
     """Why the queue cannot have the configured size now; "" if it can."""
     if not isinstance(data, Replaceable) or not isinstance(index, Replaceable):
         return "it has several data files: drain it, move them away, and it is made again"
-    entries = opened.recovered.entries
-    used = sum(entry.end - entry.offset for entry in entries)
+    used, count = sum(opened.records.spans), opened.header.in_use
     if used + settings.reserve_bytes >= settings.data_bytes:
         needed = used + settings.reserve_bytes
         return f"data_bytes = {settings.data_bytes} is too small: records and reserve take {needed} bytes"
-    if len(entries) + settings.reserve_entries > settings.entries:
-        needed = len(entries) + settings.reserve_entries
+    if count + settings.reserve_entries > settings.entries:
+        needed = count + settings.reserve_entries
         return f"entries = {settings.entries} is too small: records and reserve take {needed}"
     return ""
 
@@ -127,23 +128,29 @@ def _write(
     )
     new_data.allocate(DATA_START + file.ring_bytes)
     new_index.allocate(INDEX_START + settings.entries * ENTRY_BYTES)
-    entries: list[IndexEntry] = []
-    at, buffers = 0, list[bytes]()
-    for entry, packed in _moved(data, opened, file):
+    count = opened.header.in_use
+    entries = np.zeros(count, SLOT_FIELDS)
+    at, end, buffers = 0, 0, list[bytes]()
+    for slot, (fields, packed) in enumerate(_moved(data, opened, file)):
+        entries[slot] = fields
         buffers.append(packed)
-        entries.append(entry)
-        if entry.end - at >= CHUNK_BYTES:
+        end += len(packed)
+        if end - at >= CHUNK_BYTES:
             new_data.write(DATA_START + at, buffers)
-            at, buffers = entry.end, []
+            data.release()
+            at, buffers = end, []
     if buffers:
         new_data.write(DATA_START + at, buffers)
     for start in (0, COPY_STEP):
         new_data.write(start, [file.pack()])
     new_data.sync()
-    if entries:
-        new_index.write(INDEX_START, [pack_entry(entry, file.seed) for entry in entries])
-        new_index.sync()
-    count = len(entries)
+    for first in range(0, count, CHUNK_SLOTS):
+        rows = entries[first : first + CHUNK_SLOTS].tolist()
+        new_index.write(
+            INDEX_START + first * ENTRY_BYTES,
+            [pack_slot(slot, row, file.seed) for slot, row in enumerate(rows, first)],
+        )
+    new_index.sync()
     header = replace(
         opened.header,
         generation=1,
@@ -161,24 +168,38 @@ def _write(
     new_index.sync()
 
 
-def _moved(data: Storage, opened: Opened, file: FileHeader) -> Iterator[tuple[IndexEntry, bytes]]:
+def _moved(data: Storage, opened: Opened, file: FileHeader) -> Iterator[tuple[tuple[int, ...], bytes]]:
     """Each live record in order of its number: its new entry, linked behind the one before, and its bytes."""
     ring = data.view()[DATA_START : DATA_START + opened.file.ring_bytes]
-    offset, before = 0, None  # type: int, IndexEntry | None
-    live = sorted(opened.recovered.entries, key=lambda entry: entry.seq)
-    for slot, old in enumerate(live):
-        found = check(ring, opened.file.seed, old.offset)
-        if found is None or found[2] != old.seq:
-            raise RecordDamaged("being resized", old.seq, DATA_START + old.offset, old.end - old.offset)
+    records, last = opened.records, opened.header.in_use - 1
+    offset = 0
+    for slot, (seq, old) in enumerate(records.live.between(0, records.durable_seq)):
+        found = check(ring, opened.file.seed, records.offsets[old])
+        if found is None or found[2] != seq:
+            at, span = DATA_START + records.offsets[old], records.spans[old]
+            raise RecordDamaged("being resized", seq, at, span)
         destination, payload = content(ring, found)
         _, _, seq, _, _, date_us, length, _, kind, named, flags = found
         sealed = BODY.pack(seq, offset, opened.header.floor, date_us, length, 0, kind, named, flags)
         sealed += destination + payload
         crc = crc32(sealed, file.seed)
-        end = offset + old.end - old.offset
-        entry = IndexEntry(seq, offset, end, length, kind, destination, crc, slot, before)
-        entry.work = old.work
-        if before is not None:
-            before.next = entry
-        yield entry, FRONT.pack(SIGNATURE, crc) + sealed + PADDING[end - offset - 8 - len(sealed)]
-        offset, before = end, entry
+        span = records.spans[old]
+        work = records.work.get(old, Work())
+        before, behind = slot - 1 if slot else NONE, slot + 1 if slot < last else NONE
+        fields = (
+            IN_USE,
+            kind,
+            seq,
+            offset,
+            span,
+            length,
+            crc,
+            0,
+            0,
+            work.retries,
+            before,
+            behind,
+            work.last_retry_us,
+        )
+        yield fields, FRONT.pack(SIGNATURE, crc) + sealed + PADDING[span - 8 - len(sealed)]
+        offset += span

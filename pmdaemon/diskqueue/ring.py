@@ -59,8 +59,8 @@ class Ring:
         self.tail = NONE
 
     def largest_bytes(self) -> int:
-        """The largest request that an empty ring takes without touching the reserve."""
-        return self.ring_bytes - self.reserve_bytes - 256
+        """The largest record that an empty ring takes beside the reserve, and that a span has bits for."""
+        return min(self.ring_bytes - self.reserve_bytes, 1 << 32) - 256
 
     def free_bytes(self) -> int:
         """Bytes outside of [R, W)."""

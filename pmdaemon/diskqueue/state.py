@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Container, Iterator, Sequence
-from operator import attrgetter
 from typing import Any
 
 from isal.isal_zlib import crc32
@@ -36,8 +35,6 @@ from pmdaemon.diskqueue.format import (
 )
 from pmdaemon.diskqueue.index import Index
 from pmdaemon.diskqueue.opening import Opened
-from pmdaemon.diskqueue.records import Records
-from pmdaemon.diskqueue.recovery import Recovered
 from pmdaemon.diskqueue.ring import Ring
 from pmdaemon.diskqueue.settings import QueueSettings
 from pmdaemon.diskqueue.storage import Storage
@@ -67,27 +64,24 @@ class QueueState:
         self.seed = opened.file.seed
         # A ring that kept its former size may be too small for the configured reserve.
         reserve_bytes = min(settings.reserve_bytes, opened.file.ring_bytes // 2)
-        self.records = records = Records()
-        self.ring = Ring(opened.file.ring_bytes, reserve_bytes, records)
+        self.records = records = opened.records
+        self.ring = ring = Ring(opened.file.ring_bytes, reserve_bytes, records)
+        ring.write, ring.lap = opened.write, opened.lap
+        ring.head, ring.tail = opened.header.head, opened.header.tail
         self.index = Index(index, opened.header, self.seed, self.lock, records)
+        self.next_seq = opened.next_seq
+        self.floor = opened.header.floor
         self.ready = Ready(records.live)
-        self._adopt(opened.recovered)
+        self._make_ready()
 
     @collector_rests()
-    def _adopt(self, recovered: Recovered) -> None:
-        """Take over what recovery found."""
-        self.ring.write, self.ring.lap = recovered.write, recovered.lap
-        entries = recovered.entries  # linked, in ring order
-        if entries:
-            self.ring.head, self.ring.tail = entries[0].slot, entries[-1].slot
-        self.index.adopt(self.index.header.used, {entry.slot for entry in entries})
-        for entry in sorted(entries, key=attrgetter("seq")):
-            self.records.put(entry)
-            self.records.live.add(entry.seq, (entry.slot,))
-            self.ready.add_new(entry.seq, 1, entry.destination)
-        self.next_seq = recovered.next_seq
-        self.floor = recovered.floor
-        self.records.durable_seq = recovered.next_seq - 1
+    def _make_ready(self) -> None:
+        """All records may be taken."""
+        records = self.records
+        named = sorted((records.seqs[slot], name) for slot, name in records.destinations.items())
+        for seq, name in named:
+            self.ready.add_new(seq, 1, name)
+        self.ready.add_new(records.durable_seq, 1, b"")
 
     def refuse(self) -> None:
         """Raise if the queue is poisoned or closed."""

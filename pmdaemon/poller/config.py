@@ -13,13 +13,24 @@ import pwd
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime import config as files
 from pmdaemon.runtime.config import ListenAddress, StrictModel, parse_address
 
 MOST_PAIRS: Final = 256
+
+
+def _forwarded(value: str) -> str:
+    if value:
+        host, port = parse_address(value)
+        if port == 0 or ipaddress.ip_address(host).is_unspecified:
+            raise ValueError(
+                f"{value!r} is no address that other servers can dial: write that of this machine, and a "
+                "port, as in 192.0.2.1:7412"
+            )
+    return value
 
 
 class TlsConfig(StrictModel):
@@ -71,6 +82,11 @@ class PmConfig(StrictModel):
     listen: ListenAddress = "127.0.0.1:7411"
     """Where agents dial in, "address:port"; port 0 takes a free one (see pmdaemon.port in the runtime
     directory). Loopback only, unless `[pmdaemon.tls] enabled = true`; 0.0.0.0 is everywhere."""
+    forwarded: Annotated[str, AfterValidator(_forwarded)] = ""
+    """A second "address:port" on which agents are taken while this server acts. With `[cluster.takeover]`,
+    servers that stand by listen on their own `listen`, and forward connections to this address of the acting
+    server, so that agents may dial any server. Unset: there is none; where the acting server has none, the
+    others refuse agents."""
     interval_s: float = Field(default=1.0, ge=0.1, le=60.0)
     """Seconds between two polls of a gateway."""
     pairs: Annotated[int, Field(ge=1, le=MOST_PAIRS)] | Literal["unified"] | None = None
@@ -123,10 +139,12 @@ class PmConfig(StrictModel):
 
     @model_validator(mode="after")
     def _plain_on_loopback_only(self) -> PmConfig:
-        host, port = parse_address(self.listen)
-        if not self.tls.enabled and not ipaddress.ip_address(host).is_loopback:
+        plain = {} if self.tls.enabled else {"listen": self.listen, "forwarded": self.forwarded}
+        for key, (host, port) in ((key, parse_address(value)) for key, value in plain.items() if value):
+            if ipaddress.ip_address(host).is_loopback:
+                continue
             raise ValueError(
-                f"pmdaemon.listen: {host} can be reached from other machines, and without TLS the server "
+                f"pmdaemon.{key}: {host} can be reached from other machines, and without TLS the server "
                 "cannot tell a gateway from a stranger. Run `sla ca init` and set enabled = true in "
                 f'[pmdaemon.tls], or use "127.0.0.1:{port}" and run agents on this machine'
             )

@@ -8,6 +8,10 @@ connection's buffer and the inbound thread clears it.
 No gateway is polled before dbmanager has sent its first WATERMARKS: without them no cut could be acknowledged
 and an answer might repeat hours of backlog.
 
+Where servers take over from each other, nothing is taken and nothing leaves once this server's term has ended
+(``runtime.term``): after a standstill of the machine no poll of it prolongs a cap, and no cap of its services
+reaches a gateway, though the processes go on for some moments more.
+
 Owns: the schedule, the standing caps, the mailbox's taking side. Shares: the registry (its locks),
 ``to_inbound`` to the inbound thread, ``to_outbound`` from it.
 
@@ -38,6 +42,7 @@ from pmdaemon.poller.schedule import Schedule
 from pmdaemon.poller.standing_caps import StandingCaps
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.stop import Stop
+from pmdaemon.runtime.term import ALWAYS, Term
 from pmdaemon.runtime.threads import ThreadInbox
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
@@ -71,11 +76,13 @@ class Outbound:
         standing_caps: StandingCaps | None = None,
         ownership: Ownership | None = None,
         unread: Container[str] = (),
+        term: Term = ALWAYS,
     ) -> None:
         self._registry = registry
         self._mailbox = mailbox
         self._clock = clock
         self._now_ns = clock.monotonic_ns
+        self._term = term
         self._schedule = schedule
         self._to_inbound = to_inbound
         self._to_outbound = to_outbound
@@ -98,11 +105,16 @@ class Outbound:
 
     def sleep(self, *others: HasFileno | int) -> None:
         """Until the next poll, the doorbell, a message of the inbound thread, or one of ``others``."""
+        if not self._term.is_on():  # what waits in the mailbox is not taken: do not spin on it
+            wait_any((), BACKSTOP_S, others)
+            return
         wait_any((self._mailbox,), self._sleep_s(), (self._to_outbound, *others))
 
     def step(self) -> None:
         """One round: mailbox, registrations, due polls, sends."""
         self.steps += 1
+        if not self._term.is_on():
+            return
         self._take_mail()
         for item in self._to_outbound.drain():
             self._act_on(item)
@@ -164,8 +176,9 @@ class Outbound:
 
     def _send_asked(self, asked: list[tuple[Gateway, int, tuple[AgentConnection, bytes]]]) -> None:
         polls = sent_bytes = 0
+        is_on = self._term.is_on()
         for gateway, number, (conn, encoded) in asked:
-            if conn.send_poll(encoded) is _GONE:
+            if not is_on or conn.send_poll(encoded) is _GONE:
                 gateway.unask(number)
             else:
                 polls += 1
@@ -296,6 +309,8 @@ class Outbound:
 
     def _send(self, gateway_id: str, *, polled: bool) -> None:
         """Everything for one gateway as one write: standing orders first, then the poll if one is due."""
+        if not self._term.is_on():
+            return
         orders = self._orders.pop(gateway_id, _NONE)
         gen = self._caps_leaving.pop(gateway_id, None)
         gateway = self._registry.get(gateway_id)

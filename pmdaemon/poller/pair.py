@@ -58,6 +58,7 @@ from pmdaemon.reserve import attach_reserves, event_row, initialized, raise_even
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.stop import Stop
+from pmdaemon.runtime.term import Term
 from pmdaemon.runtime.threads import ThreadGroup, ThreadInbox
 from pmdaemon.wire.messages.server import RecordRows
 
@@ -218,6 +219,7 @@ class Pair:
             standing_caps=standing_caps,
             ownership=self.ownership,
             unread=self.publisher.unread,
+            term=Term.of_environment(config.runtime_dir),
         )
 
     def run(self, stop: Stop) -> int:

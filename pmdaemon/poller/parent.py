@@ -34,7 +34,6 @@ import contextlib
 import functools
 import os
 import random
-import resource
 import selectors
 import socket
 from collections import deque
@@ -44,7 +43,7 @@ from typing import Final
 
 import structlog
 
-from pmdaemon.errors import ConfigError, MailboxError
+from pmdaemon.errors import MailboxError
 from pmdaemon.mailbox import attach, reserve_room
 from pmdaemon.mailbox.errors import SegmentMissing
 from pmdaemon.pki.authority import Authority
@@ -88,7 +87,6 @@ from pmdaemon.wire.messages.server import RecordRows
 REVIEW_NS: Final = 10**9
 ACCEPTS_A_ROUND: Final = 64  # a storm of reconnects must not keep the parent from noticing a dead pair
 FULL_PAUSE_NS: Final = 20_000_000  # while no pair has room for one more: those in the backlog keep their turn
-NOFILE_MIN: Final = 256
 RETIRE_NS: Final = 30 * 10**9
 NO_ROOM_NS: Final = 60 * 10**9  # until the next try: an operator has to make room first
 TEMPLATE_S: Final = 10.0  # a fork of this process: it has nothing to import; without it pairs are exec'ed
@@ -338,34 +336,13 @@ class PairManager:
         message.descriptors = []  # the channel closes them when they are sent
 
 
-def raise_open_files(wanted: int) -> int:
-    """Raise RLIMIT_NOFILE to ``wanted`` or as far as the hard limit allows; returns the limit in force.
-
-    Raises:
-        ConfigError: the hard limit is too low to serve any gateway.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    unlimited = hard == resource.RLIM_INFINITY
-    if not unlimited and hard < NOFILE_MIN:
-        raise ConfigError(
-            "RLIMIT_NOFILE",
-            f"the hard limit is {hard} open files, at least {NOFILE_MIN} are needed",
-            "Raise it with `ulimit -Hn`, in limits.conf, or by LimitNOFILE= of the systemd unit",
-        )
-    target = max(soft, wanted if unlimited else min(wanted, hard))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
-    if target < wanted:
-        log.warning("open-files-limited", limit=target, wanted=wanted, gateways_at_most=target - 50)
-    return target
-
-
-def listen(value: str) -> socket.socket:
+def listen(value: str, key: str = "pmdaemon.listen") -> socket.socket:
     """A listening socket; that the address may be listened on was checked with the configuration.
 
     Raises:
         ConfigError: the address is in use, or not this machine's.
     """
-    sock = open_listener("pmdaemon.listen", *parse_address(value))
+    sock = open_listener(key, *parse_address(value))
     sock.setblocking(False)
     return sock
 
@@ -405,6 +382,8 @@ class Daemon:
         if config.pmdaemon.tls.enabled:
             Authority(config.ca_dir, config.pmdaemon.tls.lifetime_s).ensure_server()  # or say what is missing
         self._listener = listen(config.pmdaemon.listen)
+        forwarded = config.pmdaemon.forwarded
+        self._for_others = [listen(forwarded, "pmdaemon.forwarded")] if forwarded else []
         self._list = GatewayList(config)
         offer = functools.partial(self.pair_manager.new, is_dialled=True)
         self._dialler = Dialler(offer, self._clock, random.Random())  # noqa: S311 - guards nothing
@@ -423,7 +402,7 @@ class Daemon:
 
     def run(self) -> int:
         """Serve until the stop; returns the exit status."""
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._watch_listeners()
         self._selector.register(self._stop, selectors.EVENT_READ)
         self._selector.register(self._dialler, selectors.EVENT_READ)
         write_port(self._config.port_path, self.port)
@@ -441,8 +420,8 @@ class Daemon:
                 self._dialler.step()
                 self._ask_for_room()
                 for key, events in self._selector.select(self._timeout_s()):
-                    if key.fileobj is self._listener:
-                        self._accept()
+                    if isinstance(key.fileobj, socket.socket):
+                        self._accept(key.fileobj)
                     elif isinstance(key.data, PairChild) and isinstance(key.fileobj, Channel):
                         self._serve(key.data, key.fileobj, events)
         finally:
@@ -451,7 +430,8 @@ class Daemon:
 
     def _shut(self) -> None:
         log.info("stopping", reason=self._stop.reason)
-        self._listener.close()
+        for listener in (self._listener, *self._for_others):
+            listener.close()
         if self._held is not None:
             self._held[0].close()
         self._dialler.close()
@@ -476,18 +456,23 @@ class Daemon:
         """End the pause in accepting when it is time."""
         if self._accept_at_ns is not None and self._clock.monotonic_ns() >= self._accept_at_ns:
             self._accept_at_ns = None
-            self._selector.register(self._listener, selectors.EVENT_READ)
+            self._watch_listeners()
             if self._held is not None:
                 (sock, address), self._held = self._held, None
                 self._give(sock, address)
 
+    def _watch_listeners(self) -> None:
+        for listener in (self._listener, *self._for_others):
+            self._selector.register(listener, selectors.EVENT_READ)
+
     def _pause_accepting(self, for_ns: int) -> None:
-        self._selector.unregister(self._listener)
+        for listener in (self._listener, *self._for_others):
+            self._selector.unregister(listener)
         self._accept_at_ns = self._clock.monotonic_ns() + for_ns
 
-    def _accept(self) -> None:
-        for _ in range(ACCEPTS_A_ROUND):
-            accepted = accept(self._listener, self._pause_accepting)
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(ACCEPTS_A_ROUND if self._accept_at_ns is None else 0):
+            accepted = accept(listener, self._pause_accepting)
             if accepted is None:
                 return
             sock, peer = accepted

@@ -48,6 +48,7 @@ SLOT_WORDS: Final = PAGE_BYTES // WORD
 NUMBER, COUNT, DELIVERED, LAST_US, SIZE, CHECK = range(6)
 PAYLOAD_AT: Final = 48
 MOST_PAYLOAD: Final = PAGE_BYTES - PAYLOAD_AT
+MOST_AHEAD: Final = 1 << 32
 FIRST_US: Final = 2  # of a counter; LAST_US is 3 in both
 
 
@@ -89,10 +90,14 @@ class MappedReserve:
         return data if words[at + CHECK] == crc32(data, number & 0xFFFFFFFF) else None
 
     def newest(self) -> int:
-        """The largest number of a record, or of one that was taken."""
-        words = self.words
+        """The largest number of a whole record, or of one that was taken.
+
+        The checksum knows the lower half of a number; one that the upper half sets far ahead is damage.
+        """
+        words, taken = self.words, self.words[TAKEN_WORD]
         numbers = (words[SLOT_WORDS * (1 + slot) + NUMBER] for slot in range(self.slots))
-        return max(words[TAKEN_WORD], *numbers)
+        likely = (number for number in numbers if taken < number < taken + MOST_AHEAD)
+        return max((number for number in likely if self.payload(number) is not None), default=taken)
 
     def counter_name(self, index: int) -> str:
         """Kind of a counter, "" for one that is free."""

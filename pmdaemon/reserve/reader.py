@@ -70,8 +70,11 @@ class ReserveReader:
         finally:
             os.close(fd)
         self.damaged = 0
+        self._damaged_through = 0  # up to here it is counted
+        self._published = self._file.newest()  # what is missing before it does not come any more
         self._seen: list[tuple[int, int]] = []  # (number, count) of what the last passes took
         self._skip_torn()
+        self._find_more()
 
     @property
     def name(self) -> str:
@@ -97,9 +100,8 @@ class ReserveReader:
 
     def tail(self) -> int:
         """The number of the last record that ``take`` would return without a limit."""
-        words = self._file.words
-        number = words[TAKEN_WORD]
-        while words[self._file.slot(number + 1) + NUMBER] == number + 1:
+        number = self._file.words[TAKEN_WORD]
+        while self._is_published(number + 1):
             number += 1
         return number
 
@@ -107,14 +109,10 @@ class ReserveReader:
         """Records that are published and not released, oldest first."""
         words, found = self._file.words, list[TakenRecord]()
         number = words[TAKEN_WORD] + 1
-        while len(found) < limit:
-            at = self._file.slot(number)
-            if words[at + NUMBER] != number:
-                break
-            payload = self._file.payload(number)
+        while len(found) < limit and self._is_published(number):
+            at, payload = self._file.slot(number), self._file.payload(number)
             if payload is None:
-                if words[at + NUMBER] == number:
-                    self.damaged += 1
+                self._count_damaged(number)
             else:
                 found.append(TakenRecord(number, words[at + COUNT], words[at + LAST_US], payload))
             number += 1
@@ -160,7 +158,7 @@ class ReserveReader:
         words, found = self._file.words, list[TakenCount]()
         for index in range(COUNTERS):
             at = COUNTERS_WORD + COUNTER_WORDS * index
-            if new := words[at + COUNT - 1] - words[at + DELIVERED - 1]:
+            if (new := words[at + COUNT - 1] - words[at + DELIVERED - 1]) > 0:
                 name = self._file.counter_name(index)
                 found.append(TakenCount(name, new, words[at + FIRST_US], words[at + LAST_US]))
         return found
@@ -177,11 +175,36 @@ class ReserveReader:
         """Unmap."""
         self._file.close()
 
-    def _skip_torn(self) -> None:
-        """After a power cut numbers may be missing: go on behind the gap, or nothing would come any more."""
-        words, newest = self._file.words, self._file.newest()
-        number = words[TAKEN_WORD] + 1
-        while number <= newest and self._file.payload(number) is None:
+    def _is_published(self, number: int) -> bool:
+        """Whether a record was published: it is there, or a newer one was there when the file was opened."""
+        return self._file.words[self._file.slot(number) + NUMBER] == number or number <= self._published
+
+    def _count_damaged(self, number: int) -> None:
+        if number > self._damaged_through:
+            self._damaged_through = number
             self.damaged += 1
-            words[TAKEN_WORD] = number
+
+    def _skip_torn(self) -> None:
+        """After a power cut numbers may be missing: go on behind the gap, or nothing would come any more.
+
+        Of pages that were never synced the disk has any. What is further behind than there are slots had been
+        taken, or its slot would not have been used again, though the first page does not say so.
+        """
+        words = self._file.words
+        number = max(words[TAKEN_WORD], self._published - self._file.slots) + 1
+        while number <= self._published and self._file.payload(number) is None:
+            self._count_damaged(number)
             number += 1
+        words[TAKEN_WORD] = number - 1
+        for index in range(COUNTERS):
+            at = COUNTERS_WORD + COUNTER_WORDS * index
+            if words[at + DELIVERED - 1] > words[at + COUNT - 1]:
+                words[at + DELIVERED - 1] = words[at + COUNT - 1]  # else what is counted next would be unseen
+
+    def _find_more(self) -> None:
+        """What was folded into records that a former reader has taken, and that it did not see."""
+        words, taken = self._file.words, self._file.words[TAKEN_WORD]
+        for number in range(max(1, taken - self._file.slots + 1), taken + 1):
+            at = self._file.slot(number)
+            if words[at + NUMBER] == number and 0 < words[at + DELIVERED] < words[at + COUNT]:
+                self._seen.append((number, words[at + DELIVERED]))

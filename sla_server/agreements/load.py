@@ -182,6 +182,8 @@ def syntax_problem(error: Exception, offset: int = 0, text: str = "") -> Documen
     fix = "Check indentation, colons and quotes on this line"
     if isinstance(error, MarkedYAMLError) and "alias" in str(error.context):
         fix = 'Put a pattern in quotes: "*". Without them * names an anchor'
+    if "'\\t'" in _reason(error):
+        return DocumentProblem(line, "", "a tab cannot indent in YAML", "Write spaces in its place")
     return DocumentProblem(line, "", f"this is not YAML: {_reason(error)}", fix)
 
 
@@ -423,11 +425,21 @@ def explain(item: Any, path: Sequence[int | str], model: type[Document] = Agreem
     if kind.startswith("string_"):
         fix = "" if isinstance(value, str | dict | list) else f'Write it in quotes: "{shown(value)}"'
         return f"should be text (the value is {shown(value)})", fix
-    problem = item["msg"].removeprefix("Input ").replace("a valid number", "a number")
+    problem = item["msg"].removeprefix("Input ")
+    for words, said in _PLAIN_WORDS:
+        problem = problem.replace(words, said)
     fix = _meant(value, str(path[-1]))
     if not fix and kind in ("float_type", "int_type"):
         fix = "Write digits alone, with a point before decimals"
     return f"{problem} (the value is {shown(value)})", fix
+
+
+_PLAIN_WORDS: Final = (
+    ("a valid number", "a number"),
+    ("greater than or equal to", "at least"),
+    ("less than or equal to", "at most"),
+)
+"""Of pydantic, and as people say them."""
 
 
 def _meant(value: Any, key: str) -> str:

@@ -27,6 +27,7 @@ from sla_server.api.errors import ApiError, Unavailable
 from sla_server.api.handlers import (
     access,
     approvals,
+    backends,
     documents,
     live,
     nodes,
@@ -67,6 +68,7 @@ def handler_of(route: ApiRoute) -> Handler:
         space,
         access,
         approvals,
+        backends,
         nodes,
     ):
         found = vars(module).get(route.operation)

@@ -20,9 +20,11 @@ SlaError (pmdaemon.errors)
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from pmdaemon.errors import SlaError
+from sla_server.agreements.selectors import nearest
 
 
 class ApiError(SlaError):
@@ -237,3 +239,9 @@ class TooManyStreams(ApiError):
             f"{streams_max} live streams are open, which is the limit",
             "Poll /api/v1/live?since=AT_US once a second, or raise api.live_streams_max",
         )
+
+
+def near_first(name: str, known: Iterable[str], otherwise: str) -> str:
+    """What to do about a name that is not there: those like it, then where all of them are listed."""
+    near = nearest(name, known)
+    return f"Did you mean {near}? {otherwise}" if near else otherwise

@@ -199,7 +199,7 @@ ROUTES: Final = (
         "GET",
         "/backends",
         "backends",
-        "Backends: capacity from SQL, and the live view.",
+        "Backends: capacity by the newest policy, and the live view.",
         (MATCH, OFFSET, SOME),
         items="backends",
     ),
@@ -208,6 +208,15 @@ ROUTES: Final = (
         "/backends/{backend}",
         "backend",
         "One backend: its load now, its volumes, and the loads it bears by the newest policy.",
+    ),
+    ApiRoute(
+        "GET",
+        "/backends/{backend}/history",
+        "backend_history",
+        "Its load over time in cost units a second, and the parts (`by_volume`) of those `volumes` that used "
+        "most; of long ranges one slot or hour in `read_every`.",
+        (FROM, TO),
+        items=ANY,
     ),
     ApiRoute(
         "GET",

@@ -77,7 +77,9 @@ def known_names(context: click.Context, kind: str, beginning: str) -> list[str]:
     if listed is None:
         return []
     if listed.of:  # what is of an agreement or a volume has no name of its own
-        return known_names(context, {"VOLUME": "volumes"}.get(listed.of, "slas"), beginning)
+        return known_names(
+            context, {"VOLUME": "volumes", "BACKEND": "backends"}.get(listed.of, "slas"), beginning
+        )
     query: dict[str, Any] = {"limit": MOST} if listed.is_paged else {}
     if kind == "slas":
         query = {"limit": MOST} | ({"match": beginning} if beginning else {})

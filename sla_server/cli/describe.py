@@ -34,7 +34,7 @@ EVENTS_SHOWN: Final = 5
 STREAMS_SHOWN: Final = 20
 FIRST_TIME_US: Final = 100_000_000_000_000
 """1973: microseconds above it are a time, below it a duration."""
-_HIDDEN: Final = ("cursor", "server", "document", "spec", "by_stream", "report", "job")
+_HIDDEN: Final = ("cursor", "server", "document", "spec", "by_stream", "report", "job", "curves")
 _RATIOS: Final = ("compliance", "coverage", "budget_remaining", "target")
 _UNITS: Final = ("_us", "_bytes", "_bytes_per_s", "_ratio")
 _WORDS: Final = {"iops": "IOPS", "pid": "PID", "cuts": "cuts of statistics"}
@@ -72,15 +72,15 @@ def _command(kind: str) -> click.Command:
 
 
 for _kind, _listed in KINDS.items():
-    if not _listed.of and _kind not in ("slas", "events", "pools", "trend", "decisions"):
+    if not _listed.of and _kind not in ("slas", "events", "pools", "trend", "decisions", "promises"):
         describe.add_command(_command(_kind))
 
 
 def _find(client: Client, kind: str, name: str) -> tuple[Row, str]:
     """The thing, and why its live values are missing."""
     listed = KINDS[kind]
-    if kind == "volumes":
-        row = client.get(f"/volumes/{quote(name, safe='')}")
+    if kind in ("volumes", "backends"):
+        row = client.get(f"/{kind}/{quote(name, safe='')}")
         return row, formatting.silence_of(row.get("server") or {})
     if kind == "policies" and name.isdecimal():
         return client.get(f"/policies/{name}"), ""

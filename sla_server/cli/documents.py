@@ -86,6 +86,9 @@ def validate(client: Client, path: str, rollup_s: int | None, output: str) -> No
     calendars = {item.document.name for item in loaded if item.document.kind == "Calendar"}
     for item in loaded:
         click.echo(f"{item.document.name}: valid {item.document.kind}")
+        if isinstance(item.document, Agreement) and not item.document.spec.objectives:
+            text = "it has no objectives: nothing is promised, it only says how its volumes are treated"
+            click.echo(f"note: {item.document.name}: {text}", err=True)
         hours = item.document.spec.service_hours if isinstance(item.document, Agreement) else None
         if hours is not None and hours.is_named and hours.calendar not in calendars:
             text = f"calendar {hours.calendar} is not in this file; the server has to know it"

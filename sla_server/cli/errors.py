@@ -16,7 +16,8 @@ SlaError (pmdaemon.errors)
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Final
 
 from pmdaemon.errors import SlaError
 
@@ -71,6 +72,14 @@ class NoToken(CliError):
     exit_status = 77  # EX_NOPERM
 
 
+_LISTS: Final = re.compile(r"GET /api/v1/([a-z]+) lists")
+
+
+def _as_command(fix: str) -> str:
+    """Where the API says by which request something is listed, the command that lists it."""
+    return _LISTS.sub(r"'sla get \1' lists", fix)
+
+
 class RequestRefused(CliError):
     """The server refused; carries its problem document, one line for each error of a document."""
 
@@ -80,7 +89,7 @@ class RequestRefused(CliError):
         lines = [str(problem.get("detail") or problem.get("title") or f"status {status}")]
         lines += [f"  {describe_error(item)}" for item in problem.get("errors") or [] if item.get("line")]
         if problem.get("fix"):
-            lines.append(f"  {problem['fix']}")
+            lines.append(f"  {_as_command(str(problem['fix']))}")
         super().__init__("\n".join(lines))
 
 

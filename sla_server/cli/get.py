@@ -36,7 +36,9 @@ DOCUMENTS: Final = ("slas", "maintenance", "calendars", "volumelabels", "recipie
 """Kinds whose rows are documents."""
 LABELLED: Final = ("volumes", "slas", "episodes", "throttles")
 """Kinds that are selected by labels: volumes by their own, the others by those of agreements."""
-OF_OBJECTIVES: Final = ("slices", "periods", "episodes", "trend")
+OF_OBJECTIVES: Final = ("slices", "periods", "hours", "episodes", "trend")
+SORTED: Final = ("jobs", "policies", "promises")
+"""Kinds that the server sorts, and filters by state."""
 INBOX_OF: Final = {
     "events": ("severity", "kind", "subject"),
     "jobs": ("kind", "subject"),
@@ -57,7 +59,7 @@ class GetRequest:
     """What is asked for.
 
     Attributes:
-        names: only these things; of slices, periods, streams and rates the one thing that they are of.
+        names: only these things; of slices, periods, streams, rates and loads the one that they are of.
         since_us: only what began since then.
         inbox: filters of events, as /inbox takes them; without any, all events come. The last two of jobs and
             policies, too.
@@ -95,7 +97,9 @@ class GetRequest:
         if self.episode is not None and kind != "slices":
             raise BadUsage(f"--episode has no use with {kind}. Use it with: sla get slices AGREEMENT")
         if self.objective is not None and kind not in OF_OBJECTIVES:
-            raise BadUsage(f"--objective has no use with {kind}; it is for slices, periods and episodes")
+            raise BadUsage(
+                f"--objective has no use with {kind}; it is for slices, periods, hours and episodes"
+            )
         if self.since_us is not None and not listed.time:
             timed = ", ".join(name for name, one in KINDS.items() if one.time)
             raise BadUsage(f"--since has no use with {kind}; it is for {timed}")
@@ -109,8 +113,8 @@ class GetRequest:
             )
         if kind == "decisions" and len(self.names) > 1:
             raise BadUsage("decisions are of all volumes, or of one: sla get decisions VOLUME")
-        if (self.state or self.sort) and kind not in ("jobs", "policies"):
-            raise BadUsage(f"--state and --sort have no use with {kind}; they are for jobs and policies")
+        if (self.state or self.sort) and kind not in SORTED:
+            raise BadUsage(f"--state and --sort have no use with {kind}; they are for {', '.join(SORTED)}")
         if self.sort and self.since_us is not None:
             raise BadUsage("--sort has no use with --since, which reads from the newest on; give one of them")
         if listed.needs_name and len(self.names) != 1:
@@ -147,8 +151,12 @@ class GetRequest:
     metavar="ZONE",
     help="Zone of the times: UTC, Europe/Berlin, local [slices, periods: that of the agreement; else local].",
 )
-@click.option("--state", help="jobs, policies: in this state; several with commas between.")
-@click.option("--sort", help="jobs, policies: newest, oldest, state; jobs: kind, longest, rows, too.")
+@click.option("--state", help="promises, jobs, policies: in this state; several with commas between.")
+@click.option(
+    "--sort",
+    help="promises: trouble [worst first], name, budget, compliance, burn; jobs, policies: newest, oldest, "
+    "state; jobs: kind, longest, rows, too.",
+)
 @click.option("--severity", help="events: info, warning or critical; several with commas between.")
 @click.option(
     "--kind",
@@ -183,16 +191,18 @@ def get(
 ) -> None:
     """List gateways, volumes, slas, maintenance, throttles, events and more.
 
-    KIND is one of gateways, volumes, pools, backends, slas, throttles, events, policies, jobs, processes,
-    nodes, maintenance, calendars, volumelabels, recipients, routes and silences; of the past episodes,
-    decisions, slices, periods, rates and trend. The singular does, too. With NAME only the ones of that name
-    are listed; KIND/NAME does as well.
+    KIND is one of gateways, volumes, pools, backends, slas, promises, throttles, events, policies, jobs,
+    processes, nodes, maintenance, calendars, volumelabels, recipients, routes and silences; of the past
+    episodes, decisions, slices, periods, hours, rates, loads and trend. The singular does, too. With NAME
+    only the ones of that name are listed; KIND/NAME does as well.
 
-    Slices (judged pieces of time, the newest) and periods are those of one agreement: sla get slices
-    AGREEMENT[/OBJECTIVE]. Episodes (a promise is broken, until it is kept again) are those of all, or of one.
+    Promises are the objectives of all agreements, the worst first: since when, and for whom. Slices (judged
+    pieces of time, the newest), periods and hours (of the period that goes on) are those of one agreement:
+    sla get slices AGREEMENT[/OBJECTIVE]. Episodes (a promise is broken, until it is kept again) are those of
+    all, or of one.
     Decisions (what control did, and why) are those of the last day, of all volumes or of one.
-    Streams (the clients) and rates (what was stored, slot by slot) are those of one volume. The trend is the
-    last 15 minutes of all promises, or of one.
+    Streams (the clients) and rates (what was stored, slot by slot) are those of one volume, loads (how much
+    its volumes used) those of one backend. The trend is the last 15 minutes of all promises, or of one.
 
     Counts of I/Os are exact (from the database); rates, latencies and states are those of the last seconds.
     """
@@ -220,7 +230,7 @@ def get(
     request.check()
     if form() == "yaml" and kind in DOCUMENTS:
         output = "yaml"  # as they are applied
-    if kind in ("slices", "periods"):
+    if kind in JUDGED:
         _get_judged(client, request, output, tz)
         return
     rows, silence = _answer(client, request, wants_documents=output == "yaml")
@@ -251,8 +261,12 @@ def _answer(client: Client, request: GetRequest, *, wants_documents: bool) -> tu
         chosen = {row["name"] for row in client.get("/slas", labels=request.labels)["items"]}
         rows = [row for row in rows if _agreement_of(kind, row) in chosen]
     if names and not listed.needs_name and kind not in NARROWED:
+        if "match" in query and not rows:  # for names like it
+            rows = client.get(listed.path, limit=_MOST_LISTED)[listed.rows]
         rows = of_names(kind, rows, names)
-    if kind == "rates":
+    if kind == "loads":
+        rows = [{**row, "others": answer["others"], "read_every": answer["read_every"]} for row in rows]
+    if kind in ("rates", "loads"):
         rows.reverse()
     silence = "" if wants_documents else formatting.silence_of(answer.get("server") or {})
     return rows, silence
@@ -287,6 +301,10 @@ def _path_of(request: GetRequest, *, wants_documents: bool) -> tuple[str, dict[s
         query |= {key: value for key, value in asked.items() if value}
     if kind == "events" and (request.inbox or request.is_open):
         return "/inbox", {**request.inbox, **({"open": "1"} if request.is_open else {})}
+    if kind == "promises":
+        asked = {"match": names[0].partition("/")[0] if len(names) == 1 else ""}
+        asked |= {"state": request.state, "sort": request.sort}
+        query |= {key: value for key, value in asked.items() if value}
     if kind in ("jobs", "policies"):
         asked = {"match": request.inbox.get("subject"), "kind": request.inbox.get("kind")}
         asked |= {"state": request.state, "sort": request.sort}
@@ -294,7 +312,7 @@ def _path_of(request: GetRequest, *, wants_documents: bool) -> tuple[str, dict[s
     if kind == "decisions":
         asked = {"volume": "".join(names[:1]), "kind": request.inbox.get("kind")}
         query |= {key: value for key, value in asked.items() if value}
-    if kind in ("rates", "decisions") and request.since_us is not None:
+    if kind in ("rates", "loads", "decisions") and request.since_us is not None:
         query["from_us"] = request.since_us
     return listed.path.replace("{name}", quote("".join(names[:1]), safe="")), query
 
@@ -313,6 +331,9 @@ def _split(name: str, objective: str | None) -> tuple[str, str | None]:
 
 def _pages(client: Client, request: GetRequest, path: str, query: dict[str, Any]) -> Iterator[Row]:
     """Answers, until there are enough rows, or they are too old."""
+    if request.kind == "promises":
+        yield from _by_offset(client, path, query, request.limit)
+        return
     if not request.listed.is_paged:
         yield client.get(path, **query)
         return
@@ -331,6 +352,18 @@ def _pages(client: Client, request: GetRequest, path: str, query: dict[str, Any]
         if not (goes_on and answer.get("next")):
             return
         query["before"] = answer["next"]
+
+
+def _by_offset(client: Client, path: str, query: dict[str, Any], limit: int | None) -> Iterator[Row]:
+    """Pages of a list that the server sorts, until there are enough rows."""
+    offset, wanted = 0, limit or 0
+    while True:
+        most = min(wanted - offset, _MOST_LISTED) if wanted else _MOST_LISTED
+        answer = client.get(path, **query, limit=most, offset=offset)
+        yield answer
+        offset += len(answer["items"])
+        if not answer["next"] or (wanted and offset >= wanted):
+            return
 
 
 def _show_rows(request: GetRequest, rows: list[Row], output: str, tz: str | None) -> None:
@@ -418,6 +451,7 @@ def of_names(kind: str, rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
             if name
             in (
                 str(row.get(key)),
+                f"{row.get('name')}/{row.get('objective')}",
                 str(row.get("throttle_id")),
                 formatting.throttled(row),
                 *(row.get("members") or ()),
@@ -433,7 +467,7 @@ def of_names(kind: str, rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
 
 
 def _get_judged(client: Client, request: GetRequest, output: str, tz: str | None) -> None:
-    """Slices or periods: those of one objective after those of the other, each in a table of its own."""
+    """Slices, periods or hours: of one objective after the other, each in a table of its own."""
     kind = request.kind
     name, objective = _split(request.names[0], request.objective)
     path = request.listed.path.replace("{name}", quote(name, safe=""))
@@ -453,7 +487,7 @@ def _get_judged(client: Client, request: GetRequest, output: str, tz: str | None
     found: list[tuple[str, list[Row]]] = []
     for each in names:
         one = {**query, "objective": each} if each else query
-        rows = (_slices_of if kind == "slices" else _periods_of)(client, path, one, request)
+        rows = JUDGED[kind](client, path, one, request)
         found.append((each, [{"objective": each, **row} for row in rows]))
     if output == "json":
         print_json([row for _, rows in found for row in rows])
@@ -510,3 +544,18 @@ def _slices_of(client: Client, path: str, query: dict[str, Any], request: GetReq
     rows.reverse()
     has_all = request.limit is None and ("episode" in query or request.since_us is not None)
     return rows if has_all else rows[: request.limit or LIMIT_DEFAULT]
+
+
+def _hours_of(client: Client, path: str, query: dict[str, Any], request: GetRequest) -> list[Row]:
+    """Hours of the period that goes on; newest first."""
+    answer = client.get(path, **query)
+    whole = {key: answer[key] for key in ("target", "compliance", "coverage", "budget_s", "judged_us", "tz")}
+    rows = [{**whole, **row} for row in answer["items"] if _is_since(request, row)]
+    rows.reverse()
+    return (
+        rows if request.since_us is not None and not request.limit else rows[: request.limit or LIMIT_DEFAULT]
+    )
+
+
+JUDGED: Final = {"slices": _slices_of, "periods": _periods_of, "hours": _hours_of}
+"""Kinds whose rows are what was judged of an objective, and what reads them."""

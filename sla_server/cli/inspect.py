@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import click
+import numpy as np
 
 from pmdaemon.diskqueue.errors import QueueUnreadable
 from pmdaemon.diskqueue.format import DATA_START, FileHeader, check, content
@@ -61,7 +62,7 @@ def recovered_queue(path: Path, index: Path | None, parts: tuple[Path, ...] = ()
         if file is None:
             raise QueueUnreadable(str(path), "it was never finished and holds nothing", "It may be deleted")
         ring = data.view()[DATA_START : DATA_START + file.ring_bytes]
-        yield RecoveredQueue(file, recover(data.view(), index_view, file), ring)
+        yield RecoveredQueue(file, recover(data.view(), index_view, file, data.release), ring)
         ring.release()
     finally:
         data.close()
@@ -83,19 +84,19 @@ def queue() -> None:
 
 
 def _figures_of(found: RecoveredQueue) -> dict[str, Any]:
-    entries, header = found.recovered.entries, found.recovered.header
-    used_bytes = sum(entry.end - entry.offset for entry in entries)
+    live, header = found.recovered.live, found.recovered.header
     return {
         "queue_id": found.file.queue_id.hex(),
-        "records": len(entries),
+        "records": len(live),
         "capacity": header.capacity if header else 0,
         "ring_bytes": found.file.ring_bytes,
-        "used_bytes": used_bytes,
-        "oldest_seq": min((entry.seq for entry in entries), default=None),
-        "newest_seq": max((entry.seq for entry in entries), default=None),
+        "used_bytes": int(live["span"].sum()),
+        "oldest_seq": int(live["seq"].min()) if len(live) else None,
+        "newest_seq": int(live["seq"].max()) if len(live) else None,
         "next_seq": found.recovered.next_seq,
-        "destinations": len({entry.destination for entry in entries}),
-        "retried": sum(1 for entry in entries if entry.work is not None),
+        "destinations": len(set(found.recovered.destinations.values()))
+        + bool((live["destination"] == 0).any()),
+        "retried": len(found.recovered.work),
         "index_synced": _date(header.synced_us) if header else None,
         "closed_cleanly": found.recovered.report.clean,
         "index": found.recovered.report.index_problem or "whole",
@@ -144,20 +145,21 @@ def queue_dump(
 ) -> None:
     """List the live records, oldest first."""
     with recovered_queue(file, index, parts) as found:
-        entries = sorted(found.recovered.entries, key=lambda entry: entry.seq)
-        for entry in entries[:limit]:
-            record = check(found.ring, found.file.seed, entry.offset)
+        live, work = found.recovered.live, found.recovered.work
+        for entry in live[np.argsort(live["seq"])[:limit]]:
+            seq, offset = int(entry["seq"]), int(entry["offset"])
+            record = check(found.ring, found.file.seed, offset)
             if record is None:  # the living owner has overwritten it meanwhile
                 continue
             destination, data = content(found.ring, record)
             row = {
-                "seq": entry.seq,
-                "offset": DATA_START + entry.offset,
-                "bytes": entry.length,
+                "seq": seq,
+                "offset": DATA_START + offset,
+                "bytes": int(entry["length"]),
                 "date": _date(record[5]),
-                "type": entry.kind,
+                "type": int(entry["kind"]),
                 "destination": destination.decode(errors="backslashreplace"),
-                "retries": entry.work.retries if entry.work else 0,
+                "retries": work[seq].retries if seq in work else 0,
             }
             if with_data:
                 row["data"] = data.hex()
@@ -165,8 +167,8 @@ def queue_dump(
                 print_record(row)
             else:
                 click.echo("  ".join(f"{k} {_as_text(v)}" for k, v in row.items()))
-        if len(entries) > limit:
-            click.echo(f"{len(entries) - limit} more; raise --limit to see them", err=True)
+        if len(live) > limit:
+            click.echo(f"{len(live) - limit} more; raise --limit to see them", err=True)
 
 
 @queue.command("recover")

@@ -31,7 +31,10 @@ INSTEAD: Final = {
     ("describe", "periods"): "sla get periods AGREEMENT",
     ("describe", "streams"): "sla get streams VOLUME",
     ("describe", "decisions"): "sla why VOLUME --at TIME",
+    ("describe", "hours"): "sla get hours AGREEMENT",
+    ("describe", "promises"): "sla describe sla AGREEMENT",
     ("describe", "rates"): "sla get rates VOLUME",
+    ("describe", "loads"): "sla get loads BACKEND",
     ("describe", "trend"): "sla get trend AGREEMENT",
 }
 """(group, kind) -> the command that does it."""

@@ -8,7 +8,10 @@ cryptography, and completion and ``--help`` need no command at all. Hence the ta
 from __future__ import annotations
 
 import importlib
+import shutil
+import sys
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, ClassVar, Final
 
 import click
@@ -78,6 +81,17 @@ ASK_NO_SERVER: Final = ("explain", "completion")
 """Commands that need no client, whose packages are a third of what such a call takes."""
 
 
+def folded(text: str, width: int) -> str:
+    """Lines of a message as wide as a terminal, between words; what is left is indented under the first."""
+    lines = []
+    for line in text.splitlines():
+        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        lines += wrap(
+            line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        ) or [""]
+    return "\n".join(lines)
+
+
 class CommandGroup(click.Group):
     """Reports errors in one line on stderr, after the program's name, and ends with their exit status."""
 
@@ -93,7 +107,10 @@ class CommandGroup(click.Group):
         raise ended  # click handles it
 
     def _report(self, text: str) -> None:
-        click.echo(printable_lines(f"{self.program}: {text}"), err=True)
+        said = printable_lines(f"{self.program}: {text}")
+        if sys.stderr.isatty():
+            said = folded(said, shutil.get_terminal_size().columns)
+        click.echo(said, err=True)
 
 
 class SlaCommands(CommandGroup):

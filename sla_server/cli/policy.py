@@ -36,7 +36,10 @@ from sla_server.schedule import arguments_of
 NOT_PUBLISHED: Final = 81  # the job's exit status: what it computed does not help
 MOST_VOLUMES: Final = 20
 PAGE: Final = 5000
+VOLUMES_A_PAGE: Final = 1000
 DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+IN_FORCE: Final = "in-force,pinned,rejected-pinned"
+"""States of a version that is in force."""
 VERSION: Final = click.IntRange(1, (1 << 31) - 1)
 
 
@@ -150,9 +153,9 @@ def _say_in_force(client: Client, output: str, done: str, answer: Row) -> None:
 @pass_client
 def show(client: Client, version: int | None, output: str) -> None:
     """Show the report of VERSION: capacities, costs, who hurt whom, back-test, caps [the newest]."""
-    row = client.get(f"/policies/{version}") if version is not None else _newest(client)
+    row = client.get(f"/policies/{_newest(client) if version is None else version}")
     if output == "json":
-        print_json(row)
+        print_json({**row, "volumes": list(_volumes(client, row["version"]))})
         return
     for line in _described(row):
         click.echo(line)
@@ -166,12 +169,13 @@ def show(client: Client, version: int | None, output: str) -> None:
         click.echo(f"and {len(rows) - MOST_VOLUMES:,} more: sla policy explain VOLUME")
 
 
-def _newest(client: Client) -> Row:
-    rows = client.get("/policies", limit=1)["items"]
+def _newest(client: Client, states: str = "") -> int:
+    """The newest version, of those in some states if there are such."""
+    rows = client.get("/policies", limit=1, state=states)["items"] if states else []
+    rows = rows or client.get("/policies", limit=1)["items"]
     if not rows:
         raise BadUsage("no policy was computed yet: sla policy run")
-    found: Row = rows[0]
-    return found
+    return int(rows[0]["version"])
 
 
 def _described(row: Row) -> Iterator[str]:
@@ -186,9 +190,15 @@ def _described(row: Row) -> Iterator[str]:
         yield from (f"  {note}" for note in tested.get("notes") or ())
     for each in report.get("capacity") or ():
         value = "unknown" if each["cost_per_s"] is None else f"{each['cost_per_s']:,.0f} cost/s"
-        yield f"capacity of {each['backend']} for {each['sla']}/{each['objective']}: {value}"
+        yield f"capacity of {each['backend']} for {promise_words(each)}: {value}"
         yield f"  {each['reason']}"
     yield from _found_beside(report)
+
+
+def promise_words(row: Row) -> str:
+    """The promise that a capacity is for, with the step of its curve if it is not the first."""
+    step = f" step {row['step'] + 1}" if row.get("step") else ""
+    return f"{row['sla']}/{row['objective']}{step}"
 
 
 def _found_beside(report: Row) -> Iterator[str]:
@@ -224,6 +234,17 @@ def _lowest_caps(client: Client, version: int) -> dict[str, Row]:
             known.update(row)
         known["hours"] = hours
     return found
+
+
+def _volumes(client: Client, version: int) -> Iterator[Row]:
+    """Its volumes: in how many hours each has a cap, the lowest of them, and the highest usual demand."""
+    query: Row = {"limit": VOLUMES_A_PAGE}
+    while True:
+        page = client.get(f"/policies/{version}/volumes", **query)
+        yield from page["items"]
+        if not page["next"]:
+            return
+        query["after"] = page["next"]
 
 
 def _caps(client: Client, version: int) -> Iterator[Row]:
@@ -272,7 +293,7 @@ def diff(client: Client, before: int, after: int, output: str) -> None:
         return
     for each in capacity:
         click.echo(
-            f"capacity of {each['backend']} for {each['sla']}/{each['objective']}: "
+            f"capacity of {each['backend']} for {promise_words(each)}: "
             f"{formatting.count(each['before'])} -> {formatting.count(each['after'])} cost/s"
         )
     if not rows:
@@ -284,13 +305,15 @@ def diff(client: Client, before: int, after: int, output: str) -> None:
 
 
 def _capacity_changes(before: Row, after: Row) -> list[Row]:
-    def known(row: Row) -> dict[tuple[str, str, str], Any]:
+    names = ("backend", "sla", "objective", "step")
+
+    def known(row: Row) -> dict[tuple[Any, ...], Any]:
         found = (row.get("report") or {}).get("capacity") or ()
-        return {(each["backend"], each["sla"], each["objective"]): each["cost_per_s"] for each in found}
+        return {tuple(each.get(name, 0) for name in names): each["cost_per_s"] for each in found}
 
     one, two = known(before), known(after)
     return [
-        {"backend": key[0], "sla": key[1], "objective": key[2], "before": one.get(key), "after": two.get(key)}
+        {**dict(zip(names, key, strict=True)), "before": one.get(key), "after": two.get(key)}
         for key in sorted(one.keys() | two.keys())
         if one.get(key) != two.get(key)
     ]
@@ -351,21 +374,13 @@ HOLD_COLUMNS: Final = (
 def explain(client: Client, volume: str, version: int | None, output: str) -> None:
     """Say what the policy means for VOLUME: its caps by hour of the week, and what they rest on."""
     if version is None:
-        version = _in_force(client)
+        version = _newest(client, IN_FORCE)
     found = client.get(f"/policies/{version}/volumes/{quote(volume, safe='')}")
     if output == "json":
         print_json(found)
         return
     for line in _explained(found):
         click.echo(line)
-
-
-def _in_force(client: Client) -> int:
-    rows = client.get("/policies", limit=1000)["items"]
-    if not rows:
-        raise BadUsage("no policy was computed yet: sla policy run")
-    in_force = [row for row in rows if row["state"] in ("in-force", "pinned", "rejected-pinned")]
-    return int((in_force or rows)[0]["version"])
 
 
 def _explained(found: Row) -> Iterator[str]:
@@ -377,7 +392,7 @@ def _explained(found: Row) -> Iterator[str]:
         yield f"  it is not capped in any of the {len(hours)} hours of the week in which it did I/O"
     for each in found["capacity"]:
         value = "unknown" if each["cost_per_s"] is None else f"{each['cost_per_s']:,.0f} cost/s"
-        yield f"  {each['backend']} can take {value} for {each['sla']}/{each['objective']}: {each['reason']}"
+        yield f"  {each['backend']} can take {value} for {promise_words(each)}: {each['reason']}"
     tested = found.get("back_test")
     if isinstance(tested, dict):
         yield f"  back-test: {tested['reason']}"

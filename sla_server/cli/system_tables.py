@@ -1,4 +1,4 @@
-"""Tables of ``sla get`` about the system: backends, streams, rates, the last minutes, the server's processes.
+"""Tables of ``sla get`` about the system: backends, streams, rates, loads, the last minutes, processes.
 
 Pure.
 """
@@ -17,6 +17,8 @@ from sla_server.rows import Row
 
 ZONE: Final = "_zone"
 """Key of a row to be shown whose times are of another zone than this machine's."""
+PHASES: Final = {"decrease": "slowing down", "hold": "holding", "increase": "giving back"}
+"""What control does on a backend; of the page: format.js."""
 FAULTS: Final = {"hangs": "hangs", "fails": "fails I/Os"}
 
 
@@ -60,7 +62,12 @@ def _phase(row: Row) -> Text:
     if fault:
         return Text(FAULTS.get(fault, fault), formatting.BAD)
     phase = str(live(row, "phase") or formatting.DASH)
-    return Text(phase, formatting.WARN if phase in ("decrease", "hold") else "")
+    return Text(PHASES.get(phase, phase), formatting.WARN if phase in ("decrease", "hold") else "")
+
+
+def _share_of_capacity(row: Row) -> str:
+    load, capacity = live(row, "cost_per_s"), row.get("capacity_cost_per_s")
+    return formatting.DASH if load is None or not capacity else formatting.percent(load / capacity, 0)
 
 
 def _process_state(row: Row) -> Text:
@@ -90,6 +97,19 @@ def _helped(row: Row) -> str:
     return ", ".join(live(row, "victims") or ()) or formatting.DASH
 
 
+def _length(row: Row) -> str:
+    return formatting.span(row["length_us"] / 1e6) if row.get("length_us") else formatting.DASH
+
+
+def _parts(row: Row) -> str:
+    """Volumes that used most of a backend, and how much of its load each was."""
+    all_of_it = row.get("cost_per_s") or 0.0
+    used = [(name, rate) for name, rate in (row.get("by_volume") or {}).items() if rate]
+    return ", ".join(f"{name} {formatting.percent(rate / all_of_it, 0)}" for name, rate in used[:3]) or (
+        formatting.DASH
+    )
+
+
 def _io_bytes(key: str) -> Callable[[Row, int], str]:
     return lambda row, _now_us: formatting.size(row.get(key))
 
@@ -103,6 +123,7 @@ KINDS: Final = {
             live_count("USED COST/S", "cost_per_s"),
             live_count("CAP COST/S", "cap_cost_per_s"),
             counted("CAPACITY", "capacity_cost_per_s"),
+            Column("FULL", lambda row, _now_us: _share_of_capacity(row), number=True),
             Column("HELPS", lambda row, _now_us: _helped(row)),
             Column("FIRST SEEN", at("first_seen_us"), wide=True),
         ),
@@ -173,17 +194,27 @@ KINDS: Final = {
             Column(
                 "HELD", lambda row, _now_us: formatting.count(row.get("held_max")), number=True, wide=True
             ),
-            Column(
-                "LENGTH",
-                lambda row, _now_us: (
-                    formatting.span(row["length_us"] / 1e6) if row.get("length_us") else formatting.DASH
-                ),
-                number=True,
-                wide=True,
-            ),
+            Column("LENGTH", lambda row, _now_us: _length(row), number=True, wide=True),
         ),
         "Nothing is stored of it in this time; give a longer --since.",
         of="VOLUME",
+        key="slot_us",
+        time="slot_us",
+    ),
+    "loads": TableKind(
+        "/backends/{name}/history",
+        (
+            Column("FROM", at("slot_us"), number=True),
+            counted("COST/S", "cost_per_s"),
+            counted("IOPS", "iops"),
+            Column("RATE", lambda row, _now_us: formatting.rate(row.get("bytes_per_s")), number=True),
+            Column("OF IT", lambda row, _now_us: _parts(row)),
+            Column("LENGTH", lambda row, _now_us: _length(row), number=True, wide=True),
+            counted("OTHERS", "others", wide=True),
+            counted("ONE READ OF", "read_every", wide=True),
+        ),
+        "Nothing is stored of it in this time; give a longer --since.",
+        of="BACKEND",
         key="slot_us",
         time="slot_us",
     ),

@@ -49,6 +49,17 @@ def worst_of(row: Row) -> str:
     return formatting.DASH if row.get("worst_u") is None else f"{row['worst_u']:.1f}x"
 
 
+def _bad_time(row: Row) -> str:
+    return formatting.DASH if row.get("bad_s") is None else formatting.span(row["bad_s"])
+
+
+def _volumes_of(row: Row) -> str:
+    """Volumes in scope, the first of many."""
+    shown = list(row.get("volumes") or ())
+    more = int(row.get("volume_count") or 0) - len(shown)
+    return ", ".join([*shown, *([f"{more} more"] if more > 0 else [])]) or formatting.DASH
+
+
 def period_end(row: Row) -> str:
     """The last day of a period, or that it goes on."""
     if not row.get("to_us"):
@@ -321,6 +332,25 @@ KINDS: Final = {
         ),
         "No agreement is in force. Write one and apply it: sla apply -f agreement.yaml",
     ),
+    "promises": TableKind(
+        "/promises",
+        (
+            Column("PROMISE", lambda row, _now_us: objective_of(row)),
+            Column("STATE", lambda row, _now_us: state_of(row.get("state"))),
+            Column("SINCE", at("since_us"), number=True),
+            Column("CUSTOMER", plain("customer")),
+            Column("NOW", lambda row, _now_us: now_of(row), number=True),
+            Column("PROMISED", lambda row, _now_us: promise(row), number=True),
+            Column(
+                "BUDGET", lambda row, _now_us: formatting.percent(row.get("budget_remaining"), 0), number=True
+            ),
+            Column("LEFT", lambda row, _now_us: minutes_left(row), number=True, wide=True),
+            Column("BURN 1H", lambda row, _now_us: burn_of(row), number=True, wide=True),
+            Column("VOLUMES", lambda row, _now_us: _volumes_of(row), wide=True),
+            Column("EPISODE", plain("episode_id"), wide=True),
+        ),
+        "No agreement is in force. Write one and apply it: sla apply -f agreement.yaml",
+    ),
     "maintenance": TableKind(
         "/maintenance",
         (
@@ -397,6 +427,27 @@ KINDS: Final = {
         of="AGREEMENT",
         key="start_us",
         time="start_us",
+    ),
+    "hours": TableKind(
+        "/slas/{name}/hours",
+        (
+            Column("HOUR", at("hour_us"), number=True),
+            *(
+                counted(title, key)
+                for title, key in (
+                    ("GOOD", "good"),
+                    ("BAD", "bad"),
+                    ("NO DATA", "no_data"),
+                    ("NOT DUE", "not_applicable"),
+                    ("EXCLUDED", "excluded"),
+                )
+            ),
+            Column("BAD TIME", lambda row, _now_us: _bad_time(row), number=True),
+        ),
+        "No slice of it was judged in this period: sla get slas says how it is.",
+        of="AGREEMENT",
+        key="hour_us",
+        time="hour_us",
     ),
     "periods": TableKind(
         "/slas/{name}/periods",

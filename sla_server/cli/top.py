@@ -296,7 +296,7 @@ def _print_rows(snapshot: Row, view: TopView) -> None:
         of_kind = [{"name": f"{kind}/{row[key]}"} for kind, key, rows in _named(found) for row in rows]
         print_json(of_kind)
         return
-    print_json({**{key: snapshot.get(key) for key in ("at_us", "mode", "server")}, **found})
+    print_json({**{key: snapshot.get(key) for key in ("at_us", "mode", "policy", "server")}, **found})
 
 
 def _named(found: dict[str, list[Row]]) -> Iterator[tuple[str, str, list[Row]]]:

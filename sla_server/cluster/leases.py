@@ -2,7 +2,8 @@
 
 A lease is a record in the cluster that its holder writes again (*renews*) before it lapses:
 
-    {"holder": "n1", "fence": 1795861200, "lease_s": 6.0, "is_given_up": false, "page": "https://sla-1:8411"}
+    {"holder": "n1", "fence": 1795861200, "lease_s": 6.0, "is_given_up": false, "page": "https://sla-1:8411",
+     "links": "192.0.2.1:7412"}
 
 ``fence`` rises with each holder. Whatever the holder writes elsewhere carries it, and the place that is
 written to (``sla_server.db.fence``) refuses a lower one than it has seen. That is what keeps a former holder
@@ -67,6 +68,7 @@ class LeaseRecord:
         lease_s: how long it holds without being renewed.
         is_given_up: it was handed back; the next one need not wait.
         page: where the holder's page is; "": not known, as of a former release.
+        links: where the holder takes agents that others forward; "": it takes none.
     """
 
     holder: str
@@ -74,6 +76,7 @@ class LeaseRecord:
     lease_s: float
     is_given_up: bool = False
     page: str = ""
+    links: str = ""
 
     def encode(self) -> bytes:
         """As the value of the key."""
@@ -94,6 +97,7 @@ class LeaseRecord:
                 float(found["lease_s"]),
                 bool(found["is_given_up"]),
                 str(found.get("page", "")),
+                str(found.get("links", "")),
             )
         except (KeyError, TypeError) as exc:
             raise ValueError(f"no record of a lease: {exc!r}") from exc
@@ -106,6 +110,7 @@ class ClusterLease:
         holder: this server's node.
         lease_s: how long it is to hold without a renewal.
         page: of this server.
+        links: of this server.
 
     Attributes:
         record: as seen last; None if there was none.
@@ -113,10 +118,11 @@ class ClusterLease:
         heard_ns: when the cluster said so last; 0: never.
     """
 
-    def __init__(self, holder: str, lease_s: float, page: str = "") -> None:
+    def __init__(self, holder: str, lease_s: float, page: str = "", links: str = "") -> None:
         self._holder = holder
         self._lease_s = lease_s
         self._page = page
+        self._links = links
         self._seen_ns = 0
         self._until_ns = 0
         self.heard_ns = 0
@@ -146,7 +152,7 @@ class ClusterLease:
         if record is None:
             return self._own(unix_s)
         if record.holder == self._holder and not record.is_given_up:
-            return replace(record, lease_s=self._lease_s, page=self._page)
+            return replace(record, lease_s=self._lease_s, page=self._page, links=self._links)
         waited_ns = now_ns - self._seen_ns
         if record.is_given_up or waited_ns >= record.lease_s * (1 + MARGIN_RATIO) * 1e9:
             return self._own(max(record.fence + 1, unix_s))
@@ -171,7 +177,7 @@ class ClusterLease:
         return self._lease_s / (RENEWALS if own else LOOKS)
 
     def _own(self, fence: int) -> LeaseRecord:
-        return LeaseRecord(self._holder, fence, self._lease_s, page=self._page)
+        return LeaseRecord(self._holder, fence, self._lease_s, page=self._page, links=self._links)
 
 
 class LeaseStore(Protocol):

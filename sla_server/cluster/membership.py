@@ -12,6 +12,7 @@ so that a node whose directory has them is whole.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 import shutil
@@ -50,6 +51,12 @@ class Membership:
     cluster: str
     secrets: Secrets
     tls: TlsFiles | None
+
+    @property
+    def identity(self) -> str:
+        """What tells this cluster from others, of the same name too; it gives no secret away."""
+        made = json.dumps(asdict(self.secrets), sort_keys=True).encode()
+        return hashlib.blake2b(made, digest_size=16, person=b"sla-cluster").hexdigest()
 
 
 def load(config: ClusterConfig, directory: Path) -> Membership:

@@ -166,7 +166,7 @@ class NodeProcess:
         )
         agent.add_task(keeper.run)
         if self._runtime_dir is not None and config.takeover.enabled:
-            self._add_lease(agent, self._runtime_dir)
+            self._add_lease(agent, self._runtime_dir, member.identity)
         return node, NodeWatch(config, member, self._raise, self._publish_nodes), agent
 
     def _publish_nodes(self, rows: Sequence[NodeRow]) -> None:
@@ -184,9 +184,9 @@ class NodeProcess:
             ]
             write_nodes(self._runtime_dir, nodes, self._clock.unix_us())
 
-    def _add_lease(self, agent: NodeAgent, runtime_dir: Path) -> None:
+    def _add_lease(self, agent: NodeAgent, runtime_dir: Path, identity: str) -> None:
         config = self._config
-        lease = ClusterLease(config.node, config.takeover.lease_s, self._facts.page)
+        lease = ClusterLease(config.node, config.takeover.lease_s, self._facts.page, self._facts.links)
 
         def publish(lease: ClusterLease) -> None:
             found = lease.record
@@ -199,6 +199,8 @@ class NodeProcess:
                 record.lease_s,
                 lease.heard_ns,
                 page_address(record.page),
+                identity,
+                record.links,
             ).write(runtime_dir)
 
         keeper = LeaseKeeper(ACTING, lease, self._clock, publish)

@@ -30,11 +30,13 @@ class ServerFacts:
         release: of the product; "": not known.
         takes_over: whether its server is one of several; False also of a node without a server.
         page: where its page is; "": not known.
+        links: where it takes agents that others forward; no tag, for it goes with the lease.
     """
 
     release: str = ""
     takes_over: bool = False
     page: str = ""
+    links: str = ""
 
     def tags(self) -> list[str]:
         """What the engine of the node carries."""
@@ -55,7 +57,7 @@ class ServerFacts:
         release = version("storage-sla-server")
         if is_alone or config.cluster is None or not config.cluster.takeover.enabled:
             return cls(release)
-        return cls(release, takes_over=True, page=page_of(config))
+        return cls(release, takes_over=True, page=page_of(config), links=config.pmdaemon.forwarded)
 
 
 NOTHING_SAID: Final = ServerFacts()

@@ -8,6 +8,7 @@
         ├── DatabaseRefused        the database refuses a value; retrying the same value cannot help
         ├── FenceLost              another server writes here now; nothing was written
         ├── ServerStandsBy         a command that writes was given to a server that does not act
+        ├── OtherCluster           the lease of this database is another cluster's
         ├── NotAlone               several servers use this database, and the file says that one does
         ├── SnapshotGone           rows of a snapshot cannot be read any more, or not from here
         ├── NoRightToPublish       the policy job's role lacks its rights; says which script grants them
@@ -109,6 +110,28 @@ class ServerStandsBy(DbError):
             if self.holder
             else f"no server acts just now, as far as node {node} knows: none has the lease of the cluster. "
             "See 'sla cluster status', and run this again on the server that 'sla get nodes' says acts"
+        )
+
+
+class OtherCluster(DbError):
+    """The servers of this database take over from each other in another cluster than this server's.
+
+    Each cluster has a lease of its own: two servers would act, and neither would know of the other.
+
+    Attributes:
+        server: the node whose server acted last.
+    """
+
+    exit_status = 78  # EX_CONFIG of sysexits
+
+    def __init__(self, node: str, server: str) -> None:
+        self.server = server
+        super().__init__(
+            f"node {node} is of another cluster than the servers of this database (that of node {server} "  # noqa: S608
+            "acted last): both would act. A cluster is made once, by 'sla cluster init' on its first node. "
+            f"There run 'sla cluster invite {node}', here 'sla cluster leave' and 'sla cluster join'. If the "
+            'other cluster was lost for good with all its nodes, run "DELETE FROM fences WHERE name = '
+            "'cluster'\" in the database first"
         )
 
 

@@ -17,8 +17,13 @@ which they compute for minutes. So ``guard_job`` looks at the row as a transacti
 before its commit, then under a lock of the database that ``take`` waits for (PostgreSQL lets nobody lock a
 row that may not change it).
 
-A server over a database of its own has no fence. It looks once, as it starts, that no other one has taken
-one (``check_alone``), as its jobs do; after that it sends no statement more.
+The lease belongs to the database, and each cluster has one: so the first server that takes a fence here
+stores the identity of its cluster in a row of its own, ``cluster``, and a server of another cluster is
+refused from then on (``OtherCluster``).
+
+A server over a database of its own has no fence. It looks as it starts that no other one has taken one
+(``check_alone``), as its jobs do, and every few seconds from then on (``OthersWatch``): one that was started
+since is reported, and an event. It ends nothing: gateways may know no other server than this one.
 
 What a former term leaves. Cuts that are in the ingest queue of a server and not in SQL when another server
 takes over come to that one again, from the agents: they are acknowledged only once they are in SQL
@@ -38,9 +43,12 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 from sqlalchemy import Connection, Engine, delete, event, inspect, select, text
 
+from pmdaemon.reserve import raise_event
+from pmdaemon.wire.messages.server import Problem
 from sla_server.db import schema
 from sla_server.db.engine import begin, translated
-from sla_server.db.errors import FenceLost, NotAlone, ServerStandsBy
+from sla_server.db.errors import DatabaseUnavailable, FenceLost, NotAlone, OtherCluster, ServerStandsBy
+from sla_server.db.ingest.records import event_row
 from sla_server.db.upsert import upsert
 from sla_server.lease_file import LeaseFile
 
@@ -50,8 +58,11 @@ if TYPE_CHECKING:
 log = structlog.get_logger("fence")
 NAME: Final = "gateways"
 """Of the lease: who has it polls all gateways, judges, controls and writes."""
+CLUSTER: Final = "cluster"
+"""Name of the row whose ``queue`` is the identity of the cluster that has the lease."""
 Refused = tuple[tuple[int, int], ...]
 """Records of a queue that count for nothing: behind the one, up to the other."""
+NOT_ALONE: Final = "server-not-alone"
 LEASE_S: Final = 6.0
 LEAST_SILENCE_S: Final = 10.0
 """``dbmanager`` computes between two statements, of a large window for a second or two."""
@@ -90,11 +101,13 @@ class Fence:
         number: higher than that of all terms before.
         server: this server's name.
         lease_s: of the lease.
+        cluster: identity of the cluster whose lease it is; "": not known, as from a node of a former release.
     """
 
     number: int
     server: str
     lease_s: float = LEASE_S
+    cluster: str = ""
 
     @property
     def silence_s(self) -> float:
@@ -106,13 +119,16 @@ class Fence:
 
         Raises:
             FenceLost: one was.
+            OtherCluster: the lease is not this cluster's.
             DatabaseUnavailable: come again.
         """
         with translated(engine):
             if not inspect(engine).has_table(schema.fences.name):
                 return
         with begin(engine) as connection:
-            self._check(connection)
+            taken = _taken(connection)
+            self._is_claimed(connection, taken[1] if taken else "")
+            self._refuse(taken)
 
     def take(self, engine: Engine, queue_id: str, newest_seq: int, now_us: int) -> FormerTerms:
         """Have the database refuse all lower fences; what of this server's queue is refused, too.
@@ -125,6 +141,7 @@ class Fence:
 
         Raises:
             FenceLost: a higher one was taken.
+            OtherCluster: the lease is not this cluster's.
             DatabaseUnavailable: come again.
         """
         with begin(engine) as connection:
@@ -134,6 +151,7 @@ class Fence:
             upsert(connection, schema.fences, [{"name": NAME}])
             found = _taken(connection, for_update=True)
             taken = found if found is not None and found[0] else None
+            self._claim(connection, taken[1] if taken else "", now_us)
             if taken is not None and taken[0] > self.number:
                 raise FenceLost(self.number, taken[0], taken[1])
             row = {
@@ -149,6 +167,19 @@ class Fence:
                 _refuse_rest(connection, queue_id, newest_seq)
             former_seq = _cursor(connection, f"{queue_id}/former")
             return FormerTerms(_refused(connection, queue_id), former_seq)
+
+    def _is_claimed(self, connection: Connection, server: str) -> bool:
+        """Whether the lease is that of this server's cluster; False: nobody has said whose it is."""
+        table = schema.fences
+        found = connection.execute(select(table.c.queue).where(table.c.name == CLUSTER)).scalar()
+        if found and self.cluster and found != self.cluster:
+            raise OtherCluster(self.server, server)
+        return bool(found)
+
+    def _claim(self, connection: Connection, server: str, now_us: int) -> None:
+        if not self._is_claimed(connection, server) and self.cluster:
+            row = {"name": CLUSTER, "fence": 0, "server": "", "queue": self.cluster, "since_us": now_us}
+            upsert(connection, schema.fences, [row], set_=("queue", "since_us"))
 
     def limit(self, engine: Engine) -> None:
         """Have the database end each session of ``engine`` that is silent in a transaction.
@@ -224,6 +255,51 @@ def check_alone(engine: Engine) -> None:
         _check_alone(connection)
 
 
+class OthersWatch:
+    """Looks while a server without ``[cluster.takeover]`` runs whether another one has begun to act here.
+
+    Thread: dbmanager's main one; ``problem`` may be read by any.
+
+    Attributes:
+        problem: for PRESSURE; None: there is none.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._server = ""
+        self.problem: Problem | None = None
+
+    def look(self, now_us: int) -> None:
+        """Once; a database that is away says nothing new."""
+        try:
+            check_alone(self._engine)
+        except NotAlone as exc:
+            self._found(exc, now_us)
+        except DatabaseUnavailable:
+            return
+        else:
+            self._server, self.problem = "", None
+
+    def _found(self, found: NotAlone, now_us: int) -> None:
+        since_us = self.problem.since_us if self.problem else now_us
+        self.problem = Problem(NOT_ALONE, since_us, str(found))
+        if found.server == self._server:
+            return
+        self._server = found.server
+        log.error("server-not-alone", problem=str(found))
+        event = event_row(
+            (found.server, since_us),
+            now_us,
+            NOT_ALONE,
+            "critical",
+            element="server",
+            subject="database",
+            text=str(found),
+            details={"server": found.server},
+        )
+        raise_event(event)
+
+
 def _check_alone(connection: Connection) -> None:
     if not inspect(connection).has_table(schema.fences.name):
         return
@@ -243,7 +319,7 @@ def acting_fence(config: ResolvedConfig) -> Fence | None:
     lease, node = LeaseFile(config.runtime_dir).read(), config.cluster.node
     if (number := lease.held_fence) is None:
         raise ServerStandsBy(node, lease.acting)
-    return Fence(number, node, config.cluster.takeover.lease_s)
+    return Fence(number, node, config.cluster.takeover.lease_s, lease.cluster)
 
 
 def _taken(

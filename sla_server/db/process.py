@@ -45,7 +45,7 @@ from sla_server.db.archive.upkeep import ArchiveUpkeep, storage_lock
 from sla_server.db.archive.writer import CutFileWriter
 from sla_server.db.engine import make_engine
 from sla_server.db.errors import DatabaseDamaged, DatabaseUnavailable, DbError, FilesUnavailable, StorageBusy
-from sla_server.db.fence import Fence, check_alone
+from sla_server.db.fence import Fence, OthersWatch, check_alone
 from sla_server.db.gateway_list import REFRESH_S, GatewayListFile
 from sla_server.db.ingest.intake import HighWater, IngestIntake
 from sla_server.db.ingest.queue import STEP_BYTES, IngestQueue, IngestRecord
@@ -55,7 +55,7 @@ from sla_server.db.ingest.transaction import IngestStore, mark_alive
 from sla_server.db.ingest.writer import STEP_S, DatabaseOutage, IngestWriter
 from sla_server.db.partitions import Retention
 from sla_server.db.queries.reader import SqlReader
-from sla_server.lease_file import FENCE
+from sla_server.lease_file import FENCE, LeaseFile
 from sla_server.rows import Row
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ class DatabaseManager:
         writer: started behind the committed cursors.
         upkeep: looks after the Parquet files.
         engine: of the same database.
+        others: looks for servers that act beside this one; None: it is one of several itself.
     """
 
     intake: IngestIntake
@@ -85,6 +86,12 @@ class DatabaseManager:
     writer: IngestWriter
     upkeep: ArchiveUpkeep
     engine: Engine
+    others: OthersWatch | None = None
+
+    def problems(self) -> list[Problem]:
+        """What its threads report, but the receiver's."""
+        found = self.others.problem if self.others is not None else None
+        return [*self.writer.problems(), *([found] if found else [])]
 
 
 def run(config: ResolvedConfig, stop: Stop) -> int:
@@ -109,7 +116,7 @@ def run(config: ResolvedConfig, stop: Stop) -> int:
             server_clock(),
             lambda: {"ingest-queue": manager.queue.fullness_ratio},
             lambda: {"queue_full_pauses": receiver.pauses},
-            lambda: [*manager.writer.problems(), *receiver.problems(), *_slow_threads()],
+            lambda: [*manager.problems(), *receiver.problems(), *_slow_threads()],
             [(mailboxes[1], "appserver")],
         )
         receiver = make_receiver(config, mailboxes, manager, reporter.tick)
@@ -167,6 +174,8 @@ def _run_threads(
         listing.refresh()
         with suppress(DbError):  # away: the writer reports that
             mark_alive(manager.engine, server_clock().unix_us())
+        if manager.others is not None:
+            manager.others.look(server_clock().unix_us())
         if stop.wait(REFRESH_S):
             break
     try:
@@ -255,8 +264,25 @@ def open_manager(
         writer = IngestWriter(queue, store, archive, clock, settings.flush_interval_s, refused_dir, retention)
         writer.start(cursors)
         initialized()
-        return DatabaseManager(intake, queue, writer, upkeep, engine)
+        others = OthersWatch(engine) if fence is None else None
+        return DatabaseManager(intake, queue, writer, upkeep, engine, others)
     return None
+
+
+def make_queue(config: ResolvedConfig) -> None:
+    """Make the ingest queue if there is none: its room is written once, which takes a slow disk seconds.
+
+    A server does so while it stands by, and not when cuts wait for it. A process that is killed meanwhile
+    leaves what the next one makes again.
+
+    Raises:
+        DbError: a database manager runs here, or there is no room.
+        DiskQueueError, OSError: it cannot be made.
+    """
+    queue_dir = config.database.resolved_queue_dir(config.data_dir)
+    if not (queue_dir / "ingest").exists():
+        with directory_lock(config.data_dir):
+            IngestQueue(queue_dir, config.database.queue_bytes).close()
 
 
 def _sweep(archive: CutFileWriter, files: FileStore, reader: SqlReader, now_us: int) -> None:
@@ -293,7 +319,8 @@ def own_fence(config: ResolvedConfig) -> Fence | None:
             f"is true, and the environment has no {FENCE}",
             "Start the server with 'sla-server start', which starts this process while it has the lease",
         )
-    return Fence(int(number), config.cluster.node, config.cluster.takeover.lease_s)
+    cluster = LeaseFile(config.runtime_dir).read().cluster
+    return Fence(int(number), config.cluster.node, config.cluster.takeover.lease_s, cluster)
 
 
 def _damage_event(queue: IngestQueue, now_us: int) -> Row | None:

@@ -74,6 +74,7 @@ class StatisticsSnapshot:
         slot_files, missed_files: files with further rows of ``rollups`` and ``rollup_missed``; a key may be
             in several and in SQL: add them up.
         hour_files: files of hourly rollups.
+        cut_files: rows of the manifest with raw cuts, oldest first.
         hour_days: begins of the days (us UTC) of which they have every hour; SQL may have the same hours.
         streams, volumes: the whole tables.
 
@@ -152,6 +153,7 @@ class StatisticsSnapshot:
         self.slot_files = self._found(connection, manifest.ROLLUPS)
         self.missed_files = self._found(connection, manifest.MISSED)
         self.hour_files = self._found(connection, manifest.HOURS)
+        self.cut_files = manifest.snapshot(connection, manifest.CUTS, *self.window_us)
         in_hours = manifest.snapshot(connection, manifest.HOURS, *self.window_us)
         self.hour_days = sorted({row.min_us // schema.DAY_US * schema.DAY_US for row in in_hours})
         self.streams = whole_table(connection, schema.streams)
@@ -180,6 +182,10 @@ class StatisticsSnapshot:
         return Files(
             [self._files.path_for_readers(row.path) for row in found], sum(row.rows for row in found)
         )
+
+    def cut_path(self, row: manifest.FileRow) -> str:
+        """A file of cuts as Spark opens it."""
+        return self._files.path_for_readers(row.path)
 
     def rows(self, table: str) -> int:
         """Rows of the table in SQL."""

@@ -275,6 +275,11 @@ SERVER: Final = {
         "critical", "The database cannot be used.", "The text says why.", begins="database-away"
     ),
     "database-back": EventKind("info", "The database can be used again.", ends="database-away"),
+    "server-not-alone": EventKind(
+        "critical",
+        "Another server acts over the database of this one, whose file has no `[cluster.takeover]`.",
+        "Stop one of them, or set `enabled` and restart.",
+    ),
     "data-refused": EventKind(
         "warning",
         "A record could not be stored and was put aside.",

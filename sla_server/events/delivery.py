@@ -7,9 +7,9 @@ next start. A disk that fails ends the process; the supervisor starts it again, 
 synced. At SIGHUP recipients that write files let go of them: another program has renamed them.
 
 Files in DATA_DIR/events: ``reserve/`` (one writer each), ``initial``, ``main`` and ``later`` (disk queues),
-``state.json``, ``routing-read.json`` (the last documents that could be read), those of a partner (``pair``);
-beside them ``routing.json``, which services write (``routing``). In the runtime directory
-``metrics/delivery.json``: state and figures (``delivery_state``).
+``state.json`` and ``state-sent.json`` (``lane``), ``routing-read.json`` (the last documents that could be
+read), those of a partner (``pair``); beside them ``routing.json``, which services write (``routing``). In the
+runtime directory ``metrics/delivery.json``: state and figures (``delivery_state``).
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from sla_server.events import metrics
 from sla_server.events.config import EventsConfig
 from sla_server.events.delivery_state import write_delivery_state
 from sla_server.events.engine import DeliveryEngine, EngineParts
+from sla_server.events.first_reading import FirstReading
 from sla_server.events.intake import EventIntake
 from sla_server.events.lane import Lane, LaneSettings
 from sla_server.events.outlets import Outlets, RecordingRouter
@@ -177,6 +178,7 @@ class Delivery:
         self._later = LaterQueue(EventQueue(directory, "later", LATER_BYTES))
         self._damaged = 0
         self._sql: EventRecords = records or SqlLink(config.runtime_dir / "main.mbx", clock)
+        reading = FirstReading(self._main, self._later, self._sql.most_ids)
         self._intake = EventIntake(
             directory / RESERVES,
             self._initial,
@@ -185,6 +187,7 @@ class Delivery:
             functools.partial(self._inbox.put, None),
             known=self._sql.known,
             most_ids=self._sql.most_ids,
+            queued=reading.identities,
         )
         queues = (self._initial, self._main)
         wake = functools.partial(self._inbox.put, None)
@@ -194,7 +197,11 @@ class Delivery:
         self._pair = self._open_pair()
         self._pair_retry = PairRetry(clock) if settings.pair.enabled else None
         parts = EngineParts(
-            queues, self._later, directory / "state.json", {queue.name: queue.queue_id for queue in queues}
+            queues,
+            self._later,
+            directory / "state.json",
+            {queue.name: queue.queue_id for queue in queues},
+            reading,
         )
         rules = RetryRules(settings.retry_first_s, settings.retry_max_s, settings.give_up_h * 3600)
         self._routing = RoutingReader(config.data_dir, directory / ROUTING_READ)

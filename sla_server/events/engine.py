@@ -27,8 +27,8 @@ from pmdaemon.runtime.clock import Clock
 from sla_server.events import catalogue
 from sla_server.events.composer import BatchComposer
 from sla_server.events.ended import ACKNOWLEDGED, EndedConditions
+from sla_server.events.first_reading import FirstReading
 from sla_server.events.lane import DeliveryBatch, DeliveryState, Lane, LaneSettings, Raise
-from sla_server.events.order import ReadOrder
 from sla_server.events.queue import EventQueue, LaterQueue, QueuedEvent
 from sla_server.events.recipients.base import Answer, Notice, Router, Status, retry
 from sla_server.events.stages.confirm import RetryRules, Step, confirm
@@ -77,12 +77,14 @@ class EngineParts:
         queues: in the order in which lanes read them.
         later: what comes at a certain time; due items enter the last of ``queues``.
         state_path: of the state file.
+        reading: of the last of ``queues``, if that was read already.
     """
 
     queues: Sequence[EventQueue]
     later: LaterQueue
     state_path: Path
     queue_ids: Mapping[str, str]
+    reading: FirstReading | None = None
 
 
 class DeliveryEngine:
@@ -116,8 +118,9 @@ class DeliveryEngine:
         self._queues = {queue.name: queue for queue in parts.queues}
         self._main = parts.queues[-1]
         self._later = parts.later
-        self._later.repeat_moves(self._main)
-        self._order = ReadOrder(self._main)
+        reading = parts.reading or FirstReading(self._main, self._later)
+        self._order = reading.order
+        self._order.leave_out(self._later.repeat_moves(self._main, reading.moves))
         self._rules = rules
         self._clock = clock
         self._raise = raise_event

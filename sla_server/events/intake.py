@@ -34,10 +34,10 @@ from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.stop import Stop
 from sla_server.events.event import Event, EventUnreadable, parse
+from sla_server.events.first_reading import MOST_IDS
 from sla_server.events.queue import EventQueue, QueuedEvent
 
 log = structlog.get_logger("events")
-MOST_IDS: Final = 20_000
 BATCH: Final = 512
 LISTING_NS: Final = 1_000_000_000
 INITIAL: Final = ".initial"
@@ -70,6 +70,7 @@ class EventIntake:
         probe: called at "queued" (synced, not released); crash tests die there.
         known: identities that were taken before and are in no queue any more.
         most_ids: so many identities are kept in mind.
+        queued: identities of what is in the normal queue, if it was read already.
 
     Attributes:
         accepted: events that are in a queue. repeated: dropped by their identity. unreadable: dropped.
@@ -86,6 +87,7 @@ class EventIntake:
         probe: Callable[[str], None] = lambda _point: None,
         known: Iterable[str] = (),
         most_ids: int = MOST_IDS,
+        queued: Iterable[str] | None = None,
     ) -> None:
         self._directory = directory
         self._queues = {True: initial, False: normal}
@@ -102,8 +104,11 @@ class EventIntake:
         self.accepted = self.repeated = self.unreadable = 0
         self.passed_ns = clock.monotonic_ns()
         self.fills: dict[str, float] = {}
-        for queue in (initial, normal):
-            self._remember(queue)
+        if queued is None:
+            self._remember(normal)
+        else:
+            self._add_ids(queued)
+        self._remember(initial)  # last: what a crash repeats of it must not be behind a long backlog
 
     def run(self, stop: Stop, interval_s: float) -> None:
         """Until the stop."""
@@ -149,9 +154,7 @@ class EventIntake:
             ids[identity] = None
             new.append(item)
         self._queues[is_initial].append(new, now_us)
-        self._ids.update(ids)
-        while len(self._ids) > self._most_ids:
-            self._ids.popitem(last=False)
+        self._add_ids(ids)
         self.accepted += len(new)
         self.repeated += repeated
         return len(new)
@@ -278,12 +281,11 @@ class EventIntake:
             items, through = queue.read(after)
             if through == after:
                 return
-            for item in items:
-                if not item.recipient:
-                    self._add_id(item.identity)
+            self._add_ids(item.identity for item in items if not item.recipient)
             after = through
 
-    def _add_id(self, event_id: str) -> None:
-        self._ids[event_id] = None
-        if len(self._ids) > self._most_ids:
-            self._ids.popitem(last=False)
+    def _add_ids(self, event_ids: Iterable[str]) -> None:
+        for event_id in event_ids:
+            self._ids[event_id] = None
+            if len(self._ids) > self._most_ids:
+                self._ids.popitem(last=False)

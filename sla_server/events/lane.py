@@ -3,6 +3,9 @@
 The file ``state.json`` is replaced whole. It is written before anything is deleted from the queues, so a
 crash leaves cursors that are too small at most: the same batches are sent again, with the same identities.
 
+Which batches are handed over is written without a sync, to ``state-sent.json``: a file that was not synced
+may be empty after a power cut, and must not have taken the place of one that was. The newer of the two holds.
+
 Thread: the main loop.
 """
 
@@ -27,6 +30,7 @@ from sla_server.events.trouble import CollectedTrouble, RecipientTrouble
 
 log = structlog.get_logger("delivery")
 Firing = dict[tuple[str, ...], tuple[int, int]]
+SENT: Final = "state-sent.json"
 PAUSE: Final = 10
 """A write of a large state is followed by a pause ten times as long: it takes a tenth of the time at most."""
 LARGE_BYTES: Final = 1 << 16
@@ -205,6 +209,7 @@ class _StoredState(BaseModel):
     """The file. A state always has a lane, the engine's own: one without any is none."""
 
     model_config = ConfigDict(strict=True)
+    generation: Cursor = 0
     queues: dict[str, str]
     trouble: list[CollectedTrouble] = []
     lanes: Annotated[dict[str, _StoredLane], Field(min_length=1)]
@@ -226,6 +231,8 @@ class DeliveryState:
 
     def __init__(self, path: Path, queues: Mapping[str, str], trouble: RecipientTrouble) -> None:
         self._path = path
+        self._sent_path = path.with_name(SENT)
+        self._generation = 0
         self._trouble = trouble
         self._queues = dict(queues)
         self._kept: dict[str, _StoredLane] = {}
@@ -236,6 +243,7 @@ class DeliveryState:
         self._relieved: set[str] = set()
         self._is_lost = True
         if (found := self._read()) is not None:
+            self._generation = found.generation
             self._kept, self._is_lost = found.lanes, False
             trouble.restore(found.trouble)
             for name in self._queues:
@@ -302,21 +310,24 @@ class DeliveryState:
         return True
 
     def write(self, lanes: Mapping[str, Lane], *, synced: bool = True) -> None:
-        """Replace the file; lanes that are not taken stay in it.
+        """Replace the file, or the one beside it; lanes that are not taken stay in it.
 
         Durability: it is on disk on return, also after a power cut; unsynced, it survives a kill.
 
         Raises:
             OSError: it is as it was.
         """
+        self._generation += 1
         texts = {name: strict_json.dumps(lane.model_dump()) for name, lane in self._kept.items()}
         texts |= {name: self._text(lane) for name, lane in lanes.items()}
         self._firing = {name: found for name, found in self._firing.items() if name in lanes}
         stored = ",".join(f"{strict_json.dumps(name)}:{text}" for name, text in texts.items())
         trouble = strict_json.dumps([found.model_dump() for found in self._trouble.collected()])
         queues = strict_json.dumps(self._queues)
-        content = f'{{"queues":{queues},"trouble":{trouble},"lanes":{{{stored}}}}}'
-        write_whole(self._path, content, synced=synced)
+        content = (
+            f'{{"generation":{self._generation},"queues":{queues},"trouble":{trouble},"lanes":{{{stored}}}}}'
+        )
+        write_whole(self._path if synced else self._sent_path, content, synced=synced)
         self._is_large = len(content) > LARGE_BYTES
         self._is_lost = False
 
@@ -356,11 +367,19 @@ class DeliveryState:
         return f'{rest[:-1]},"firing":{firing}}}'
 
     def _read(self) -> _StoredState | None:
-        """The file's content; None: there is none, or none that can be used.
+        """What the files have; None: there is none, or none that can be used.
 
         Raises:
-            OSError: it cannot be opened; what it says may be right.
+            OSError: one cannot be opened; what it says may be right.
         """
+        found, sent = self._read_synced(), self._read_sent()
+        if found is None:
+            return sent
+        # A former release counts no generations, and knows nothing of the file beside its own.
+        is_newer = sent is not None and sent.generation > found.generation > 0
+        return sent if is_newer else found
+
+    def _read_synced(self) -> _StoredState | None:
         try:
             return _StoredState.model_validate_json(self._path.read_bytes())
         except FileNotFoundError:
@@ -379,6 +398,15 @@ class DeliveryState:
             )
             with contextlib.suppress(OSError):
                 self._path.replace(aside)
+            return None
+
+    def _read_sent(self) -> _StoredState | None:
+        try:
+            return _StoredState.model_validate_json(self._sent_path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValidationError:  # of a power cut: what was under way comes again under other numbers
+            log.warning("sent-state-unreadable", path=str(self._sent_path))
             return None
 
 

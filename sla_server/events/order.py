@@ -5,7 +5,8 @@ main one, and what was held back enters the main queue behind events that came a
 here: a lane reads the main queue up to the older event first, and an end that meets its beginning behind it
 is held back for as long as it takes to come after it.
 
-What the main queue holds of conditions is kept in memory, 24 bytes an event; it is read whole at the start.
+What the main queue holds of conditions is kept in memory, 24 bytes an event; it is read whole at the start
+(``first_reading``).
 
 Thread: the main loop.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -96,26 +97,29 @@ class ReadOrder:
         self._keys: deque[tuple[int, Key]] = deque()
         self._routed = RoutedConditions()
         self._moved: dict[Key, set[int]] = {}  # recipient and condition: numbers of what was held back
-        self.read_on()
 
-    def read_on(self) -> None:
-        """Take note of what is new in the main queue."""
+    def read_on(self, saw: Callable[[QueuedEvent], None] = lambda _item: None) -> None:
+        """Take note of what is new in the main queue; ``saw`` is called with each event."""
         while True:
             items, through = self._main.read(self._cursor)
             if through == self._cursor:
                 return
             for item in items:
                 self._add(item)
+                saw(item)
             self._cursor = through
+
+    def leave_out(self, seqs: Collection[int]) -> None:
+        """These, which were held back, are not there any more."""
+        for seq, key in [each for each in self._keys if each[0] in seqs]:
+            self._keys.remove((seq, key))
+            self._forget(seq, key)
 
     def forget_through(self, seq: int) -> None:
         """These are deleted."""
         self._routed.forget_through(seq)
         while self._keys and self._keys[0][0] <= seq:
-            gone, key = self._keys.popleft()
-            self._moved[key].discard(gone)
-            if not self._moved[key]:
-                del self._moved[key]
+            self._forget(*self._keys.popleft())
 
     def chunk(
         self, queue: EventQueue, cursors: Mapping[str, int], before: int
@@ -155,6 +159,11 @@ class ReadOrder:
         numbers = self._moved.get((recipient, *catalogue.condition_key(item.event)), ())
         place = item.seq if queue is self._main else cursors[self._main.name]
         return any(seq > place for seq in numbers)
+
+    def _forget(self, seq: int, key: Key) -> None:
+        self._moved[key].discard(seq)
+        if not self._moved[key]:
+            del self._moved[key]
 
     def _older(self, event: Event, after_seq: int) -> int:
         if not self._routed or catalogue.status_of(event) is Status.INFO:

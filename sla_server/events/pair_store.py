@@ -8,6 +8,12 @@ behind the id of that queue and the number there:
     16      8     number, little-endian
     24      ...   the record (``queue.QueuedEvent.encode``)
 
+One of kind ``SET_BACK`` says that what is before it of a queue, behind a number, is of another queue id:
+
+    0       24    "set-back" and NULs, which is no queue's id
+    24      24    queue id, number
+    48      16    the other queue id
+
 In memory there are the numbers alone. ``PartnerNotes`` is the rest, a small file that is replaced whole: the
 partner's queues, how far its recipients have come, what was delivered for it here, and whether it is lost.
 
@@ -29,7 +35,7 @@ from typing import Annotated, Final
 import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pmdaemon.diskqueue import DiskQueue, QueueSettings
+from pmdaemon.diskqueue import DiskQueue, QueueMessage, QueueSettings
 from pmdaemon.diskqueue.errors import QueueFull, RecordDamaged, RecordTooLarge
 from pmdaemon.diskqueue.storage import Storage
 from pmdaemon.errors import SlaError
@@ -40,7 +46,9 @@ from sla_server.events.queue import CHUNK_BYTES, ENTRY_BYTES
 log = structlog.get_logger("events")
 FILE: Final = "partner"
 NOTES: Final = "partner.json"
+SET_BACK: Final = 1
 _HEAD: Final = struct.Struct("<16sQ")
+_NO_QUEUE: Final = b"set-back"
 Cursor = Annotated[int, Field(ge=0)]
 
 
@@ -75,8 +83,10 @@ class MirrorStore:
         self.damaged = sum(max(1, extent.records) for extent in self._queue.report.extents)
         self._places: dict[str, dict[int, int]] = {}  # queue id: number there to number here, ascending
         self._newest: dict[str, int] = {}
+        self._set_backs: dict[str, int] = {}  # by the other queue id: the record that says so
         try:
             self._load()
+            self._forget_set_backs()
         except BaseException:
             with contextlib.suppress(SlaError, OSError):
                 self._queue.close()
@@ -141,17 +151,31 @@ class MirrorStore:
     def set_back(self, queue_id: str, newest_seq: int, lost_id: str) -> int:
         """The partner gives numbers behind ``newest_seq`` again: what is here of them is of ``lost_id`` now.
 
-        Durability: a crash leaves an event under one of the two ids, or under both.
+        One record says so, for which there is a reserve: a full store has no room to write them again.
+
+        Durability: on disk on return, all or nothing.
 
         Returns:
-            How many there were; those for which there was no room are gone.
+            How many there were.
+
+        Raises:
+            QueuePoisoned: the disk fails.
         """
-        count = 0
-        while records := self.read(queue_id, newest_seq, 1):
-            self.add(lost_id, records)
-            count += self._forget(queue_id, [records[0][0]])
+        record = _HEAD.pack(_NO_QUEUE, 0) + _HEAD.pack(queue_id.encode(), newest_seq) + lost_id.encode()
+        try:
+            self._set_backs[lost_id] = self._queue.put(record, kind=SET_BACK, reserved=True)
+        except QueueFull as exc:  # the partner's next start finds them as they were
+            log.error("set-back-not-kept", queue=queue_id, problem=str(exc))
+        return self._move(queue_id, newest_seq, lost_id)
+
+    def _move(self, queue_id: str, newest_seq: int, lost_id: str) -> int:
+        places = self._places.get(queue_id, {})
+        lost = {seq: place for seq, place in places.items() if seq > newest_seq}
+        self._places[queue_id] = {seq: place for seq, place in places.items() if seq <= newest_seq}
+        self._places[lost_id] = lost
+        self._newest[lost_id] = max(lost, default=0)
         self._newest[queue_id] = min(newest_seq, self.newest_seq(queue_id))
-        return count
+        return len(lost)
 
     def read(self, queue_id: str, after_seq: int, most: int) -> list[tuple[int, bytes]]:
         """Number and record of events behind ``after_seq``; what is damaged is left out and forgotten."""
@@ -210,6 +234,9 @@ class MirrorStore:
             if not messages:
                 return
             for message in messages:
+                if message.kind == SET_BACK:
+                    self._load_set_back(message)
+                    continue
                 queue_id, seq = _HEAD.unpack_from(message.data)
                 name = queue_id.decode("ascii", "replace")
                 places = self._places.setdefault(name, {})
@@ -218,6 +245,17 @@ class MirrorStore:
                 places[seq] = message.seq
                 self._newest[name] = max(seq, self._newest.get(name, 0))
             after = messages[-1].seq
+
+    def _load_set_back(self, message: QueueMessage) -> None:
+        queue_id, newest_seq = _HEAD.unpack_from(message.data, _HEAD.size)
+        lost_id = message.data[2 * _HEAD.size :].decode("ascii", "replace")
+        self._move(queue_id.decode("ascii", "replace"), newest_seq, lost_id)
+        self._set_backs[lost_id] = message.seq
+
+    def _forget_set_backs(self) -> None:
+        """At the start only: what they were about must not come back behind them, by a crash."""
+        for lost_id in [lost_id for lost_id in self._set_backs if not self._places.get(lost_id)]:
+            self._queue.discard([self._set_backs.pop(lost_id)])
 
 
 class PartnerNotes(BaseModel):

@@ -386,30 +386,33 @@ class LaterQueue:
             if is_filling:
                 return False
 
-    def repeat_moves(self, target: EventQueue) -> None:
-        """At the start, before anything is read: what a crash left in both queues leaves one of them.
+    def has_moved(self, item: QueuedEvent) -> bool:
+        """Whether an event of the queue of events was moved from here, and is here still."""
+        waiting = self._items.get(item.later_seq)
+        return waiting is not None and _identity(waiting) == _moved_identity(item, waiting.purpose)
+
+    def repeat_moves(self, target: EventQueue, found: dict[int, int]) -> list[int]:
+        """At the start, before anything is delivered: what a crash left in both queues leaves one of them.
 
         It was moved, so it leaves this one, unless an event of its condition that comes before it was not:
         then the crash was within the move, nothing of which was read, and all of it comes again.
+
+        Args:
+            target: the queue of events.
+            found: number here to number there, of what is in both (``first_reading``).
+
+        Returns:
+            Numbers of what left the queue of events.
         """
-        found: dict[int, int] = {}
-        after = 0
-        while self._items:
-            items, through = target.read(after)
-            if through == after:
-                break
-            after = through
-            for item in items:
-                waiting = self._items.get(item.later_seq)
-                if waiting is not None and _identity(waiting) == _moved_identity(item, waiting.purpose):
-                    found[item.later_seq] = item.seq
         if not found:
-            return
+            return []
         undone = [seq for seq in found if self._is_first_left(seq, found)]
-        target.discard([found.pop(seq) for seq in undone])
-        self.remove([self._items[seq] for seq in found])
+        others = [seq for seq in found if seq not in undone]
+        target.discard([found[seq] for seq in undone])
+        self.remove([self._items[seq] for seq in others])
         target.sync_deletions()
         self._queue.sync_deletions()
+        return [found[seq] for seq in undone]
 
     def _is_first_left(self, seq: int, moved_seqs: Container[int]) -> bool:
         """Whether one that was not moved comes before one that was."""

@@ -28,6 +28,7 @@ from sla_server.events.recipients.base import Held, Routed
 from sla_server.events.stages.fallback import with_fallback
 from sla_server.events.stages.route import route
 from sla_server.events.stages.silence import SilenceInForce, held
+from sla_server.rows import Row
 
 log = structlog.get_logger("routing")
 FILE: Final = "routing.json"
@@ -144,6 +145,25 @@ def _identity(row: Any) -> tuple[str, str]:
             raise ValueError("a recipient has no name")
         name = ""
     return kind, name
+
+
+def stored_table(documents: Iterable[Row], agreements: Iterable[Row]) -> RoutingTable:
+    """From rows of SQL in force; documents of another release are left out, as delivery does."""
+    held = []
+    for row in documents:
+        if row["kind"] in NOTIFICATION_KINDS:
+            try:
+                document = NOTIFICATION_KINDS[row["kind"]].from_json(row["spec"])
+            except ValidationError:
+                continue
+            author = str(row.get("applied_by") or "")
+            held.append(NotificationInForce(document, row["version"], row["applied_us"], author=author))
+    named = {
+        row["name"]: names
+        for row in agreements
+        if (names := (((row.get("spec") or {}).get("spec") or {}).get("parties") or {}).get("recipients"))
+    }
+    return RoutingTable.of(held, named)
 
 
 class DocumentRouter:

@@ -26,7 +26,7 @@ from pmdaemon.runtime.clock import Clock, Deadline
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.server import Recorded
-from sla_server.events.intake import MOST_IDS
+from sla_server.events.first_reading import MOST_IDS
 from sla_server.events.recipients.base import CONFIRMED, Answer, Notice, Recipient, refused, retry
 from sla_server.rows import Rows
 from sla_server.services.record_sender import TOO_MANY, Done, RecordSender

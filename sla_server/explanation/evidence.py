@@ -13,6 +13,8 @@ from sla_server.explanation.words import Row, Times
 
 MOST_USERS = 5
 MOST_WORKS = 5
+MAY_LACK = 0.02
+"""Of a rate that is promised (``agreements.verdicts.DELIVERED_RATIO``, which rows do not have)."""
 
 
 def promise_line(promise: Row) -> str:
@@ -123,16 +125,12 @@ def windows_line(figures: Row, at_us: int, times: Times) -> str:
     seen: Row = figures.get("promise") or {}
     if not seen.get("windows"):
         return ""
-    limit = seen.get("threshold_us")
-    measured = f"{_percentile(seen)} {words.latency(seen.get('latency_us'))}"
-    measured += f" of {words.latency(limit)} allowed" if limit else ", and demand above the curve"
     counted = f"{seen.get('over', 0)} of {words.plural(seen['windows'], 'window')} over the promise"
     busy = seen.get("excused_ratio") or 0
     return words.sentence(
         words.joined(
             (
-                f"{times.when(at_us)}: {measured}",
-                f"{seen.get('u', 0):.2f} times the misses allowed",
+                f"{times.when(at_us)}: {measured_of(seen, '; ')}",
                 counted,
                 f"{words.number(seen.get('offered_iops') or 0)} I/O/s offered",
                 f"{words.percent(busy)} of the I/Os left out, as the gateway's own host was busy"
@@ -143,26 +141,43 @@ def windows_line(figures: Row, at_us: int, times: Times) -> str:
     )
 
 
+def measured_of(seen: Row, between: str = ", ") -> str:
+    """What some windows have of what was promised, in words that fit the indicator.
+
+    Args:
+        seen: the promise's figures of a decision, or its row of the live snapshot. Decisions of a release
+            before have no ``metric``: the promise is taken for one of a percentile.
+        between: the two parts that a percentile has.
+    """
+    metric, limit, u = seen.get("metric") or "latency", seen.get("threshold_us"), seen.get("u") or 0
+    if metric in ("iops", "throughput"):
+        short = f"{min(u * MAY_LACK, 1) * 100:.1f} % of what was asked for, as far as it was promised"
+        return f"{short}, was not delivered, {words.percent(MAY_LACK)} allowed"
+    allowed = f" of {words.latency(limit)} allowed" if limit else ", and demand above the curve"
+    if metric == "availability":
+        stall = seen.get("stall_us")
+        outage = f"no I/O completed for {words.latency(stall)}{allowed}" if stall else "no outage"
+        return f"{outage}, {words.percent(seen.get('failed_ratio') or 0)} of the I/Os failed"
+    what = "mean latency" if metric == "mean_latency" else _percentile(seen)
+    measured = f"{what} {words.latency(seen.get('latency_us'))}{allowed}"
+    return measured if metric == "mean_latency" else f"{measured}{between}{u:.2f} times the misses allowed"
+
+
 def live_line(live: Row, objective: str) -> str:
     """What the newest windows of a promise say, from the live snapshot."""
     offered = live.get("offered_iops")
     rate = f", {words.number(offered)} I/O/s offered" if offered is not None else ""
     if live.get("reason"):
         return f"{objective}: {live['reason']}."
-    if live.get("metric") == "availability":
-        if live.get("state") == "idle":
-            return f"{objective}: there is no I/O to measure."
-        stall = words.latency(live["stall_us"]) if live.get("stall_us") else ""
-        allowed = f" of {words.latency(live['threshold_us'])} allowed" if live.get("threshold_us") else ""
-        failed = words.percent(live.get("failed_ratio") or 0)
-        outage = f"no I/O completed for {stall}{allowed}" if stall else "no outage"
-        return f"{objective}: in the last windows {outage}, {failed} of the I/Os failed{rate}."
-    if live.get("latency_us") is None:
+    if live.get("state") == "out-of-curve":
+        asked = f"{words.number(offered)} I/O/s offered are" if offered is not None else "the demand is"
+        return f"{objective}: {asked} more than its curve covers."
+    metric = live.get("metric")
+    is_latency = metric in (None, "latency", "mean_latency")
+    if live.get("state") == "idle" or (is_latency and live.get("latency_us") is None):
         return f"{objective}: there is no I/O to measure."
-    what = "mean latency" if live.get("metric") == "mean_latency" else _percentile(live)
-    allowed = f"of {words.latency(live.get('threshold_us'))} allowed, "
-    allowed += f"{live.get('u', 0):.2f} times the misses allowed"
-    return f"{objective}: the last windows have {what} {words.latency(live['latency_us'])} {allowed}{rate}."
+    said = "the last windows have" if is_latency else "in the last windows"
+    return f"{objective}: {said} {measured_of(live)}{rate}."
 
 
 def use_lines(decision: Row) -> list[str]:

@@ -413,9 +413,12 @@ def _agreement(facts: Row, times: Times) -> Explanation:
 _ORDER: Final = ("violating", "bad", "at-risk", "no-data", "no_data", "out-of-curve", "ok", "good")
 
 
-def _rank(promise: Row) -> int:
+def _rank(promise: Row) -> float:
+    """Worst first; a state that is not known comes before those that are well: it is no proof of that."""
     state = promise.get("state")
-    return _ORDER.index(state) if state in _ORDER else len(_ORDER)
+    if state in _ORDER:
+        return _ORDER.index(state)
+    return len(_ORDER) if state in words.SLA_STATES else _ORDER.index("ok") - 0.5
 
 
 def _help(facts: Row, worst: Row, status: str) -> str:

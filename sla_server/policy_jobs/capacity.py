@@ -35,6 +35,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from sla_server.policy_jobs.gap import load_in_gap
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
@@ -73,6 +75,9 @@ class Intervals:
         allowed_ratio: what the promise allows of missed / counted.
         latency_ratio: the promised percentile over X, NaN where it is not known; None: of no interval.
         at_us: begin; None: not known, then intervals are in order of time.
+        limit_us: X; 0: not known.
+        rate, service_us: I/Os a second of the whole backend, and their mean time at the storage; None: not
+            known.
     """
 
     load: Floats
@@ -81,6 +86,9 @@ class Intervals:
     allowed_ratio: float
     latency_ratio: Floats | None = None
     at_us: Ints | None = None
+    limit_us: float = 0.0
+    rate: Floats | None = None
+    service_us: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +101,7 @@ class Capacity:
         highest_load: of them.
         highest_kept: the largest load at which the isotonic curve is within the margin; 0: at none.
         isotonic, bound, queueing: what the value was chosen from; None where there is none.
+        between: likewise; a load that was not seen, see ``gap``.
         reason: how it was chosen, or why there is none.
         unlimited: the promise was kept at every load seen.
         curve: the points and what was fitted to them; None with too few.
@@ -108,6 +117,7 @@ class Capacity:
     queueing: float | None = None
     unlimited: bool = False
     curve: CapacityCurve | None = None
+    between: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +196,39 @@ def capacity(seen: Intervals) -> Capacity:
     queueing = _described(shown)
     crossing = _curve_estimate(queueing, estimate, float(load[-1]))
     found = _choose(points, highest, estimate, bound, crossing)
-    return replace(found, curve=_drawn(shown, queueing))
+    return replace(_with_gap(found, seen, most), curve=_drawn(shown, queueing))
+
+
+def _with_gap(found: Capacity, seen: Intervals, most: float) -> Capacity:
+    """The capacity, or where it lies in a gap between loads that were seen."""
+    if found.cost_per_s is None or seen.rate is None or seen.service_us is None:
+        return found
+    is_broken = seen.missed > most * seen.counted
+    between = load_in_gap(
+        seen.load, is_broken, seen.rate, seen.service_us,
+        found.highest_kept, MARGIN * seen.limit_us, seen.allowed_ratio,
+    )  # fmt: skip
+    if between is None or between <= found.cost_per_s:
+        return found
+    reason = (
+        f"no load was seen just above {found.highest_kept:.0f} cost/s, where it was kept: by a queue model"
+    )
+    return replace(found, cost_per_s=between, between=between, reason=reason)
+
+
+def combined(of_minutes: Capacity, steady: Intervals | None) -> Capacity:
+    """What minutes say, or what intervals of one load say that are shorter.
+
+    Minutes that blur bursts show less than there is, never more. So shorter intervals stand for them: by a
+    value that has a bound, and where the promise was kept at each of their loads by the largest of these. The
+    latter is no limit: ``unlimited``, and the last valid value is kept if it is larger.
+    """
+    if steady is None:
+        return of_minutes
+    found = capacity(steady)
+    if found.points < MIN_BOUND_POINTS or (found.cost_per_s is None and not found.unlimited):
+        return of_minutes
+    return found
 
 
 def _choose(
@@ -220,6 +262,9 @@ def _enough(seen: Intervals) -> Intervals:
         allowed_ratio=seen.allowed_ratio,
         latency_ratio=latency,
         at_us=None if seen.at_us is None else seen.at_us[good],
+        limit_us=seen.limit_us,
+        rate=None if seen.rate is None else seen.rate[good],
+        service_us=None if seen.service_us is None else seen.service_us[good],
     )
 
 

@@ -4,9 +4,11 @@
 of priority P and above are protected: their p95 demand is set aside. What is left goes to the others, also to
 those with promises of their own, in this order: floors, then what their own promises need (higher priorities
 first), then weighted max-min (water-filling) up to their demand. A volume whose p95 demand fits its share has
-no cap. With several promises on a backend each gives shares, and the smallest is the volume's: every capacity
-is respected. A cap is never 0, which would stop a volume, and, as caps change by parts of themselves, in all
-hours of the week: a twentieth of C, divided by weight, is a floor of all who give way.
+no cap; but one whose bursts alone ask for more than its share and what is spare gets these together as its
+cap: the demand of minutes does not show them. With several promises on a backend each gives shares, and the
+smallest is the volume's: every capacity is respected. A cap is never 0, which would stop a volume, and, as
+caps change by parts of themselves, in all hours of the week: a twentieth of C, divided by weight, is a floor
+of all who give way.
 
 **The week.** From one hour to the next a cap changes by at most 25 %, up or down. Caps are only ever lowered
 for that: the largest caps within the shares that change so slowly are a lower envelope, so the hours before a
@@ -41,6 +43,7 @@ class Demand:
     Attributes:
         weight: its priority, 8 gold to 1 best-effort.
         promised: of its p95 demand what a promise of its own covers; 0 without one.
+        peak: its rate while it is at work, which p95 of minutes blurs; 0: not known.
     """
 
     volume: str
@@ -49,6 +52,7 @@ class Demand:
     weight: float
     floor: float
     promised: float = 0.0
+    peak: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +131,18 @@ def _shares(limit: LoadLimit, demands: Sequence[Demand]) -> dict[str, HourShare]
     floor = np.maximum(floor, LEAST_LEFT * limit.cost_per_s * weight / weight.sum())
     least = _with_promises(left, others, demand, floor, weight)
     shares = water_fill(left, demand, least, weight)
+    spare = max(left - float(shares.sum()), 0.0)
     return {
-        item.volume: HourShare(None if item.p95 <= share * FITS else float(max(share, low)), float(own))
+        item.volume: HourShare(_cap(item, float(share), spare, float(low)), float(own))
         for item, share, own, low in zip(others, shares, least, floor, strict=True)
     }
+
+
+def _cap(item: Demand, share: float, spare: float, floor: float) -> float | None:
+    """None: what it asks for fits, also while it is at work."""
+    if item.p95 > share * FITS:
+        return max(share, floor)
+    return max(share + spare, floor) if item.peak > (share + spare) * FITS else None
 
 
 def _with_promises(

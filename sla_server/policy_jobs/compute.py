@@ -15,7 +15,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from sla_server.policy_jobs import grouped, inputs, model, transforms
+from sla_server.policy_jobs import cuts, grouped, inputs, model, transforms
 from sla_server.policy_jobs.inputs import CAPACITY
 
 if TYPE_CHECKING:
@@ -133,6 +133,30 @@ class Frames:
         return self._keep(transforms.promise_points(self.loads, self.rows.missed, self.promised))
 
     @cached_property
+    def _cuts(self) -> DataFrame | None:
+        """Of ``cuts.in_bins``; None: there are no cuts."""
+        has_cuts = self.rows.cuts is not None and self.read.bin_us
+        return cuts.in_bins(self.rows.cuts, self.read.bin_us) if has_cuts else None
+
+    @cached_property
+    def volume_bins(self) -> DataFrame | None:
+        """Of ``cuts.volume_bins``, likewise."""
+        return None if self._cuts is None else self._keep(cuts.volume_bins(self._cuts, self.streams))
+
+    @cached_property
+    def promise_bins(self) -> DataFrame | None:
+        """Of ``cuts.promise_bins``, likewise."""
+        if self._cuts is None or self.volume_bins is None:
+            return None
+        of_backends = cuts.backend_bins(self.volume_bins)
+        return cuts.promise_bins(self._cuts, self.promised, of_backends, self.read.bin_us)
+
+    @cached_property
+    def peaks(self) -> DataFrame | None:
+        """Of ``cuts.peaks``, likewise."""
+        return None if self.volume_bins is None else cuts.peaks(self.volume_bins, self.read.bin_us)
+
+    @cached_property
     def zones(self) -> DataFrame:
         """Backend and time zone."""
         return self.spark.createDataFrame(self.read.hours.zones)
@@ -145,7 +169,7 @@ def capacity_of(frames: Frames) -> pa.Table:
     """What each backend can take for each promise, unknown ones as the last valid; ``grouped.CAPACITY``."""
     rows = [
         model.with_former(row, frames.read.former_capacity)
-        for row in _rows(grouped.capacities(frames.points))
+        for row in _rows(grouped.capacities(frames.points, frames.promise_bins))
     ]
     return _table(rows, grouped.CAPACITY)
 
@@ -223,6 +247,7 @@ def _caps(frames: Frames, capacity: list[dict[str, Any]], known: pa.Table | None
         transforms.expected_demand(demand, frames.zones, coming),
         spark.createDataFrame(read.scope.classes),
         spark.createDataFrame(needs, "backend string, needs string"),
+        frames.peaks if needs else None,
     )
     caps = grouped.caps(limited).toArrow()
     return caps.sort_by([("volume", "ascending"), ("hour_of_week", "ascending")])

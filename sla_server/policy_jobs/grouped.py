@@ -22,7 +22,8 @@ from pmdaemon.wire.rates import COST_BYTES
 from sla_server.policy_jobs import cost_model, model
 from sla_server.policy_jobs.attribution import SharedIntervals, attribute
 from sla_server.policy_jobs.bursts import ROOM_S, burst_pair, burst_seconds
-from sla_server.policy_jobs.capacity import Intervals, capacity
+from sla_server.policy_jobs.capacity import Floats, Intervals, Ints, capacity, combined
+from sla_server.policy_jobs.steady import Bins, is_complete, steady
 from sla_server.policy_jobs.transforms import HOURS_A_WEEK, PLACED, US_A_SECOND
 
 if TYPE_CHECKING:
@@ -48,12 +49,14 @@ CAPACITY: Final = pa.schema(
         ("isotonic", pa.float64()),
         ("bound", pa.float64()),
         ("queueing", pa.float64()),
+        ("between", pa.float64()),
+        ("minutes", pa.float64()),
         ("unlimited", pa.bool_()),
         ("reason", pa.string()),
         ("curve", pa.string()),
     ]
 )
-"""``curve``: JSON of a ``capacity.CapacityCurve``; empty: there is none."""
+"""``minutes``: what minutes alone say; ``curve``: JSON of a ``capacity.CapacityCurve``, or empty."""
 COST: Final = pa.schema(
     [
         ("backend", pa.string()),
@@ -105,8 +108,15 @@ CAPS: Final = pa.schema(
 )
 
 
-def capacities(points: DataFrame) -> DataFrame:
-    """One row a (backend, promise, step), of the rows of ``transforms.promise_points``; CAPACITY."""
+def capacities(points: DataFrame, bins: DataFrame | None = None) -> DataFrame:
+    """One row a (backend, promise, step); CAPACITY.
+
+    Args:
+        points: of ``transforms.promise_points``.
+        bins: of ``cuts.promise_bins``.
+    """
+    if bins is not None:
+        points = points.unionByName(bins, allowMissingColumns=True)
     return points.groupBy("backend", "sla", "objective", "step").applyInArrow(capacity_of, _ddl(CAPACITY))
 
 
@@ -186,15 +196,33 @@ def burst_of(slots: pa.Table, half_life_days: float, now_us: int) -> pa.Table:
 
 
 def capacity_of(points: pa.Table) -> pa.Table:
-    """The capacity of one backend for one promise at one step of its curve."""
+    """The capacity of one backend for one promise at one step of its curve.
+
+    Args:
+        points: minutes, and bins of cuts, which have a ``bin_us``.
+    """
     points = points.sort_by("at_us")
-    load, counted, missed = (_floats(points, name) for name in ("load", "counted", "missed"))
-    at_us = points["at_us"].to_numpy().astype(np.int64)
-    found = capacity(Intervals(load, counted, missed, points["allowed"][0].as_py(), at_us=at_us))
+    allowed = points["allowed"][0].as_py()
+    is_bin = pc.is_valid(points["bin_us"]) if "bin_us" in points.column_names else pa.nulls(0)
+    bins = points.filter(is_bin) if len(is_bin) else points.slice(0, 0)
+    minutes = points.filter(pc.invert(is_bin)) if len(is_bin) else points
+    load, counted, missed = (_floats(minutes, name) for name in ("load", "counted", "missed"))
+    at_us = minutes["at_us"].to_numpy().astype(np.int64)
+    of_minutes = capacity(Intervals(load, counted, missed, allowed, at_us=at_us))
+    found = combined(of_minutes, _steady_bins(bins, at_us, load, allowed) if bins.num_rows else None)
     keys = {name: points[name][0].as_py() for name in ("backend", "sla", "objective", "step")}
-    row = {**keys, **asdict(found)}
+    row = {**keys, **asdict(found), "minutes": of_minutes.cost_per_s}
     row["curve"] = json.dumps(row["curve"]) if found.curve is not None else ""
     return pa.Table.from_pylist([row], schema=CAPACITY)
+
+
+def _steady_bins(bins: pa.Table, minute_us: Ints, minute_load: Floats, allowed: float) -> Intervals:
+    """Intervals of one load, of bins by time."""
+    bin_us, at_us = bins["bin_us"][0].as_py(), bins["at_us"].to_numpy().astype(np.int64)
+    names = ("load", "counted", "missed", "ios", "svc_us")
+    found = Bins(at_us, *(_floats(bins, name) for name in names))
+    found = found.only(is_complete(at_us, found.load, bin_us, minute_us, minute_load))
+    return steady(found, bin_us, allowed, float(bins["threshold_us"][0].as_py()))
 
 
 def cost_of(slots: pa.Table) -> pa.Table:

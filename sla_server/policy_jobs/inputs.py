@@ -7,6 +7,7 @@ the distinct names among them, and the promises in force.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -22,6 +23,7 @@ from sla_server.agreements.promise import InForce, Priority, Promise, classes, p
 from sla_server.agreements.volume_labels import label_book
 from sla_server.db.queries.job_results import table_of
 from sla_server.policy_jobs import sql_source
+from sla_server.policy_jobs.cuts import bin_length_us, chosen_cuts, read_cuts
 from sla_server.policy_jobs.demand import HourTables, hour_tables
 from sla_server.policy_jobs.errors import NoSuchCalendar, NothingToLearn, UnreadableAgreement
 from sla_server.policy_jobs.scope import KnownNames, Scope, scope_of
@@ -64,6 +66,7 @@ class JobInputs:
         hours: which hour of the week is when, at each backend.
         former_capacity: backend -> the newest valid capacity of an earlier policy, cost units a second.
         slots_an_hour: of fine rollups; an hourly one weighs as many of them.
+        bin_us: length of the bins that cuts are read in; 0: they are not.
     """
 
     streams: pa.Table
@@ -73,6 +76,7 @@ class JobInputs:
     hours: HourTables
     former_capacity: dict[str, float]
     slots_an_hour: int = 60
+    bin_us: int = 0
 
 
 @dataclass(frozen=True)
@@ -81,15 +85,21 @@ class Statistics:
 
     Attributes:
         slots, missed, hours: columns ``SLOT_COLUMNS``, ``MISSED_COLUMNS``, ``HOUR_COLUMNS``.
+        cuts: columns ``cuts.CUT_DDL``, of the last days; None: there are none.
     """
 
     slots: DataFrame
     missed: DataFrame
     hours: DataFrame
+    cuts: DataFrame | None = None
 
 
 def read(
-    store: PolicyStore, snapshot: StatisticsSnapshot, settings: PolicyJobConfig, rollup_s: int = 60
+    store: PolicyStore,
+    snapshot: StatisticsSnapshot,
+    settings: PolicyJobConfig,
+    rollup_s: int = 60,
+    interval_s: float = 1.0,
 ) -> JobInputs:
     """What the driver needs.
 
@@ -98,6 +108,7 @@ def read(
         snapshot: of the statistics.
         settings: of the job.
         rollup_s: length of a fine rollup.
+        interval_s: gateways are polled that often.
 
     Raises:
         NothingToLearn: there are no rollups in the window.
@@ -127,7 +138,9 @@ def read(
         settings.half_life_days,
         _holidays(store, settings.calendar),
     )
-    return JobInputs(streams, volumes, scope, in_scope, hours, former_capacity(store), 3600 // rollup_s)
+    bin_us = bin_length_us(interval_s) if settings.cut_rows else 0
+    former = former_capacity(store)
+    return JobInputs(streams, volumes, scope, in_scope, hours, former, 3600 // rollup_s, bin_us)
 
 
 def zones_of(in_force: Sequence[InForce], backend_of: Mapping[str, str], default: str) -> dict[str, str]:
@@ -158,8 +171,13 @@ def _holidays(store: PolicyStore, calendar: str) -> frozenset[date]:
     raise NoSuchCalendar(calendar)
 
 
-def statistics(spark: SparkSession, snapshot: StatisticsSnapshot) -> Statistics:
+def statistics(spark: SparkSession, snapshot: StatisticsSnapshot, cut_rows: int = 0) -> Statistics:
     """The snapshot's rows; nothing is read yet.
+
+    Args:
+        spark: the session.
+        snapshot: of the statistics.
+        cut_rows: of raw cuts, read at most so many.
 
     Raises:
         FilesNotForSpark: it has no connector for them.
@@ -169,7 +187,15 @@ def statistics(spark: SparkSession, snapshot: StatisticsSnapshot) -> Statistics:
         slots=_rows(spark, snapshot, SLOTS, SLOT_DDL, snapshot.slot_files),
         missed=_rows(spark, snapshot, MISSED, MISSED_DDL, snapshot.missed_files),
         hours=_rows(spark, snapshot, HOURS, HOUR_DDL, snapshot.hour_files, snapshot.hour_days),
+        cuts=_cuts(spark, snapshot, cut_rows),
     )
+
+
+def _cuts(spark: SparkSession, snapshot: StatisticsSnapshot, most_rows: int) -> DataFrame | None:
+    numbers, spans = chosen_cuts(snapshot.cut_files, most_rows)
+    paths = [snapshot.cut_path(snapshot.cut_files[number]) for number in numbers]
+    paths = [path for path in paths if "://" in path or os.access(path, os.R_OK)]
+    return read_cuts(spark, [for_spark(path) for path in paths], spans) if paths else None
 
 
 def _rows(

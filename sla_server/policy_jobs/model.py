@@ -29,15 +29,17 @@ def with_former(row: Mapping[str, Any], former: Mapping[str, float]) -> dict[str
     """A capacity, or where the data do not tell it what is known of its backend.
 
     Args:
-        row: backend, cost_per_s, reason, unlimited (kept at every load seen), highest_kept.
+        row: backend, cost_per_s, reason, unlimited (kept at every load seen), highest_kept, minutes (what
+            minutes alone say, for where bursts were not seen and nothing else is known).
         former: of backends, the newest valid capacity of an earlier policy.
     """
     value, reason = row["cost_per_s"], row["reason"]
-    known = former.get(row["backend"])
+    known = former.get(row["backend"], row.get("minutes"))
     if value is None and known is not None:
-        value, reason = known, f"{reason}; the last valid value is kept"
+        is_former = row["backend"] in former
+        value, reason = known, f"{reason}; {'the last valid value is kept' if is_former else 'by minutes'}"
         if row["unlimited"] and row["highest_kept"] > known:
-            value, reason = row["highest_kept"], f"{row['reason']}, which is above the last valid value"
+            value, reason = row["highest_kept"], f"{row['reason']}, which is above {known:.0f} cost/s known"
     return {**row, "cost_per_s": value, "reason": reason}
 
 
@@ -121,7 +123,8 @@ def caps_of_week(
 
     Args:
         rows: volume, hour_of_week, p50, p95 (cost a second), mean_cost (of an I/O, None: not known), weight,
-            floor_iops, floor_bytes_per_s, promised_iops (up to so much a promise of its own holds, else 0).
+            floor_iops, floor_bytes_per_s, promised_iops (up to so much a promise of its own holds, else 0);
+            peak (cost a second while it is at work), where cuts say it.
         needs: of the promises on the backend.
     """
     by_hour: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
@@ -149,4 +152,5 @@ def _demand(row: Mapping[str, Any]) -> Demand:
         mean_bytes = max(mean_cost - 1.0, LEAST_UNIT) * BYTES_A_UNIT
         floor = max(floor * mean_cost, row["floor_bytes_per_s"] / mean_bytes * mean_cost)
         promised = min(promised, row["promised_iops"] * mean_cost)
-    return Demand(row["volume"], row["p50"], row["p95"], row["weight"], floor, promised)
+    peak = row.get("peak") or 0.0
+    return Demand(row["volume"], row["p50"], row["p95"], row["weight"], floor, promised, peak)

@@ -58,7 +58,7 @@ def on_spark(
         job_dir: its directory.
         action: what to do with the session.
         log_path: where stderr goes meanwhile, for the error.
-        rows: rollups that will be read, about.
+        rows: rollups and cuts that will be read, about.
 
     Raises:
         NoJava: there is nothing to start it with.
@@ -140,14 +140,17 @@ def on_statistics(
             StatisticsSnapshot(config.database, config.data_dir, window_us, inputs.COLUMNS, copy_dir)
         ) as snapshot,
     ):
-        read = inputs.read(store, snapshot, settings, config.database.rollup_s)
+        interval_s = config.pmdaemon.interval_s
+        read = inputs.read(store, snapshot, settings, config.database.rollup_s, interval_s)
+        cut_rows = settings.cut_rows if read.bin_us else 0
+        cuts = min(sum(row.rows for row in snapshot.cut_files), cut_rows)
         in_sql, in_files = snapshot.rows(inputs.SLOTS), snapshot.slot_files.rows
         hours = snapshot.rows(inputs.HOURS) + snapshot.hour_files.rows
         rows = in_sql + in_files + hours
         begun(rows)
 
         def in_session(spark: SparkSession) -> tuple[T, str]:
-            found = action(spark, inputs.statistics(spark, snapshot), read)
+            found = action(spark, inputs.statistics(spark, snapshot, cut_rows), read)
             return found, master_of(spark, settings.master)
 
         click.echo(
@@ -157,11 +160,12 @@ def on_statistics(
             err=True,
         )
         with stderr_to(log_path):
-            (found, master), use = on_spark(settings, job_dir, in_session, log_path, rows)
+            (found, master), use = on_spark(settings, job_dir, in_session, log_path, rows + cuts)
     return found, {
         "window_days": settings.window_days,
         "rollups": in_sql + in_files,
         "hours": hours,
+        "cuts": cuts,
         "master": master,
         "pyspark": version("pyspark"),
         "spark_start_s": use.start_s,

@@ -301,20 +301,24 @@ def cost_slots(loads: DataFrame) -> DataFrame:
     ).select("backend", "at_us", "reads", "writes", "bytes", "svc_us", *PLACED)
 
 
-def demand_under_limits(demand: DataFrame, classes: DataFrame, needs: DataFrame) -> DataFrame:
+def demand_under_limits(
+    demand: DataFrame, classes: DataFrame, needs: DataFrame, peaks: DataFrame | None = None
+) -> DataFrame:
     """Demand of all volumes with what decides on their caps.
 
     Args:
         demand: of ``expected_demand``.
         classes: of ``scope.Scope``.
         needs: backend, needs (``model.encode``); no row: no capacity is known.
+        peaks: of ``cuts.peaks``.
 
     Returns:
-        columns of ``hourly_demand`` and of ``classes``, and needs.
+        columns of ``hourly_demand`` and of ``classes``, needs, and peak of volumes that have one.
     """
     from pyspark.sql import functions as F
 
-    return demand.join(F.broadcast(classes), "volume").join(F.broadcast(needs), "backend", "left")
+    found = demand.join(F.broadcast(classes), "volume").join(F.broadcast(needs), "backend", "left")
+    return found if peaks is None else found.join(peaks, ["backend", "volume"], "left")
 
 
 def period_sums(slices: DataFrame, spans: DataFrame) -> DataFrame:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from operator import itemgetter
+from operator import add, itemgetter
 from typing import Final
 
 from sla_server.agreements import periods
@@ -41,8 +41,12 @@ NOT_JUDGED_TEXT: Final = (
 NOT_YET_TEXT: Final = "not judged yet"
 GROUP: Final = ("version", "state", "ours", "inexact", "length_us")
 """What slices have in common that count alike."""
+_BEFORE_ALL_US: Final = -(1 << 62)
+_AFTER_ALL_US: Final = 1 << 62
 _START: Final = itemgetter("start_us")
 _KIND_OF: Final = itemgetter(*GROUP)
+_LENGTH: Final = itemgetter("length_us")
+_LENGTH_OF: Final = itemgetter("state", "reason", "length_us")
 
 
 @dataclass(frozen=True)
@@ -61,16 +65,31 @@ class ObjectiveSlices:
     last: Terms
     by_version: Mapping[int, tuple[InForce, Objective]]
 
-    def sums(self, rows: Iterable[Row] | None = None) -> PeriodSums:
-        """Of all, or of some."""
-        return sums_of_rows(grouped(self.rows if rows is None else rows), self.terms, self.last)
+    @cached_property
+    def sums(self) -> PeriodSums:
+        """Of all."""
+        return self.sums_of(self.rows)
+
+    def sums_of(self, rows: Iterable[Row]) -> PeriodSums:
+        """Of some."""
+        return sums_of_rows(grouped(rows), self.terms, self.last)
+
+    @cached_property
+    def notable(self) -> list[Row]:
+        """Those that are more than good: nearly none, nearly always, and lists are made of them alone."""
+        return [row for row in self.rows if row["state"] != "good" or row["inexact"]]
+
+    @cached_property
+    def lengths_us(self) -> Counter[tuple[str, str, int]]:
+        """(state, reason, length) to how many slices have them."""
+        return Counter(map(_LENGTH_OF, self.rows))
 
     @cached_property
     def without_exclusions(self) -> tuple[PeriodSums, int]:
         """The sums as if no maintenance had excused anything, and how many slices are not known then."""
         rows, unknown = [], 0
-        if not any(row["state"] == "excluded" for row in self.rows):
-            return self.sums(), 0
+        if not any(row["state"] == "excluded" for row in self.notable):
+            return self.sums, 0
         for row in self.rows:
             if row["state"] == "excluded" and row["reason"] != OUTSIDE:
                 state = unexcused_state(row, self.by_version.get(row["version"]))
@@ -79,7 +98,7 @@ class ObjectiveSlices:
                     continue
                 row = {**row, "state": state}
             rows.append(row)
-        return self.sums(rows), unknown
+        return self.sums_of(rows), unknown
 
 
 def grouped(rows: Iterable[Row]) -> list[Row]:
@@ -100,8 +119,7 @@ def day_figures(slices: ObjectiveSlices, period: ReportPeriod, end_us: int) -> l
     firsts = [bisect_left(slices.rows, day[1], key=_START) for day in days]
     found = []
     for (day, from_us, to_us), first, end in zip(days, firsts, [*firsts[1:], len(slices.rows)], strict=True):
-        rows = slices.rows[first:end]
-        sums = slices.sums(rows)
+        sums = slices.sums_of(slices.rows[first:end])
         found.append(
             DayFigures(
                 day=day,
@@ -118,26 +136,21 @@ def day_figures(slices: ObjectiveSlices, period: ReportPeriod, end_us: int) -> l
 
 
 def gaps(slices: ObjectiveSlices, spans: Iterable[Span]) -> list[Span]:
-    """Parts of ``spans`` that no stored slice covers, at least a slice long.
+    """Parts of ``spans`` that no stored slice covers, at least a slice long, in order.
 
-    Rows are in order of their starts; each span begins at the first row that reaches into it.
+    Rows are in order of their starts.
     """
-    found: list[Span] = []
     # Lists of numbers: 43,200 pairs would set the garbage collector off, which takes longer than all else.
-    ends = [row["start_us"] + row["length_us"] for row in slices.rows]
-    reaches = list(accumulate(ends, max))
-    for from_us, to_us in spans:
-        reached = from_us
-        for place in range(bisect_right(reaches, from_us), len(ends)):
-            start_us, end_us = slices.rows[place]["start_us"], ends[place]
-            if start_us >= to_us:
-                break
-            if start_us > reached:
-                found.append((reached, start_us))
-            reached = max(reached, end_us)
-        if reached < to_us:
-            found.append((reached, to_us))
-    return found
+    starts = list(map(_START, slices.rows))
+    reaches = list(accumulate(map(add, starts, map(_LENGTH, slices.rows)), max))
+    begins, ends = [_BEFORE_ALL_US, *reaches], [*starts, _AFTER_ALL_US]
+    holes = [(begin, end) for begin, end in zip(begins, ends, strict=True) if begin < end]
+    return [
+        (max(hole[0], from_us), min(hole[1], to_us))
+        for from_us, to_us in spans
+        for hole in holes[bisect_right(holes, from_us, key=itemgetter(1)) :]
+        if max(hole[0], from_us) < min(hole[1], to_us)
+    ]
 
 
 def promised_spans(slices: ObjectiveSlices, bounds: Span) -> list[Span]:
@@ -176,11 +189,10 @@ def service_s(slices: ObjectiveSlices, spans: Iterable[Span]) -> tuple[int, int]
 def time_account(slices: ObjectiveSlices, sums: PeriodSums, unjudged: Sequence[Span]) -> TimeAccount:
     """Where the time went."""
     of_state = dict.fromkeys(("good", "bad", "no_data", "not_applicable", "planned", "outside"), 0)
-    for row in slices.rows:
-        state = row["state"]
+    for (state, reason, length_us), count in slices.lengths_us.items():
         if state == "excluded":
-            state = "outside" if row["reason"] == OUTSIDE else "planned"
-        of_state[state] += row["length_us"]
+            state = "outside" if reason == OUTSIDE else "planned"
+        of_state[state] += length_us * count
     seconds = {state: us // SECOND_US for state, us in of_state.items()}
     inside_s, outside_s = service_s(slices, unjudged)
     outside_s += seconds["outside"]
@@ -197,14 +209,14 @@ def time_account(slices: ObjectiveSlices, sums: PeriodSums, unjudged: Sequence[S
     )
 
 
-def reasons_of(rows: Iterable[Row]) -> list[ReasonTotal]:
+def reasons_of(slices: ObjectiveSlices) -> list[ReasonTotal]:
     """Slices that are not good, by state and reason, the longest first."""
     found: dict[tuple[str, str], list[int]] = {}
-    for row in rows:
-        if row["state"] in ("bad", "no_data", "not_applicable"):
-            total = found.setdefault((row["state"], row["reason"]), [0, 0])
-            total[0] += 1
-            total[1] += row["length_us"]
+    for (state, reason, length_us), count in slices.lengths_us.items():
+        if state in ("bad", "no_data", "not_applicable"):
+            total = found.setdefault((state, reason), [0, 0])
+            total[0] += count
+            total[1] += length_us * count
     ordered = sorted(found.items(), key=lambda each: (-each[1][1], each[0]))
     return [
         ReasonTotal(
@@ -250,14 +262,16 @@ def _head(objective: str, run: Sequence[Row]) -> dict[str, object]:
     }
 
 
-def bad_spans(slices: ObjectiveSlices) -> list[WorstSpan]:
-    """Bad slices in a row, with the worst of them."""
-    found = []
-    for run in runs(slices.rows, lambda row: row["state"] == "bad"):
-        worst = max(run, key=lambda row: (row["missed"] / max(row["n"], 1), row["measured"] or 0.0))
-        figures = {name: worst[name] for name in ("n", "missed", "threshold_us", "measured")}
-        found.append(WorstSpan.model_validate({**_head(slices.name, run), **figures}))
-    return found
+def bad_runs(slices: ObjectiveSlices) -> list[list[Row]]:
+    """Bad slices in a row; a month may have thousands, of which a report lists some."""
+    return runs(slices.notable, lambda row: row["state"] == "bad")
+
+
+def bad_span(objective: str, run: Sequence[Row]) -> WorstSpan:
+    """One of ``bad_runs``, with the worst slice of it."""
+    worst = max(run, key=lambda row: (row["missed"] / max(row["n"], 1), row["measured"] or 0.0))
+    figures = {name: worst[name] for name in ("n", "missed", "threshold_us", "measured")}
+    return WorstSpan.model_validate({**_head(objective, run), **figures})
 
 
 def missing_spans(
@@ -273,7 +287,7 @@ def missing_spans(
     found = [
         ReportedSpan.model_validate(_head(slices.name, run))
         for run in runs(
-            slices.rows,
+            slices.notable,
             lambda row: row["state"] == "no_data",
             lambda row: (row["reason"], row["ours"]),
         )
@@ -300,7 +314,7 @@ def inexact_spans(slices: ObjectiveSlices) -> list[ReportedSpan]:
     return [
         ReportedSpan.model_validate({**_head(slices.name, run), "reason": "inexact", "text": text})
         for run in runs(
-            slices.rows,
+            slices.notable,
             lambda row: bool(row["inexact"]) and row["state"] in ("good", "bad"),
             lambda row: row["state"],
         )

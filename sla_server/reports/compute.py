@@ -61,7 +61,7 @@ def compute_report(inputs: ReportInputs) -> ReportContent:
             left_out[name] = len(items) - MOST_LISTED
         return list(items[:MOST_LISTED])
 
-    bad = [span for slices in of_period.values() for span in accounts.bad_spans(slices)]
+    bad = [(each.name, run) for each in of_period.values() for run in accounts.bad_runs(each)]
     missing = [
         span
         for name, slices in of_period.items()
@@ -81,7 +81,7 @@ def compute_report(inputs: ReportInputs) -> ReportContent:
         objectives=[_objective(inputs, slices, pending[name]) for name, slices in of_period.items()],
         credits=_credits(inputs, {name: each for name, each in every.items() if each is not None}),
         episodes=listed("episodes", findings.episodes_of(inputs, of_period)),
-        bad=listed("bad", bad),
+        bad=[accounts.bad_span(*each) for each in listed("bad", bad)],
         missing=listed("missing", missing),
         inexact=listed("inexact", inexact),
         maintenance=listed("maintenance", findings.maintenance_of(inputs, of_period.values())),
@@ -131,7 +131,7 @@ def _objective(inputs: ReportInputs, slices: ObjectiveSlices, unjudged: Sequence
     agreed = {objective.name: objective for objective in last.agreement.judged}
     is_agreed = slices.name in agreed
     objective = agreed.get(slices.name) or slices.by_version[max(slices.by_version)][1]
-    sums = slices.sums()
+    sums = slices.sums
     without, _unknown = slices.without_exclusions
     return ReportedObjective(
         name=slices.name,
@@ -149,7 +149,7 @@ def _objective(inputs: ReportInputs, slices: ObjectiveSlices, unjudged: Sequence
         due_s=(sums.good_us + sums.bad_us) // SECOND_US,
         time=accounts.time_account(slices, sums, unjudged),
         budget=_budget(inputs, slices, sums, terms_of(objective), last),
-        reasons=accounts.reasons_of(slices.rows),
+        reasons=accounts.reasons_of(slices),
         days=accounts.day_figures(slices, inputs.period, inputs.end_us),
     )
 
@@ -225,7 +225,7 @@ def _credits(inputs: ReportInputs, slices: dict[str, ObjectiveSlices]) -> Report
 def _credited(
     inputs: ReportInputs, slices: dict[str, ObjectiveSlices], bounds: Span, item: InForce
 ) -> CreditedPeriod:
-    sums = {name: _within(each, bounds).sums() for name, each in slices.items()}
+    sums = {name: _within(each, bounds).sums for name, each in slices.items()}
     former = {name: each.last.target for name, each in slices.items()}
     found = period_credit(item.agreement, item.version, sums, bounds, inputs.as_of_us, former)
     is_rolling = isinstance(item.agreement.spec.window, RollingWindow)

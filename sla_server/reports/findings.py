@@ -33,7 +33,7 @@ STORAGE_REASONS: Final = ("hung", "failed")
 def episodes_of(inputs: ReportInputs, slices: Mapping[str, ObjectiveSlices]) -> list[ReportedEpisode]:
     """Violations that lasted in some of the period, oldest first."""
     found = []
-    bad = {name: _BadSlices(each.rows) for name, each in slices.items()}
+    bad = {name: _BadSlices(each.notable) for name, each in slices.items()}
     for row in inputs.episodes:
         end_us = row["closed_us"] or inputs.end_us
         inside_us = min(end_us, inputs.end_us) - max(row["opened_us"], inputs.period.from_us)
@@ -140,7 +140,7 @@ def maintenance_of(inputs: ReportInputs, slices: Iterable[ObjectiveSlices]) -> l
     """Work that excused slices, once for all objectives with slices of the same spans."""
     spans: dict[tuple[int, int, str], int] = {}
     for each in slices:
-        for run in runs(each.rows, lambda row: row["state"] == "excluded" and row["reason"] != OUTSIDE):
+        for run in runs(each.notable, lambda row: row["state"] == "excluded" and row["reason"] != OUTSIDE):
             key = run[0]["start_us"], run[-1]["start_us"] + run[-1]["length_us"], run[0]["reason"]
             spans.setdefault(key, len(run))
     found = [

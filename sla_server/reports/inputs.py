@@ -50,8 +50,9 @@ class ReportInputs:
         rows: rows of ``agreements``, those that cannot be read included.
         credited: periods of the agreement that end in the report's, or go on at its end; of a rolling
             window the one that ends with it.
-        slices: objective to the newest revision of each slice, from the first credited period on.
-        revised: slices with a revision after ``as_of_us``.
+        slices: objective to the newest revision of each slice, from the first credited period on. Those that
+            are neither bad nor excluded are whole only ``to_verify``.
+        revised: slices with a revision after ``as_of_us``; counted only ``to_verify``.
         judged_us: until when any slice was judged; ``judged``: the same by objective. 0: none was.
         alive_us: when the server last noted that it was up, by its own clock; 0: never.
         held: volume to I/Os and delay of the hours in which it was throttled for this agreement.
@@ -149,9 +150,23 @@ def credited_periods(versions: Sequence[InForce], period: ReportPeriod, end_us: 
 
 
 def read_inputs(
-    reader: SqlReader, name: str, period_text: str, as_of_us: int, most_slices: int = MOST_SLICES
+    reader: SqlReader,
+    name: str,
+    period_text: str,
+    as_of_us: int,
+    most_slices: int = MOST_SLICES,
+    *,
+    to_verify: bool = False,
 ) -> ReportInputs:
     """Read all that a report says.
+
+    Args:
+        reader: of SQL.
+        name: of the agreement.
+        period_text: names the period.
+        as_of_us: what was recorded later is left out.
+        most_slices: of a report; more are not read.
+        to_verify: also what is said of a report that was issued: every slice whole, and ``revised``.
 
     Raises:
         PeriodTooLong: there may be more than ``most_slices`` slices in it.
@@ -172,10 +187,10 @@ def read_inputs(
             f"agreement {name!r} was stored by another release and cannot be read: apply its document again"
         )
     period = find_period(versions, period_text, as_of_us)
-    return _read(reader, ReportInputs(name, period, as_of_us, versions, rows), most_slices)
+    return _read(reader, ReportInputs(name, period, as_of_us, versions, rows), most_slices, to_verify)
 
 
-def _read(reader: SqlReader, found: ReportInputs, most_slices: int) -> ReportInputs:
+def _read(reader: SqlReader, found: ReportInputs, most_slices: int, to_verify: bool) -> ReportInputs:
     """All the rest, for a period and versions that are known."""
     name, period, as_of_us, end_us = found.name, found.period, found.as_of_us, found.end_us
     if period.from_us >= as_of_us:
@@ -193,7 +208,9 @@ def _read(reader: SqlReader, found: ReportInputs, most_slices: int) -> ReportInp
     left = most_slices
     for objective in names:
         # More than expected: stored by a version with shorter slices that cannot be read any more.
-        found_slices = reader.reports.slices_as_of(name, objective, from_us, end_us, as_of_us, left + 1)
+        found_slices = reader.reports.slices_as_of(
+            name, objective, from_us, end_us, as_of_us, left + 1, whole=to_verify
+        )
         left -= len(found_slices)
         if left < 0:
             raise PeriodTooLong(period.text, most_slices - left, most_slices)
@@ -214,7 +231,8 @@ def _read(reader: SqlReader, found: ReportInputs, most_slices: int) -> ReportInp
         credited=credited,
         slices=slices,
         revised=sum(
-            reader.reports.revised_after(name, objective, from_us, end_us, as_of_us) for objective in names
+            reader.reports.revised_after(name, objective, from_us, end_us, as_of_us)
+            for objective in (names if to_verify else ())
         ),
         judged_us=reader.reports.judged_until(as_of_us),
         judged={objective: reader.reports.judged_until(as_of_us, (name, objective)) for objective in names},

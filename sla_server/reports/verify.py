@@ -238,7 +238,7 @@ def verify_report(
     content = report.content
     try:
         agreement, period = content.agreement.name, content.period.text
-        inputs = read_inputs(reader, agreement, period, content.as_of_us, most_slices)
+        inputs = read_inputs(reader, agreement, period, content.as_of_us, most_slices, to_verify=True)
     except ReportError as exc:
         found.add("gone", "content", str(exc))
         return found

@@ -27,6 +27,7 @@ from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.gc_tuning import GcTuning
 from pmdaemon.runtime.stop import Stop
+from pmdaemon.runtime.term import Term
 from pmdaemon.runtime.threads import ThreadGroup
 from pmdaemon.space.watcher import SpaceWatcher
 from sla_server.events.recipients.config import NotifyDirectories
@@ -119,7 +120,7 @@ def run(config: ResolvedConfig, stop: Stop) -> int:
             watcher.start()
         initialized()
         log.info("ready", agreements=len(start.catalog.items), mode=start.mode, policy=start.policy_version)
-        _loop(services, sql_worker, main, app, clock, stop)
+        _loop(services, sql_worker, main, app, clock, stop, Term.of_environment(config.runtime_dir))
         services.flush(clock.monotonic_ns())
         log.info("stopped", reason=stop.reason, unrecorded=record_sender.waiting())
         is_done = True
@@ -170,7 +171,13 @@ def recover_state(
 
 
 def _loop(
-    services: Services, sql_worker: SqlWorker, main: Mailbox, app: Mailbox, clock: Clock, stop: Stop
+    services: Services,
+    sql_worker: SqlWorker,
+    main: Mailbox,
+    app: Mailbox,
+    clock: Clock,
+    stop: Stop,
+    term: Term,
 ) -> None:
     boxes = (app, main)  # people first: a request is one small message
     with GcTuning.in_charge(), short_turns():
@@ -178,6 +185,11 @@ def _loop(
         collector = GcTuning()
         while not stop.is_set():
             watchdog.beat()
+            if (
+                not term.is_on()
+            ):  # the machine stood still, and all gateways seem lost: another server has them
+                stop.wait(TICK_S)
+                continue
             busy = [_drain(services, box, clock) for box in boxes]
             sql_worker.yield_to_main_loop(to_mail=any(busy))
             now_ns = clock.monotonic_ns()

@@ -158,7 +158,7 @@ class Requests:
                 self._refuse(request, 503, f"not recorded: {error}", "Try again")
             elif approved is not None and self._newest.get(approved.what) != request:
                 problem = f"approval {approved.name} was recorded, but another change came before it was done"
-                self._refuse(request, 409, problem, "See what is in force: sla status; or ask for it again")
+                self._refuse(request, 409, problem, "See what is in force: sla mode; or ask for it again")
             else:
                 if approved is not None:
                     approved.act()

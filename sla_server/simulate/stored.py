@@ -54,6 +54,47 @@ Part = tuple[float, float, float]
 """Of a slot: begin and length in seconds, and its share of the slot's requests."""
 
 
+class SlotParts(Mapping[int, Sequence[Part]]):
+    """How the requests of one stream's slots are spread: the second of a slot's start to its parts.
+
+    Some days of cuts of all streams are in memory at once: a part is 24 bytes of an array here, a tuple of
+    three floats would be 150.
+
+    Args:
+        seconds: of slots, rising; shape (slots,).
+        first: of each slot the row of its first part, and the number of rows; shape (slots + 1,).
+        parts: columns of ``Part``, slot by slot; shape (rows, 3).
+    """
+
+    def __init__(self, seconds: Ints, first: Ints, parts: Floats) -> None:
+        self._seconds, self._first, self._parts = seconds, first, parts
+
+    @property
+    def nbytes(self) -> int:
+        """Of its arrays."""
+        return self._seconds.nbytes + self._first.nbytes + self._parts.nbytes
+
+    def _place(self, second: object) -> int:
+        place = int(np.searchsorted(self._seconds, second)) if isinstance(second, int) else len(self)
+        return place if place < len(self) and self._seconds[place] == second else -1
+
+    def __contains__(self, second: object) -> bool:
+        return self._place(second) >= 0
+
+    def __getitem__(self, second: int) -> Sequence[Part]:
+        place = self._place(second)
+        if place < 0:
+            raise KeyError(second)
+        rows = self._parts[self._first[place] : self._first[place + 1]].tolist()
+        return [(begin, length_s, share) for begin, length_s, share in rows]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._seconds.tolist())
+
+    def __len__(self) -> int:
+        return len(self._seconds)
+
+
 class Slots(Protocol):
     """What ``db.queries.replay`` reads; see ``StoredSlots`` there."""
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -27,7 +28,7 @@ from sla_server.simulate.stored import (
     FittedDevice,
     Floats,
     Ints,
-    Part,
+    SlotParts,
     StoredFeed,
     device_note,
     fit,
@@ -91,33 +92,45 @@ def with_cuts(plan: Plan, cuts: Cuts, *, fits: bool) -> Plan:
     return dataclasses.replace(plan, feeds=feeds, devices=devices, notes=[said, *notes])
 
 
-def _parts_by_slot(plan: Plan, cuts: Cuts) -> dict[int, dict[int, tuple[Part, ...]]]:
-    """By stream and second of the slot: (begin, length, share of the arrivals) of each of its cuts."""
+def _parts_by_slot(plan: Plan, cuts: Cuts) -> dict[int, SlotParts]:
+    """By stream the parts of its slots, of slots whose cuts are all there."""
     feeds = {feed.stream_id: feed for feed in plan.feeds if isinstance(feed, StoredFeed)}
     slot_s = next((feed.slot_s for feed in feeds.values()), 60)
-    begin_s = (cuts["start_us"] - plan.start_unix_us) / 1e6
     slot = _slot(plan, cuts, slot_s)
-    order = np.lexsort((begin_s, slot, cuts["stream_id"]))
-    keys = np.stack([cuts["stream_id"][order], slot[order]])
-    edges = np.flatnonzero((np.diff(keys, axis=1) != 0).any(axis=0)) + 1
-    found: dict[int, dict[int, tuple[Part, ...]]] = {}
-    for rows in np.split(order, edges):
-        stream_id, second = int(cuts["stream_id"][rows[0]]), int(slot[rows[0]])
-        rate = feeds[stream_id].rates.get(second) if stream_id in feeds else None
-        if rate is None:
-            continue
-        arrived = cuts["arrived"][rows]
-        total = int(arrived.sum())
-        if not total or total < COMPLETE_RATIO * rate[0] * slot_s:
-            continue
-        begins = begin_s[rows]
-        # A cut that reaches into the next slot counts for its own.
-        ends = np.minimum(begins + np.maximum(cuts["duration_us"][rows], 1) / 1e6, second + slot_s)
-        lengths = np.maximum(ends - begins, 1e-3)
-        found.setdefault(stream_id, {})[second] = tuple(
-            zip(begins.tolist(), lengths.tolist(), (arrived / total).tolist(), strict=True)
-        )
-    return found
+    order = np.lexsort((cuts["start_us"], slot, cuts["stream_id"]))
+    stream, slot, arrived = (column[order] for column in (cuts["stream_id"], slot, cuts["arrived"]))
+    edges = np.flatnonzero((np.diff(stream) != 0) | (np.diff(slot) != 0)) + 1
+    first = np.concatenate(([0], edges))
+    total = np.add.reduceat(arrived, first)
+    expected = np.array(
+        [
+            feeds[number].rates.get(second, (np.inf,))[0] if number in feeds else np.inf
+            for number, second in zip(stream[first].tolist(), slot[first].tolist(), strict=True)
+        ]
+    )
+    is_whole = (total > 0) & (total >= COMPLETE_RATIO * expected * slot_s)
+    rows = np.diff(first, append=len(order))
+    used = np.repeat(is_whole, rows)
+    order, slot = order[used], slot[used]
+    parts = np.empty((len(order), 3))
+    parts[:, 0] = (cuts["start_us"][order] - plan.start_unix_us) / 1e6
+    # A cut that reaches into the next slot counts for its own.
+    ends = np.minimum(parts[:, 0] + np.maximum(cuts["duration_us"][order], 1) / 1e6, slot + slot_s)
+    parts[:, 1] = np.maximum(ends - parts[:, 0], 1e-3)
+    parts[:, 2] = arrived[used] / np.repeat(total[is_whole], rows[is_whole])
+    return _by_stream(stream[first[is_whole]], slot, rows[is_whole], parts)
+
+
+def _by_stream(stream: Ints, slot: Ints, rows: Ints, parts: Floats) -> dict[int, SlotParts]:
+    """Of each stream its slots; ``stream`` and ``rows`` have one element a slot, ``slot`` one a part."""
+    ends = np.concatenate(([0], np.cumsum(rows)))
+    seconds = slot[ends[:-1]]
+    names, first = np.unique(stream, return_index=True)
+    bounds = pairwise([*first.tolist(), len(stream)])
+    return {
+        name: SlotParts(seconds[a:b], ends[a : b + 1] - ends[a], parts[ends[a] : ends[b]])
+        for name, (a, b) in zip(names.tolist(), bounds, strict=True)
+    }
 
 
 def _slot(plan: Plan, cuts: Cuts, slot_s: int) -> Ints:
@@ -127,7 +140,7 @@ def _slot(plan: Plan, cuts: Cuts, slot_s: int) -> Ints:
 
 
 def _fitted_to_cuts(
-    plan: Plan, backend: str, cuts: Cuts, bin_us: int, parts: Mapping[int, Mapping[int, object]]
+    plan: Plan, backend: str, cuts: Cuts, bin_us: int, parts: Mapping[int, SlotParts]
 ) -> FittedDevice | None:
     """A device that explains the cuts of a backend, added up in bins of their usual length.
 

@@ -50,6 +50,7 @@ SAYS = {
     "agreement": ("erp-gold", "storage-team to acme", "p95 of latency at most 5.00 ms up to 3,000 IOPS"),
     "volume": ("batch is throttled to", "on disk-0", "held to 290 weighted IOPS"),
     "backend": ("371 weighted IOPS", "largest load at which the promise was kept"),
+    "backends": ("41 %", "900 weighted IOPS"),
     "policies": ("Version 3", "70 % of the harm", "likely cause", "Only 12 intervals, 30 needed."),
     "policy": ("not tried on stored I/O", "40 of 168"),
     "gateways": ("13.7 %", "gateway-a"),

@@ -31,6 +31,7 @@ from sla_server.api.passwords import Passwords
 from sla_server.api.scope import Scopes
 from sla_server.api.security import Guard, Logins
 from sla_server.db.errors import DatabaseUnavailable
+from sla_server.db.queries.backend_load import BackendLoad
 from sla_server.db.queries.records import RecordList, Wanted, cursor_of
 from sla_server.events.event import SEVERITIES
 from sla_server.reports.issue import issue
@@ -466,6 +467,23 @@ class FakeSource:
     @property
     def pages(self) -> FakeSource:
         return self
+
+    @property
+    def loads(self) -> FakeSource:
+        return self
+
+    def of_backend(self, backend: str, from_us: int, to_us: int, now_us: int) -> BackendLoad:
+        """Sixty points in which ``batch`` asks for more and more of it."""
+        self._row("backend_load", backend, from_us, to_us)
+        length_us = max((to_us - from_us) // 60, 1)
+        items = []
+        for number in range(60):
+            by_volume = {"batch": 200.0 + 8 * number, "erp-db": 85.6}
+            row = {"slot_us": from_us + number * length_us, "length_us": length_us, "by_volume": by_volume}
+            items.append(
+                {**row, "cost_per_s": sum(by_volume.values()), "iops": 260.0, "bytes_per_s": 1_064_960}
+            )
+        return BackendLoad(items, ["batch", "erp-db"])
 
     def agreement_names(self) -> dict[str, str]:
         self._row("agreement_names")

@@ -63,7 +63,7 @@ def sla(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Terminal]:
 
 def name_of(kind: str) -> tuple[str, ...]:
     """The name that ``sla get KIND`` needs, of what the rig has."""
-    return {"AGREEMENT": ("erp-gold",), "VOLUME": ("erp-db",)}.get(KINDS[kind].of, ())
+    return {"AGREEMENT": ("erp-gold",), "VOLUME": ("erp-db",), "BACKEND": ("disk-0",)}.get(KINDS[kind].of, ())
 
 
 def replace_sleep(monkeypatch: pytest.MonkeyPatch, module: Any, sleep: Callable[[float], None]) -> None:

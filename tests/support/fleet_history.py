@@ -14,6 +14,7 @@ from sla_server.db.engine import begin
 from sla_server.db.schema import HOUR_US
 from tests.support.agreements import in_force, simple
 from tests.support.archive import FilesRig
+from tests.support.cut_files import SECOND_US, cut_row, store_cuts
 
 SLOT_US = 60_000_000
 HOURS = 5
@@ -85,10 +86,26 @@ def fill(database: Any, now_us: int) -> None:
         ):
             connection.execute(insert(table), rows)
     assert rig.step().hours_moved >= IN_FILES
+    store_cuts(rig.engine, rig.files, _cuts(slots, missed, first_us + HOURS // 2 * HOUR_US))
     with begin(rig.engine) as connection:  # of an hour that has moved, something comes late
         late_row = {**_sums(chance, 3, 0, 1), "slot_us": first_us, "covered_us": 0}
         connection.execute(insert(schema.rollups), [late_row])
     rig.close()
+
+
+def _cuts(slots: list[dict[str, Any]], missed: list[dict[str, Any]], from_us: int) -> list[dict[str, Any]]:
+    """Of three minutes: what minutes have, in even seconds, as much as each of them holds."""
+    found = []
+    for row in slots:
+        if not from_us <= row["slot_us"] < from_us + 3 * SLOT_US:
+            continue
+        at, stream = row["slot_us"], row["stream_id"]
+        entries = [each for each in missed if each["slot_us"] == at and each["stream_id"] == stream]
+        late = [(0, each["threshold_us"], each["counted"] // 60, each["missed"] // 60) for each in entries]
+        for second in range(60):
+            cut = cut_row(at + second * SECOND_US, stream, row["reads"] // 60, 90, late)
+            found.append({**cut, "cost_milli": row["cost_milli"] // 60})
+    return found
 
 
 def _sums(chance: Random, crowd: int, stream_id: int, slots: int) -> dict[str, Any]:

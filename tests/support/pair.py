@@ -21,6 +21,7 @@ from pmdaemon.poller.schedule import Schedule
 from pmdaemon.poller.standing_caps import StandingCaps
 from pmdaemon.poller.timeouts import TimeoutPolicy
 from pmdaemon.runtime.clock import FakeClock
+from pmdaemon.runtime.term import ALWAYS, Term
 from pmdaemon.runtime.threads import ThreadInbox
 from pmdaemon.wire.frame import Frame
 from pmdaemon.wire.kinds import Kind
@@ -49,6 +50,7 @@ class PairRig:
         channel: Channel | None = None,
         certificate_worker: CertificateWorker | None = None,
         takes_labels: bool = True,
+        term: Term = ALWAYS,
     ) -> None:
         self.clock = clock or FakeClock()
         self.mailbox = FakeMailbox()
@@ -109,6 +111,7 @@ class PairRig:
             standing_caps=standing_caps,
             ownership=self.ownership,
             unread=self.publisher.unread,
+            term=term,
         )
 
     @property

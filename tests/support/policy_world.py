@@ -2,16 +2,17 @@
 
 The disk serves some 200 I/Os a second in order of arrival. Gold does 25 (p95 <= 40 ms); batch keeps 24
 requests outstanding in bursts of 12 s on average, at random times, every minute or so. An hour of it, in
-which nothing is throttled, becomes minutes as they are stored; capacity, caps and bursts are computed of
-those, with the floor of a volume without an agreement. Then another hour, of other bursts, runs with the loop
-alone, and with the loop and the policy.
+which nothing is throttled, becomes minutes and cuts of a second as they are stored; capacity, caps and bursts
+are computed of those, with the floor of a volume without an agreement. Then another hour, of other bursts,
+runs with the loop alone, and with the loop and the policy.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -19,11 +20,14 @@ from sla_server.agreements.document import DEFAULT_FLOOR_IOPS, Agreement
 from sla_server.agreements.load import load_documents
 from sla_server.policy_jobs.back_test import NO_POLICY, ReplayedPolicy, ReplaySums, by_hour, outcome
 from sla_server.policy_jobs.bursts import ROOM_S, Floats, Ints, burst_pair, burst_seconds
-from sla_server.policy_jobs.capacity import Intervals, capacity
+from sla_server.policy_jobs.capacity import Intervals, capacity, combined
+from sla_server.policy_jobs.cuts import PEAK
+from sla_server.policy_jobs.demand import weighted_percentile
 from sla_server.policy_jobs.model import caps_of_week, needs_of
+from sla_server.policy_jobs.steady import Bins, is_complete, steady
 from sla_server.policy_jobs.transforms import HOURS_A_WEEK
 from sla_server.simulate.device import CostPoint, DeviceModel
-from sla_server.simulate.loads import Load
+from sla_server.simulate.loads import IoLog, Load
 from sla_server.simulate.run import GeneratedFeed, Plan, run_mode
 from sla_server.simulate.setup import contract_of
 
@@ -44,6 +48,7 @@ spec:
     budgeting: {{slice: 1m, target: 0.99}}
 """
 MINUTE_S: Final = 60
+SECOND_US: Final = 1_000_000
 DEVICE: Final = DeviceModel(servers=1, spread=0.2, read=[CostPoint(kib=4, ms=5.0)])
 
 
@@ -64,19 +69,18 @@ def plan(seed: int, minutes: int) -> Plan:
 def learnt(history: Plan) -> tuple[ReplayedPolicy, float]:
     """The policy of a history, and the capacity it rests on."""
     run = run_mode(history, "off")
-    minutes = int(history.seconds) // MINUTE_S
-    used: dict[str, Any] = {}
-    for stream, log in run.logs.items():
-        ios = log.arrays()
-        at = np.minimum((ios["at"] // MINUTE_S).astype(int), minutes - 1)
-        cost = np.bincount(at, 1 + ios["size"] / 65_536, minutes) / MINUTE_S
-        late = np.bincount(at, ios["latency"] > LIMIT_MS / 1000, minutes)
-        used[stream.volume] = cost, np.bincount(at, minlength=minutes).astype(float), late
+    seconds = int(history.seconds)
+    by_second = {stream.volume: _in_seconds(log, seconds) for stream, log in run.logs.items()}
+    cuts = _bins(by_second, 1)
+    minutes = _bins(by_second, MINUTE_S)
+    used = {
+        volume: each.cost.reshape(-1, MINUTE_S).sum(axis=1) / MINUTE_S for volume, each in by_second.items()
+    }
     (promise,) = history.contract.promises
-    _, counted, missed = used["gold"]
-    load = used["gold"][0] + used["batch"][0]
-    at_us = np.arange(minutes, dtype=np.int64) * MINUTE_S * 1_000_000
-    found = capacity(Intervals(load, counted, missed, promise.allowed_miss_ratio, at_us=at_us))
+    at_us, allowed = minutes.at_us, promise.allowed_miss_ratio
+    of_minutes = capacity(Intervals(minutes.load, minutes.counted, minutes.missed, allowed, at_us=at_us))
+    is_whole = is_complete(cuts.at_us, cuts.load, SECOND_US, at_us, minutes.load)
+    found = combined(of_minutes, steady(cuts.only(is_whole), SECOND_US, allowed, LIMIT_MS * 1000.0))
     assert found.cost_per_s is not None, found.reason
     row = {"backend": "disk", "sla": promise.sla, "objective": promise.objective, "step": 0}
     needs = needs_of([{**row, "cost_per_s": found.cost_per_s}], [promise])["disk"]
@@ -94,8 +98,9 @@ def learnt(history: Plan) -> tuple[ReplayedPolicy, float]:
             "weight": 8.0 if volume == "gold" else 1.0,
             "p50": float(np.quantile(cost, 0.5)),
             "p95": float(np.quantile(cost, 0.95)),
+            "peak": _peak(by_second[volume].cost),
         }
-        for volume, (cost, _, _) in used.items()
+        for volume, cost in used.items()
         for hour in range(HOURS_A_WEEK)
     ]
     week = caps_of_week(rows, needs)
@@ -104,12 +109,50 @@ def learnt(history: Plan) -> tuple[ReplayedPolicy, float]:
             "volume": volume,
             "hour_of_week": hour,
             "cost_per_s": cap,
-            "burst_s": None if cap is None else burst_s(used[volume][0], at_us, cap, found.cost_per_s),
+            "burst_s": None if cap is None else burst_s(used[volume], at_us, cap, found.cost_per_s),
         }
         for volume, hours in week.items()
         for hour, cap in hours.items()
     ]
     return by_hour(caps), found.cost_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """Of a volume; arrays of shape (seconds,)."""
+
+    cost: Floats
+    ios: Floats
+    late: Floats
+    latency_us: Floats
+
+
+def _in_seconds(log: IoLog, seconds: int) -> Seconds:
+    ios = log.arrays()
+    at = np.minimum(ios["at"].astype(int), seconds - 1)
+    columns = (
+        1 + ios["size"] / 65_536,
+        np.ones(len(at)),
+        ios["latency"] > LIMIT_MS / 1000,
+        ios["latency"] * 1e6,
+    )
+    return Seconds(*(np.bincount(at, column, seconds).astype(np.float64) for column in columns))
+
+
+def _peak(cost: Floats) -> float:
+    """As ``cuts.peaks`` has it."""
+    return weighted_percentile(cost, np.ceil(cost).astype(np.int64), PEAK)
+
+
+def _bins(found: Mapping[str, Seconds], length_s: int) -> Bins:
+    def summed(values: Floats) -> Floats:
+        return np.asarray(values.reshape(-1, length_s).sum(axis=1), dtype=np.float64)
+
+    gold, batch = found["gold"], found["batch"]
+    load = summed(gold.cost + batch.cost) / length_s
+    columns = (gold.ios, gold.late, gold.ios + batch.ios, gold.latency_us + batch.latency_us)
+    at_us = np.arange(len(load), dtype=np.int64) * length_s * SECOND_US
+    return Bins(at_us, load, *(summed(column) for column in columns))
 
 
 def burst_s(cost: Floats, at_us: Ints, cap: float, capacity_per_s: float) -> float | None:

@@ -9,6 +9,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from sla_server.agreements.load import load_documents
+from sla_server.db.queries.reports import RUN_COLUMNS, SINGLE
 from sla_server.db.reports import NO_REPORT, ChainEnd
 from sla_server.rows import Row
 from tests.support.agreements import FULL, agreement, maintenance_text
@@ -73,6 +74,10 @@ def throttle_row(volume: str, from_us: int, to_us: int | None, **more: Any) -> R
     return {**row, **more}
 
 
+def _as_in_a_run(row: Row) -> Row:
+    return row if row["state"] in SINGLE else {column: row[column] for column in RUN_COLUMNS}
+
+
 @dataclass
 class StoredRows:
     """As much of ``SqlReader`` as reports ask."""
@@ -114,13 +119,22 @@ class StoredRows:
         return (row for row in self.slices if row["name"] == name and from_us <= row["start_us"] < to_us)
 
     def slices_as_of(
-        self, name: str, objective: str, from_us: int, to_us: int, as_of_us: int, limit: int
+        self,
+        name: str,
+        objective: str,
+        from_us: int,
+        to_us: int,
+        as_of_us: int,
+        limit: int,
+        *,
+        whole: bool = True,
     ) -> list[Row]:
         newest: dict[int, Row] = {}
         for row in sorted(self._slices(name, from_us, to_us), key=lambda row: int(row["revision"])):
             if row["objective"] == objective and row["judged_us"] <= as_of_us:
                 newest[row["start_us"]] = row
-        return [newest[start_us] for start_us in sorted(newest)][:limit]
+        rows = [newest[start_us] for start_us in sorted(newest)][:limit]
+        return rows if whole else [_as_in_a_run(row) for row in rows]
 
     def revised_after(self, name: str, objective: str, from_us: int, to_us: int, as_of_us: int) -> int:
         rows = self._slices(name, from_us, to_us)

@@ -110,6 +110,8 @@ class Servers:
             )
             for name in NODES
         }
+        for name in SERVERS:
+            self.stages[name].environment["SLA__PMDAEMON__FORWARDED"] = f"127.0.0.1:{free_port()}"
         first = self.stages["n1"]
         first.sla("cluster", "init")
         for name in NODES[1:]:
@@ -144,6 +146,10 @@ class Servers:
     def runs(self, name: str) -> bool:
         """Whether it was started, and not powered off since."""
         return name in self._processes
+
+    def has_ended(self, name: str) -> bool:
+        """Whether it has ended by itself."""
+        return self._processes[name].poll() is not None
 
     def pid(self, name: str) -> int:
         """Of the supervisor, or of the node's process."""

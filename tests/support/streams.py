@@ -6,8 +6,8 @@ from collections import defaultdict
 from typing import Any
 
 from gateway_agent.nbd.accounting import FAILED_BIT, REFUSED_BIT, StreamAccount, word_of
+from gateway_agent.nbd.client_pause import ClientPause
 from gateway_agent.nbd.limits import KIND_READ, KIND_WRITE, Entry
-from gateway_agent.nbd.session import ClientPause
 from pmdaemon.wire.cut import IO_ANY, IO_READ, IO_WRITE
 from pmdaemon.wire.messages.plane_sets import Limit
 

@@ -30,7 +30,7 @@ from pmdaemon.wire.names import stream_id
 from sla_server.agreements.promise import CurveStep, Priority, Promise, VolumeClass
 from sla_server.services.control.controller import Controller
 from sla_server.services.control.decisions import RaiseEvent, RecordThrottle, SetCaps
-from sla_server.services.control.pieces import Pieces, percentiles_us
+from sla_server.services.control.pieces import ALL_BUCKETS, Pieces, percentiles_us, placed
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.simulation import UNIX_0_US, Simulation
 
@@ -260,7 +260,7 @@ def piece_at(pieces: Pieces, index: int, promise: Promise) -> Piece:
         float(pieces.offered[index]),
         int(pieces.done[index]),
         {step.threshold_us: int(pieces.missed[index, i]) for i, step in enumerate(promise.curve)},
-        pieces.hist[index].astype(np.int64),
+        placed(pieces.hist, pieces.used, ALL_BUCKETS)[index].astype(np.int64),
         int(pieces.waiting[index]),
         bool(pieces.inexact[index]),
         float(pieces.excused[index]),

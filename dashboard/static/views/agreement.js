@@ -35,7 +35,8 @@ function objectiveWords(one) {
     : metric === "throughput" ? `at least ${one.promised_mbps} MB/s when asked for`
     : `no stall longer than ${one.outage}`;
   const {slice, target} = one.budgeting || {};
-  return `${what}, in ${f.percent(target, 2)} of the ${slice || ""} slices`;
+  const length = String(slice || "").replace(/^(\d+)([smhd])$/, (_, n, unit) => ` of ${n} ${{s: "s", m: "min", h: "h", d: "d"}[unit]}`);
+  return `${what}, in ${f.percent(target, 2)} of the slices${length}`;
 }
 
 // Of a past period what its slices give, in place of what is so in the one that goes on.
@@ -120,8 +121,8 @@ function showBudget() {
   drawLines($("budget-plot"), [
     {name: "left", at, values: left},
     {name: "spent evenly", at: [hours.from_us / 1000, hours.to_us / 1000], values: [100, 0], dash: true, colour: "soft"},
-  ], {from: hours.from_us / 1000, to: hours.to_us / 1000, suffix: " %", most: 105, least: Math.min(0, ...left) * 1.1})
-    .catch(() => { $("budget-plot").hidden = true; });
+  ], {from: hours.from_us / 1000, to: hours.to_us / 1000, suffix: " %", most: 105, least: Math.min(0, ...left) * 1.1,
+    keep: `${chosen()},${hours.from_us}`}).catch(() => { $("budget-plot").hidden = true; });
 }
 
 function hourCell(hour) {
@@ -202,7 +203,7 @@ function showMaintenance(rows) {
       setText(li.querySelector("span"), row.when || `${row.state}, ${f.moment(row.from_us)} to ${f.moment(row.to_us)}${row.repeats ? ", repeats" : ""}`);
       setText(li.querySelector("p"), `${row.reason || ""} (${row.author || row.applied_by || "?"})`);
     },
-    () => ["None is planned. Announce one: ", code(`sla maintenance add --agreement ${page.name}`)]);
+    () => ["None is planned. Announce one: ", code(`sla maintenance start ${page.name} --for 2h --reason TEXT`)]);
 }
 
 // What changes by the minute: hours, violations, decisions.

@@ -14,6 +14,11 @@ const columns = [
     setBadge(td.firstChild, fault ? "bad" : phase && phase !== "idle" ? "warn" : "", fault ? `storage ${fault}` : f.PHASES[phase] || "not seen now");
   }},
   {label: "Load now", cls: "num", title: f.WEIGHTED, text: (row) => f.weighted(live(row).cost_per_s)},
+  {label: "Of what it can take", cls: "num", title: "Of the least load at which a promise on it is still kept, by the newest policy",
+    text: (row) => {
+      const [load, most] = [live(row).cost_per_s, row.capacity_cost_per_s];
+      return most ? [load == null ? f.DASH : f.percent(load / most, 0), f.weighted(most)] : "not known yet";
+    }},
   {label: "Held to", cls: "num", title: "All volumes together that are slowed down",
     text: (row) => (live(row).cap_cost_per_s ? f.weighted(live(row).cap_cost_per_s) : "no cap")},
   {label: "Helps", cls: "wrap", text: (row) => (live(row).victims || []).join(", ") || f.DASH},

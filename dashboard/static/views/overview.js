@@ -92,7 +92,7 @@ const COLUMNS = [
     setText(td.children[1], why && why.state === row.state ? why.headline : "");
     const volumes = row.volumes || [];
     const rest = (row.volume_count || 0) - volumes.length;
-    setText(td.lastChild, volumes.length ? `on ${volumes.join(", ")}${rest > 0 ? ` and ${rest} more` : ""}` : "");
+    setText(td.lastChild, volumes.length ? `its volumes: ${volumes.join(", ")}${rest > 0 ? ` and ${rest} more` : ""}` : "");
   }},
 ];
 

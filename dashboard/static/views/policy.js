@@ -69,7 +69,8 @@ function showReport(row) {
   fillTable($("capacity"), [
     {label: "Backend", cls: "wrap head", fill: (td, one) => { if (!td.firstChild) td.append(element("a", {href: backendAddress(one.backend)}, one.backend)); }},
     {label: "To keep", cls: "wrap", fill: (td, one) => {
-      if (!td.firstChild) td.append(element("a", {href: agreementAddress(one.sla, one.objective)}, `${one.sla}/${one.objective}`));
+      if (!td.firstChild) td.append(element("a", {href: agreementAddress(one.sla, one.objective)},
+        `${one.sla}/${one.objective}${one.step ? ` step ${one.step + 1}` : ""}`));
     }},
     {label: "At most", cls: "num", text: (one) => (one.cost_per_s == null ? "not known" : f.weighted(one.cost_per_s))},
     {label: "Because", cls: "wrap full", text: (one) => f.plain(one.reason) || f.DASH},

@@ -20,10 +20,11 @@ const columns = [
   {label: "Node", cls: "head", text: (row) => [row.name, row.is_this ? "this page" : row.site || ""]},
   {label: "Since", text: (row) => (row.since_us ? f.clock(row.since_us) : f.DASH)},
   {label: "Gateways", cls: "num", text: (row) => (row.state === "acts" ? f.count(row.gateways) : f.DASH)},
-  {label: "Lease", cls: "num", title: "How long it holds without a renewal, and when this server heard of it",
-    text: (row) => (row.lease_s ? [f.duration(row.lease_s), row.heard_s === null ? "" : `heard of ${f.duration(row.heard_s)} ago`] : f.DASH)},
+  {label: "Sign of life", cls: "num", title: "When this server last heard of it, and after how long without a sign another one takes over",
+    text: (row) => (row.lease_s ? [row.heard_s === null ? f.DASH : `heard of ${f.duration(row.heard_s)} ago`,
+      `another acts after ${f.duration(row.lease_s)}`] : f.DASH)},
   {label: "Release", text: (row) => row.release || f.DASH},
-  {label: "Engine", title: "Version of nats-server", text: (row) => row.version || f.DASH},
+  {label: "NATS", title: "Version of nats-server, which carries messages between the nodes", text: (row) => row.version || f.DASH},
   {label: "Page", cls: "wrap full", fill: (td, row) => {
     const shown = row.is_this ? "" : row.page || "";
     if (td.dataset.shown === shown) return;

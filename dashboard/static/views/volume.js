@@ -121,7 +121,8 @@ const weighted = (row) => (row.cost_milli == null ? null : row.cost_milli * 1000
 function drawHistory() {
   if (!page.history || document.hidden) return;
   const {items, from_us: from, to_us: to} = page.history;
-  const span = {from: from / 1000, to: to / 1000};
+  const {range: length, until: end, client} = page.address.get();
+  const span = {from: from / 1000, to: to / 1000, keep: [length, end, client].join()};
   const step = items[0]?.length_us;
   const caps = capLines(span.from, span.to);
   setText($("history-note"), !items.length ? "Nothing is stored of this time: the volume was idle, or its gateway was away."

@@ -19,7 +19,7 @@ from sla_server.events import catalogue
 from sla_server.events.delivery_state import read_delivery_state
 from sla_server.events.documents import RecipientDocument, SilenceDocument, without_secrets
 from sla_server.events.event import SEVERITIES, Event, EventUnreadable, from_row
-from sla_server.events.routing import NOTIFICATION_KINDS, DocumentRouter, NotificationInForce, RoutingTable
+from sla_server.events.routing import DocumentRouter, RoutingTable, stored_table
 from sla_server.events.stages.fallback import DELIVERY_FAILED
 from sla_server.events.stages.route import mismatch
 from sla_server.events.stages.silence import SilenceInForce
@@ -103,7 +103,7 @@ def inbox(context: AppContext, request: Request) -> Response:
     severities = [part for part in request.args.get("severity", "").split(",") if part]
     for severity in severities:
         if severity not in SEVERITIES:
-            raise BadInput("severity", f"{severity[:40]!r} is none", f"Use {', '.join(SEVERITIES)}")
+            raise BadInput("severity", f"{severity[:40]!r} is no severity", f"Use {', '.join(SEVERITIES)}")
     limit = responses.limit(request)
     wanted = {name: request.args.get(name, "") for name in ("kind", "element", "subject")}
     only_open = responses.flag(request, "open")
@@ -330,19 +330,4 @@ def _preview(context: AppContext, wanted: Event) -> Row:
 
 
 def _table(context: AppContext) -> RoutingTable:
-    """The documents in force, from SQL; those of another release are left out, as delivery does."""
-    held = []
-    for row in context.source.documents(None, True):
-        if row["kind"] in NOTIFICATION_KINDS:
-            try:
-                document = NOTIFICATION_KINDS[row["kind"]].from_json(row["spec"])
-            except ValidationError:
-                continue
-            author = str(row.get("applied_by") or "")
-            held.append(NotificationInForce(document, row["version"], row["applied_us"], author=author))
-    named = {
-        row["name"]: names
-        for row in context.source.agreements(True)
-        if (names := (((row.get("spec") or {}).get("spec") or {}).get("parties") or {}).get("recipients"))
-    }
-    return RoutingTable.of(held, named)
+    return stored_table(context.source.documents(None, True), context.source.agreements(True))

@@ -33,7 +33,7 @@ from sla_server.agreements.selectors import LabelSelector, parse_labels, selects
 from sla_server.agreements.volume_labels import label_book
 from sla_server.api import responses
 from sla_server.api.context import AppContext
-from sla_server.api.errors import BadInput, NotFound
+from sla_server.api.errors import BadInput, NotFound, near_first
 from sla_server.api.handlers.documents import windows_of
 from sla_server.api.handlers.live import feed_state
 from sla_server.api.live_view import EMPTY
@@ -73,7 +73,7 @@ def gateways(context: AppContext, request: Request) -> Response:
         for row in context.source.gateways()
         if part in str(row["name"]).lower() and state in ("", row["state"])
     ]
-    return _paged(context, request, rows, lambda page: _with_live(context, page, "gateways", "gateway_id"))
+    return paged(context, request, rows, lambda page: with_live(context, page, "gateways", "gateway_id"))
 
 
 def page_of(request: Request, default: int = PAGE_DEFAULT) -> tuple[int, int]:
@@ -82,7 +82,7 @@ def page_of(request: Request, default: int = PAGE_DEFAULT) -> tuple[int, int]:
     return responses.number(request, "offset", 0), limit
 
 
-def _paged(
+def paged(
     context: AppContext, request: Request, rows: list[Item], complete: Callable[[list[Item]], list[Row]]
 ) -> Response:
     """The rows that the query wants, all without a limit; only they are completed."""
@@ -165,7 +165,7 @@ def volumes(context: AppContext, request: Request) -> Response:
     def complete(page: list[str]) -> list[Row]:
         return _complete_volumes(context, [{"volume": name, "backend": known[name]} for name in page])
 
-    return _paged(context, request, names, complete)
+    return paged(context, request, names, complete)
 
 
 def _sorted_volumes(
@@ -206,7 +206,7 @@ def _complete_volumes(context: AppContext, page: list[Row]) -> list[Row]:
             "owners": owners.get(str(row["volume"]), []),
             "throttled_by_hand": row["volume"] in by_hand,
         }
-        for row in _with_live(context, rows, "volumes", "volume")
+        for row in with_live(context, rows, "volumes", "volume")
     ]
 
 
@@ -232,7 +232,7 @@ def volume(context: AppContext, _request: Request, volume: str) -> Response:
         for row in (*context.source.pages.volumes_named([volume]), *snapshot_now(context)["volumes"])
         if row.get("volume") == volume
     ]
-    row = _find(_complete_volumes(context, named[:1]), "volume", volume)
+    row = row_of(_complete_volumes(context, named[:1]), "volume", volume)
     streams = [{**stream, "stream_id": str(stream["stream_id"])} for stream in context.source.streams(volume)]
     return responses.as_json({**row, "by_stream": streams, "server": feed_state(context)})
 
@@ -241,6 +241,9 @@ def history(context: AppContext, request: Request, volume: str) -> Response:
     """Rollups of one volume, or of one client of it; long or old ones by the hour."""
     from_us, to_us = span_of(context, request, HOUR_US)
     rows = context.source.rollup_history(volume, from_us, to_us, request.args.get("client"))
+    if not rows and context.source.backend_of(volume) is None:
+        fix = "GET /api/v1/volumes lists them"
+        raise NotFound(f"no volume {volume!r} was ever seen", fix)
     return responses.as_list(rows, from_us=from_us, to_us=to_us)
 
 
@@ -252,30 +255,6 @@ def totals(context: AppContext, _request: Request) -> Response:
 def sizes(context: AppContext, _request: Request) -> Response:
     """Of the database."""
     return responses.as_json(context.source.sizes())
-
-
-def backends(context: AppContext, request: Request) -> Response:
-    """Capacity with the live cost rates; all, or a page of those that are asked for."""
-    part = request.args.get("match", "").lower()
-    rows = [row for row in context.source.backends() if part in row["backend"].lower()]
-    return _paged(context, request, rows, lambda page: _with_live(context, page, "backends", "backend"))
-
-
-def backend(context: AppContext, _request: Request, backend: str) -> Response:
-    """One backend: its live values, how many volumes are on it, and what loads each promise on it bears."""
-    row = _find(context.source.backends(), "backend", backend)
-    policy = next(iter(context.source.policies(1)), None)
-    report = (policy or {}).get("report") or {}
-    found = {
-        **_with_live(context, [row], "backends", "backend")[0],
-        "volume_count": list(context.source.pages.volume_names().values()).count(backend),
-        "mode": snapshot_now(context).get("backend_modes", {}).get(backend),
-        "policy_version": policy["version"] if policy else None,
-        "capacity": [one for one in report.get("capacity") or () if one.get("backend") == backend],
-        "curves": [one for one in report.get("curves") or () if one.get("backend") == backend],
-        "server": feed_state(context),
-    }
-    return responses.as_json(found)
 
 
 def slas(context: AppContext, request: Request) -> Response:
@@ -452,7 +431,7 @@ def throttles(context: AppContext, request: Request) -> Response:
         return rows
 
     rows, last = _page_of(read, request, "throttles")
-    return live_list(context, _with_live(context, rows, "throttles", "throttle_id"), last)
+    return live_list(context, with_live(context, rows, "throttles", "throttle_id"), last)
 
 
 def decisions(context: AppContext, request: Request) -> Response:
@@ -505,7 +484,7 @@ def live_list(context: AppContext, rows: list[Row], next_cursor: str | None = No
     return responses.as_list(rows, next_cursor, server=feed_state(context), **more)
 
 
-def _with_live(context: AppContext, rows: list[Row], table: str, key: str) -> list[Row]:
+def with_live(context: AppContext, rows: list[Row], table: str, key: str) -> list[Row]:
     """Each row with ``live``: the entry of the snapshot with the same key, or null."""
     now = {entry.get(key): entry for entry in snapshot_now(context)[table]}
     return [{**row, "live": now.get(row[key])} for row in rows]
@@ -550,15 +529,19 @@ def agreement_of(context: AppContext, name: str, version: int = 0) -> Row:
     if row is None and version and context.source.agreement(name) is not None:
         raise NotFound(f"agreement {name!r} has no version {version}", f"'sla history {name}' lists them")
     if row is None:
-        raise NotFound(f"no agreement {name!r}", "'sla get slas' lists those in force")
+        names = context.source.pages.agreement_names() if g.scope is None else ()  # not those of others
+        raise NotFound(
+            f"no agreement {name!r}", near_first(name, names, "'sla get slas' lists those in force")
+        )
     return row
 
 
-def _find(rows: list[Row], key: str, value: str) -> Row:
+def row_of(rows: list[Row], key: str, value: str) -> Row:
     for row in rows:
         if row[key] == value:
             return row
-    raise NotFound(f"no {key} {value!r}", f"GET /api/v1/{key}s lists them")
+    names = [str(row[key]) for row in rows]
+    raise NotFound(f"no {key} {value!r}", near_first(value, names, f"GET /api/v1/{key}s lists them"))
 
 
 def span_of(context: AppContext, request: Request, default_us: int) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import numpy as np
 import structlog
 
 from pmdaemon.diskqueue import DiskQueue, QueueSettings
@@ -116,10 +117,11 @@ def read_beside(directory: Path, bounds: Callable[[str], tuple[int, int]]) -> li
             return []
         with view[DATA_START : DATA_START + header.ring_bytes] as ring:
             found = scan(ring, header.seed).intact
-            if min((record[2] for record in found), default=last_seq) > after_seq + 1:
+            if int(found["seq"].min(initial=last_seq)) > after_seq + 1:
                 raise DbError(f"record {after_seq + 1} of {path} was written over. Take another backup")
-            wanted = sorted((r for r in found if after_seq < r[2] <= last_seq), key=lambda r: r[2])
-            return [IngestRecord(record[2], content(ring, record)[1]) for record in wanted]
+            wanted = found[(found["seq"] > after_seq) & (found["seq"] <= last_seq)]
+            wanted = wanted[np.argsort(wanted["seq"])]
+            return [IngestRecord(record[2], content(ring, record)[1]) for record in wanted.tolist()]
 
 
 class IngestQueue:

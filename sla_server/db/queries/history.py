@@ -32,7 +32,7 @@ from pmdaemon.wire.histogram import BUCKETS, COARSE_BUCKETS, edges_for
 from sla_server.db import histogram_codec, schema
 from sla_server.db.archive.manifest import MOVED_KEY
 from sla_server.db.partitions import SPANS
-from sla_server.db.queries.rows import one_of
+from sla_server.db.queries.rows import fetched, one_of
 from sla_server.db.schema import HOUR_US
 from sla_server.rows import Row
 
@@ -43,22 +43,22 @@ _GAUGES: Final = ("held_max", "inflight_max")
 
 def read_history(connection: Connection, stream_ids: Sequence[int], from_us: int, to_us: int) -> list[Row]:
     """Rows of some streams together, oldest first; see ``SqlReader.rollup_history`` for what they hold."""
-    slot_us, moved_us = _settings(connection)
+    slot_us, moved_us = read_settings(connection)
     is_fine = from_us >= moved_us and (to_us - from_us) // slot_us <= SLOTS_MAX
     table = schema.rollups if is_fine else schema.rollup_hours
     step_us = slot_us if is_fine else HOUR_US
-    first_us, last_us = _extent(connection, table, from_us // step_us * step_us, to_us)
+    first_us, last_us = extent(connection, table, from_us // step_us * step_us, to_us)
     if not stream_ids or last_us < first_us:
         return []
     rows: list[Row] = []
-    for times in _by_partition(range(first_us, last_us + 1, step_us), SPANS[table.name]):
+    for times in by_partition(range(first_us, last_us + 1, step_us), SPANS[table.name]):
         result = connection.execute(_sums(connection, table, times, stream_ids))
         names = list(result.keys())
         rows += [dict(zip(names, row, strict=True)) for row in result]
     return _finished(connection, rows, step_us, BUCKETS if is_fine else COARSE_BUCKETS)
 
 
-def _settings(connection: Connection) -> tuple[int, int]:
+def read_settings(connection: Connection) -> tuple[int, int]:
     """(length of a slot, since when single rollups are in SQL), both us."""
     table = schema.meta
     statement = select(table.c.key, table.c.value).where(table.c.key.in_(("rollup_s", MOVED_KEY)))
@@ -66,7 +66,7 @@ def _settings(connection: Connection) -> tuple[int, int]:
     return values.get("rollup_s", 60) * 1_000_000, values.get(MOVED_KEY, 0)
 
 
-def _extent(connection: Connection, table: Table, from_us: int, to_us: int) -> tuple[int, int]:
+def extent(connection: Connection, table: Table, from_us: int, to_us: int) -> tuple[int, int]:
     """The oldest and the newest time with rows in [from_us, to_us); (0, -1) without any."""
     time = table.primary_key.columns[0]
     within = time >= from_us, time < to_us
@@ -76,7 +76,7 @@ def _extent(connection: Connection, table: Table, from_us: int, to_us: int) -> t
     return (0, -1) if oldest is None or newest is None else (int(oldest), int(newest))
 
 
-def _by_partition(times: range, span_us: int) -> Iterator[range]:
+def by_partition(times: range, span_us: int) -> Iterator[range]:
     """The times of one partition at a time: PostgreSQL would look for every time in each of them."""
     start_us = times.start
     while start_us < times.stop:
@@ -140,6 +140,22 @@ def _coarse_counts(blobs: list[bytes]) -> npt.NDArray[np.int64]:
     first = np.cumsum(lengths) - lengths
     sums: npt.NDArray[np.int64] = np.add.reduceat(histogram_codec.decode_hours(blobs), first, axis=0)
     return sums
+
+
+def read_hours(connection: Connection, from_us: int, to_us: int) -> list[Row]:
+    """See ``SqlReader.hours``."""
+    hours, streams = schema.rollup_hours, schema.streams
+    statement = (
+        select(hours, streams.c.volume, streams.c.client, streams.c.backend, streams.c.gateway_id)
+        .join(streams, streams.c.stream_id == hours.c.stream_id)
+        .where(hours.c.hour_us >= from_us, hours.c.hour_us < to_us)
+        .order_by(hours.c.hour_us, hours.c.stream_id)
+    )
+    rows = fetched(connection, statement)
+    dense = histogram_codec.decode_hours([row["hist"] for row in rows])
+    for row, hist in zip(rows, dense, strict=True):
+        row["hist"] = hist
+    return rows
 
 
 def percentiles_upper_us(counts: npt.NDArray[np.int64], percentile: float) -> list[float | None]:

@@ -26,13 +26,14 @@ from sqlalchemy import (
     tuple_,
 )
 
-from sla_server.db import histogram_codec, schema
+from sla_server.db import schema
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import make_engine, translated
 from sla_server.db.partitions import DECISIONS_KEY
 from sla_server.db.queries import episodes, explanations, inbox, policies, records, reports, slices
 from sla_server.db.queries.access import AccessQueries
-from sla_server.db.queries.history import read_history
+from sla_server.db.queries.backend_load import LoadQueries
+from sla_server.db.queries.history import read_history, read_hours
 from sla_server.db.queries.job_results import ResultQueries
 from sla_server.db.queries.pages import PageQueries
 from sla_server.db.queries.rows import chunks, decode_json, fetched, total
@@ -64,6 +65,7 @@ class SqlReader:
         self.reports = reports.ReportQueries(self._rows)
         self.pages = PageQueries(self._rows)
         self.results = ResultQueries(self._rows)
+        self.loads = LoadQueries(engine)
 
     def _rows(self, statement: Executable) -> list[Row]:
         """All rows of a statement.
@@ -581,18 +583,8 @@ class SqlReader:
 
     def hours(self, from_us: int, to_us: int) -> list[Row]:
         """Hourly rollups with their stream's names; ``hist`` is int64 of shape (50,)."""
-        hours, streams = schema.rollup_hours, schema.streams
-        statement = (
-            select(hours, streams.c.volume, streams.c.client, streams.c.backend, streams.c.gateway_id)
-            .join(streams, streams.c.stream_id == hours.c.stream_id)
-            .where(hours.c.hour_us >= from_us, hours.c.hour_us < to_us)
-            .order_by(hours.c.hour_us, hours.c.stream_id)
-        )
-        rows = self._rows(statement)
-        dense = histogram_codec.decode_hours([row["hist"] for row in rows])
-        for row, hist in zip(rows, dense, strict=True):
-            row["hist"] = hist
-        return rows
+        with translated(self._engine), self._engine.connect() as connection:
+            return read_hours(connection, from_us, to_us)
 
 
 def open_reader(config: DatabaseConfig, data_dir: Path) -> SqlReader:

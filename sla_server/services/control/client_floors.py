@@ -29,10 +29,12 @@ class ClientFloors:
     def __init__(self, settings: ControlSettings) -> None:
         self._settings = settings
         self._parts: dict[str, dict[VolumeClass | None, ByClient]] = {}
+        self._covers: dict[str, dict[str, tuple[bool, ...]]] = {}  # by volume and client, each of its classes
 
     def clear(self) -> None:
         """Other agreements are in force."""
         self._parts.clear()
+        self._covers.clear()
 
     def knows(self, volume: str) -> bool:
         """Whether ``follow`` was called for a volume."""
@@ -55,11 +57,14 @@ class ClientFloors:
             use: client to its recent cost rate; those that use nothing may be left out.
         """
         using = {client: cost for client, cost in use.items() if cost > 0}
-        wanted: dict[VolumeClass | None, ByClient] = {None: dict(using)}
-        for each in classes:
-            wanted[each] = {client: cost for client, cost in using.items() if each.has_client(client)}
-            for client in wanted[each]:
-                wanted[None].pop(client, None)
+        covers = self._covers.setdefault(volume, {})
+        for client in using.keys() - covers.keys():
+            covers[client] = tuple(each.has_client(client) for each in classes)
+        wanted: dict[VolumeClass | None, ByClient] = {
+            None: {client: cost for client, cost in using.items() if not any(covers[client])}
+        }
+        for at, each in enumerate(classes):
+            wanted[each] = {client: cost for client, cost in using.items() if covers[client][at]}
         ratio = self._settings.recent_share_ratio
         parts = {each: split(1.0, found, ratio) if found else {} for each, found in wanted.items()}
         kept = self._parts.get(volume)

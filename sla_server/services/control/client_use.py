@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from sla_server.agreements.selectors import matches
+from sla_server.services.control.pieces import evenly
 from sla_server.services.control.targets import client_of, is_glob, volume_of
 from sla_server.services.control.usage import RECENT, RECENT_CUTS, Floats, GatewayTable, Ints, Recent, Usage
 
@@ -42,13 +43,15 @@ class ClientUse(NamedTuple):
 COST: Final = ClientUse._fields.index("cost_per_s")
 PEAK: Final = ClientUse._fields.index("peak_cost_per_s")
 LAST_COST: Final = ClientUse._fields.index("last_cost_per_s")
+_HELD: Final = ClientUse._fields.index("held")
 
 
 class _Known(NamedTuple):
-    """What was summed of a gateway: of which newest cut, and of how many streams."""
+    """What was summed of a gateway: up to which cut, of how many streams; how long each time was, by age."""
 
     newest: Recent | None
     streams: int
+    spans_s: tuple[float, ...]
 
 
 class _Rows:
@@ -88,7 +91,7 @@ class ClientUses:
     Attributes:
         values: shape (len(ClientUse._fields), streams of all gateways); those of gateways that nothing was
             asked about since their newest cut are old. Grown by doubling.
-        sums, summed_rows: how often cuts were summed, and how many rows they had together.
+        sums, summed_rows: how often use was summed, and how many rows of cuts were read for it.
 
     ``except_of``: names and globs of the clients that a target with a glob is not for.
     """
@@ -96,6 +99,7 @@ class ClientUses:
     def __init__(self, except_of: Callable[[str], tuple[str, ...]] = lambda _target: ()) -> None:
         self.except_of = except_of
         self.values: Floats = np.zeros((len(ClientUse._fields), 64))
+        self._rates: Floats = np.zeros((3, RECENT_CUTS, 64))  # cost, I/Os and bytes a second, newest first
         self.sums = self.summed_rows = 0
         self._known: dict[str, _Known] = {}
         self._rows: dict[str, _Rows] = {}
@@ -156,59 +160,103 @@ class ClientUses:
         """Sum the last cuts of those of these gateways that had one since."""
         stale = []
         for table in tables:
-            now = _Known(table.recent[0] if table.recent else None, len(table.streams))
-            known = self._known.get(table.gateway_id)
-            if known is None or known.newest is not now.newest or known.streams != now.streams:
-                self._known[table.gateway_id] = now
+            newest, known = table.recent[0] if table.recent else None, self._known.get(table.gateway_id)
+            if known is None or known.newest is not newest or known.streams != len(table.streams):
                 stale.append(table)
         if stale:
             self._sum(stale)
 
     def _sum(self, tables: Sequence[GatewayTable]) -> None:
         """Use of every stream of these gateways; one that is not in the last cuts had none."""
-        numbers = np.concatenate([table.numbers for table in tables])
-        if not len(numbers):
+        most = max((int(table.numbers.max()) for table in tables if len(table.numbers)), default=-1)
+        if most < 0:
             return
-        while self.values.shape[1] <= numbers.max():
+        while self.values.shape[1] <= most:
             self.values = np.concatenate((self.values, np.zeros_like(self.values)), axis=1)
+            self._rates = np.concatenate((self._rates, np.zeros_like(self._rates)), axis=2)
         self.sums += 1
-        sizes = np.array([len(table.streams) for table in tables])
-        total = int(sizes.sum())
-        # Shape (times, gateways), newest first. A time has several cuts where the planes of a gateway are
-        # apart; each of them says the rates of its own rows.
-        seconds = np.zeros((RECENT_CUTS, len(tables)))
-        cuts, first_cells, spans, first = list[Recent](), list[int](), list[float](), 0
-        for at, table in enumerate(tables):
+        followed = [table for table in tables if self._has_followed(table)]
+        others = [table for table in tables if not self._has_followed(table)]
+        if followed:
+            self._take_next(followed)
+        if others:
+            self._take_all(others)
+        numbers = np.concatenate([table.numbers for table in tables])
+        at = evenly(numbers)
+        seconds = np.array([self._known[table.gateway_id].spans_s for table in tables]).T
+        sizes = [len(table.streams) for table in tables]
+        weight = np.repeat(seconds / np.maximum(seconds.sum(axis=0), 1e-9), sizes, axis=1)
+        rates = self._rates[:, :, at]
+        mean, peak, last = (rates * weight).sum(axis=1), rates[0].max(axis=0), rates[:, 0]
+        for into, part in zip(self.values[:_HELD], (*mean, peak, *last), strict=True):
+            into[at] = part
+
+    def _has_followed(self, table: GatewayTable) -> bool:
+        """Whether one cut came since, of a time of its own."""
+        known, cuts = self._known.get(table.gateway_id), table.recent
+        if known is None or known.newest is None or known.streams != len(table.streams) or len(cuts) < 2:
+            return False
+        return cuts[1] is known.newest and cuts[0].number == known.newest.number + 1
+
+    def _take_next(self, tables: Sequence[GatewayTable]) -> None:
+        """The newest cut of each of these; what was known of the others is a time older."""
+        numbers = np.concatenate([table.numbers for table in tables])
+        at, cuts, rates = evenly(numbers), [table.recent[0] for table in tables], self._rates
+        rates[:, 1:, at] = rates[:, :-1, at]
+        rates[:, 0, at], self.values[_HELD:, at] = 0.0, 0.0
+        rows = np.concatenate([cut.rows for cut in cuts])
+        known, parts = rows >= 0, _rates_of(cuts)
+        cells = np.concatenate([table.numbers[cut.rows] for table, cut in zip(tables, cuts, strict=True)])
+        if not known.all():
+            cells, parts = cells[known], parts[:, known]
+        self.summed_rows += len(rows)
+        into = evenly(cells)
+        for row, part in zip((*rates[:, 0], *self.values[_HELD:]), parts, strict=True):
+            row[into] = part
+        for table, cut in zip(tables, cuts, strict=True):
+            spans_s = (_span_s(cut), *self._known[table.gateway_id].spans_s[:-1])
+            self._known[table.gateway_id] = _Known(cut, len(table.streams), spans_s)
+
+    def _take_all(self, tables: Sequence[GatewayTable]) -> None:
+        """The last cuts of each of these, whatever was known."""
+        numbers = np.concatenate([table.numbers for table in tables])
+        total = len(numbers)
+        # Of each time and stream. A time has several cuts where the planes of a gateway are apart; each of
+        # them says the rates of its own rows.
+        cuts, first_cells, first = list[Recent](), list[int](), 0
+        for table in tables:
+            spans_s = [0.0] * RECENT_CUTS
             for each in table.recent:
                 age = table.recent[0].number - each.number
-                span_s = max(each.span_us[1] - each.span_us[0], 1) / 1e6
-                seconds[age, at] = max(seconds[age, at], span_s)
+                spans_s[age] = max(spans_s[age], _span_s(each))
                 cuts.append(each)
                 first_cells.append(age * total + first)
-                spans.append(span_s)
+            newest = table.recent[0] if table.recent else None
+            self._known[table.gateway_id] = _Known(newest, len(table.streams), tuple(spans_s))
             first += len(table.streams)
         sums = np.zeros((5, RECENT_CUTS, total))
         if cuts:
-            counts = [len(each.rows) for each in cuts]
             rows = np.concatenate([each.rows for each in cuts])
             self.summed_rows += len(rows)
-            cells = rows + np.repeat(first_cells, counts)
-            scalars = np.concatenate([each.scalars for each in cuts], axis=1)
-            span_of_row = np.repeat(spans, counts)
-            is_known = rows >= 0
-            if not is_known.all():
-                cells, scalars, span_of_row = cells[is_known], scalars[:, is_known], span_of_row[is_known]
-            parts = (
-                scalars[RECENT["cost_milli"]] / 1000 / span_of_row,
-                (scalars[RECENT["reads"]] + scalars[RECENT["writes"]]) / span_of_row,
-                (scalars[RECENT["read_bytes"]] + scalars[RECENT["write_bytes"]]) / span_of_row,
-                scalars[RECENT["held"]],
-                scalars[RECENT["inflight"]],
-            )
-            for index, part in enumerate(parts):
-                found = np.bincount(cells, weights=part, minlength=RECENT_CUTS * total)
+            cells = rows + np.repeat(first_cells, [len(each.rows) for each in cuts])
+            known = rows >= 0
+            for index, part in enumerate(_rates_of(cuts)):
+                found = np.bincount(cells[known], weights=part[known], minlength=RECENT_CUTS * total)
                 sums[index] = found.reshape(RECENT_CUTS, total)
-        weight = np.repeat(seconds / np.maximum(seconds.sum(axis=0), 1e-9), sizes, axis=1)
-        mean = (sums[:3] * weight).sum(axis=1)
-        peak, last, gauges = sums[0].max(axis=0), sums[:3, 0], sums[3:, 0]
-        self.values[:, numbers] = np.vstack((mean, peak[None], last, gauges))
+        self._rates[:, :, numbers], self.values[_HELD:, numbers] = sums[:3], sums[3:, 0]
+
+
+def _rates_of(cuts: Sequence[Recent]) -> Floats:
+    """Of each row cost, I/Os and bytes a second, and what was held and under way; shape (5, rows)."""
+    scalars = np.concatenate([each.scalars for each in cuts], axis=1)
+    span_s = np.repeat([_span_s(each) for each in cuts], [len(each.rows) for each in cuts])
+    found = np.empty((5, len(span_s)))
+    found[0] = scalars[RECENT["cost_milli"]] / 1000 / span_s
+    found[1] = (scalars[RECENT["reads"]] + scalars[RECENT["writes"]]) / span_s
+    found[2] = (scalars[RECENT["read_bytes"]] + scalars[RECENT["write_bytes"]]) / span_s
+    found[3], found[4] = scalars[RECENT["held"]], scalars[RECENT["inflight"]]
+    return found
+
+
+def _span_s(cut: Recent) -> float:
+    return max(cut.span_us[1] - cut.span_us[0], 1) / 1e6

@@ -216,11 +216,14 @@ def _promise(lead: Victim, scope: PromiseScope | None) -> dict[str, Any]:
         "over": signal.over,
         "offered_iops": round(signal.offered_iops, 1),
         "excused_ratio": round(signal.excused_ratio, 4),
+        "stall_us": round(signal.stall_us),
+        "failed_ratio": round(signal.failed_ratio, 4),
         "urgency": round(lead.urgency, 3),
         "priority": lead.priority.label,
         "volumes": sorted(lead.volumes)[:MOST_USERS],
     }
     if scope is not None:
+        figures["metric"] = scope.promise.metric
         figures["percentile"] = scope.promise.percentile
         curve = scope.promise.curve  # of a promised rate there is none
         end = curve[-1].up_to_iops if curve else float("inf")

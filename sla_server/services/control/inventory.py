@@ -199,10 +199,12 @@ class BackendInventory:
 
     def mean_cost_of(self, target: str) -> float:
         """Recent cost of its mean I/O, where it is known now; the last known while no gateway says."""
-        return self._mean_cost(target, [use for _, use in self._used(target)])
+        used = [use for _, use in self._used(target)]
+        return self._mean_cost(
+            target, sum(use.cost_per_s for use in used), sum(use.ops_per_s for use in used)
+        )
 
-    def _mean_cost(self, target: str, used: Sequence[Usage | ClientUse]) -> float:
-        cost, ops = sum(use.cost_per_s for use in used), sum(use.ops_per_s for use in used)
+    def _mean_cost(self, target: str, cost: float, ops: float) -> float:
         if ops > 0.5:
             self._mean_costs[target] = max(cost / ops, 1.0)
         return self._mean_costs.get(target, self._mean_costs.get(volume_of(target), SMALL_IO_COST))
@@ -232,19 +234,20 @@ class BackendInventory:
             cap: the cost rate that the loop allows it now, if any.
             backend: only what it uses there; "": everywhere.
         """
-        place, used, volume = self.terms_of(target), self._used(target), volume_of(target)
-        fresh = [use for table, use in used if backend in ("", table.backend_of(volume))]
-        # The newest cut counts in full: a neighbour that just came must be cut from what it uses now.
-        cost = sum(max(use.cost_per_s, use.last_cost_per_s) for use in fresh)
+        place, volume = self.terms_of(target), volume_of(target)
+        cost = peak = all_cost = all_ops = 0.0
+        is_held = False
+        for table, use in self._used(target):
+            smoothed = use.cost_per_s
+            all_cost, all_ops = all_cost + smoothed, all_ops + use.ops_per_s
+            if backend in ("", table.backend_of(volume)):
+                # The newest cut counts in full: a neighbour that just came must be cut from what it uses now.
+                cost += max(smoothed, use.last_cost_per_s)
+                peak += use.peak_cost_per_s
+                is_held = is_held or use.held > 0
         full = cap is None or cost >= FULL_RATIO * cap
-        return Neighbour(
-            target,
-            place.priority,
-            cost,
-            sum(use.peak_cost_per_s for use in fresh),
-            max(place.floor_cost(self._mean_cost(target, [use for _, use in used])), 1.0),
-            full and any(use.held > 0 for use in fresh),
-        )
+        floor = max(place.floor_cost(self._mean_cost(target, all_cost, all_ops)), 1.0)
+        return Neighbour(target, place.priority, cost, peak, floor, full and is_held)
 
     def neighbours(
         self, backend: str, scopes: Iterable[PromiseScope], caps: Mapping[str, float | None]
@@ -458,7 +461,8 @@ class BackendInventory:
         last_ns = scope.row.last_piece_ns
         limit_s = max(self._settings.stale_s, self._settings.poll_interval_s * 3)
         fresh = last_ns is not None and now_ns - last_ns <= limit_s * 1e9
-        return Victim(key, scope.promise.priority, self.urgency_of(key), need, signal, volumes, fresh)
+        promise, urgency = scope.promise, self.urgency_of(key)
+        return Victim(key, promise.priority, urgency, need, signal, volumes, fresh, promise.metric)
 
     def _heard_ns(self, scope: PromiseScope, now_ns: int) -> int:
         """When a promise had news on this backend last.

@@ -38,7 +38,7 @@ class LineSums:
 
     Attributes:
         io: kind the promise is about, shape (lines,); threshold_us: 0 for none, shape (lines, steps).
-        done: completions of that kind; hist: their latencies.
+        done: completions of that kind; hist: their latencies, in the buckets ``used``.
         errors: completions with an error, of a gateway that says no more of them; else 0.
         excludes: lines in which an I/O that failed does not count at all.
     """
@@ -49,6 +49,7 @@ class LineSums:
     hist: npt.NDArray[np.int32]
     errors: Floats
     excludes: Bools
+    used: slice
 
 
 @dataclass(slots=True)
@@ -176,7 +177,8 @@ class MissedEntries:
             # Not counted for this threshold: pessimistic, a bucket counts unless it lies wholly below.
             at, which = np.nonzero(guessed)
             bucket = np.searchsorted(EDGES_NS, sums.threshold_us[at, which] * 1000, side="right") - 1
-            missed[at, which] = (sums.hist[at] * (np.maximum(bucket, 0)[:, None] <= _EVERY)).sum(axis=1)
+            is_slow = np.maximum(bucket, 0)[:, None] <= _EVERY[sums.used]
+            missed[at, which] = (sums.hist[at] * is_slow).sum(axis=1)
         counted: Floats = np.repeat(sums.done[:, None], steps, axis=1)
         overdue = np.zeros_like(missed)
         result = Compared(counted, missed, overdue, guessed.any(axis=1), *np.zeros((6, total)))

@@ -23,11 +23,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sla_server.agreements.promise import Promise
-from sla_server.services.control.pieces import Bools, Ints, percentiles_us
+from sla_server.services.control.pieces import Bools, Ints, evenly, percentiles_us
 from sla_server.services.control.promise_terms import arrays_of, copy_arrays
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.slice_sums import SliceFigures
-from sla_server.services.control.verdicts import Signal, Verdict, signals_of, verdict
+from sla_server.services.control.verdicts import Signal, Verdict, signals_of, times, verdict
 from sla_server.services.control.windows import NEVER, WindowTable
 
 STATES: Final = (
@@ -180,10 +180,11 @@ class SignalTable:
         speaking = now_ns - self.windows.last_ns[rows] <= s.lease_s * 1e9
         speaking &= ~self.excluded[rows] & ~self.windows.idle(rows)
         asks = speaking & ((found.count == 0) | found.holds)
-        counted = np.maximum((found.counted * found.valid).sum(axis=0), 1)
-        u = (found.missed * found.valid).sum(axis=0) / counted / found.allowed
+        counted = np.maximum(found.sums_of(found.counted), 1)
+        u = found.sums_of(found.missed) / counted / found.allowed
         hist = (self.windows.w_hist[found.slots] * found.valid[:, :, None]).sum(axis=0)
-        r = percentiles_us(hist, self.windows.terms.percentile[rows]) / found.threshold_us
+        percentile = self.windows.terms.percentile[rows]
+        r = percentiles_us(hist, percentile, self.windows.used) / found.threshold_us
         clear = (found.count >= s.at_risk_windows) & ~found.risky.any(axis=0)
         clear &= (u <= s.clear_u) & (r <= s.clear_r)
         not_clear = np.flatnonzero(asks & ~clear)
@@ -233,25 +234,27 @@ class SignalTable:
 
     def _states(self, rows: Ints, now_ns: int, silent_s: float) -> npt.NDArray[np.int8]:
         """Live states as they should be; sets ``at_risk``, ``outside`` and ``u``, empties idle rows."""
-        s, idle = self.settings, self.windows.idle(rows)
-        partial = self.windows.is_partial(rows, now_ns, silent_s)
+        s, of = self.settings, evenly(rows)
+        idle, partial = self.windows.idle(of), self.windows.is_partial(rows, of, now_ns, silent_s)
         if idle.any():
             # One that has just become idle is emptied by its live state, whose event has figures of before.
             empty = rows[idle & (partial | ~(self.over_all[rows] & (self.code[rows] != IDLE)))]
             self.rest(empty)
             self.windows.fed[empty] = False
-        found = verdict(self.windows, rows)
-        known, over = found.count > self.windows.kept[rows], found.over.sum(axis=0)
-        counted = (found.counted * found.valid).sum(axis=0)
-        is_live = ~idle & ~self.excluded[rows]
-        self.at_risk[rows] = found.at_risk & is_live
-        self.outside[rows] = known & ~found.inside & found.applies & is_live & ~found.at_risk
-        ratio = (found.missed * found.valid).sum(axis=0) / np.maximum(counted, 1)
-        hangs = (counted == 0) & found.stalled.any(axis=0)
-        self.u[rows] = np.where(hangs, np.maximum(ratio, 1.0), ratio) / found.allowed
-        code = np.where(found.risky.sum(axis=0) >= s.at_risk_windows, AT_RISK, OK).astype(np.int8)
-        broken = self.broken[rows]
-        code[broken & (self.u[rows] >= self.windows.terms.near_u[rows])] = VIOLATING
+        found = verdict(self.windows, rows, of)
+        known, over = found.count > self.windows.kept[of], times(found.over)
+        counted = found.sums_of(found.counted)
+        is_live = ~idle & ~self.excluded[of]
+        self.at_risk[of] = found.at_risk & is_live
+        self.outside[of] = known & ~found.inside & found.applies & is_live & ~found.at_risk
+        ratio = found.sums_of(found.missed) / np.maximum(counted, 1)
+        if found.stalled.any():
+            hangs = (counted == 0) & found.stalled.any(axis=0)
+            ratio = np.where(hangs, np.maximum(ratio, 1.0), ratio)
+        self.u[of] = ratio / found.allowed
+        code = np.where(times(found.risky) >= s.at_risk_windows, AT_RISK, OK).astype(np.int8)
+        broken = self.broken[of]
+        code[broken & (self.u[of] >= self.windows.terms.near_u[of])] = VIOLATING
         code[~found.applies] = NOT_APPLICABLE
         code[~found.inside] = OUT_OF_CURVE
         code[partial & (code != VIOLATING)] = NO_DATA  # what some measured is no proof of the rest
@@ -259,7 +262,7 @@ class SignalTable:
         code[self._break_slices(rows, found)] = VIOLATING
         code[~known] = np.where(broken[~known], VIOLATING, NO_DATA)
         code[idle] = np.where(partial[idle], NO_DATA, IDLE)
-        code[self.excluded[rows]] = EXCLUDED
+        code[self.excluded[of]] = EXCLUDED
         return code
 
     def slice_figures(self, row: int) -> SliceFigures | None:
@@ -298,7 +301,8 @@ class SignalRow:
     def is_partial(self, now_ns: int) -> bool:
         """See ``WindowTable.is_partial``."""
         table = self._table
-        return bool(table.windows.is_partial(np.array([self.row]), now_ns, table.settings.silent_s)[0])
+        rows = np.array([self.row])
+        return bool(table.windows.is_partial(rows, rows, now_ns, table.settings.silent_s)[0])
 
     def spoke_since(self, since_ns: int) -> bool:
         """See ``WindowTable.spoke_since``."""

@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from sla_server.services.control.pieces import MIX, Bools, Floats, Ints, Pieces, mix_of
+from sla_server.services.control.pieces import MIX, Bools, Floats, Ints, Pieces, evenly, mix_of
 from sla_server.services.control.promise_terms import PromiseTerms, arrays_of, copy_arrays
 
 _UNSEEN: Final = -(1 << 62)
@@ -122,6 +122,7 @@ class SliceSums:
         """
         mine = np.flatnonzero(self.belong(rows, start_us))
         rows, lines = rows[mine], lines[mine]
+        of = evenly(rows)
         compared = (part for each in (pieces.counted, pieces.missed, pieces.overdue) for part in each.T)
         done, failed, offered = pieces.done[lines], pieces.failed[lines], pieces.offered[lines]
         rest = done, failed, offered, stuck[mine], *mix_of(pieces, lines)
@@ -130,8 +131,8 @@ class SliceSums:
             if of_several:
                 np.add.at(into, rows, part)
             else:
-                into[rows] += part
-        self.until_us[rows] = np.maximum(self.until_us[rows], start_us[mine] + pieces.covered_us[lines])
+                into[of] += part
+        self.until_us[of] = np.maximum(self.until_us[of], start_us[mine] + pieces.covered_us[lines])
 
     def are_broken(self, rows: Ints, goes_on: Bools, is_shown: Bools) -> Bools:
         """Whether promises are broken by slices, shape (rows,).

@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from sla_server.services.control.pieces import Bools, Floats, Ints
+from sla_server.services.control.pieces import Bools, Floats, Ints, evenly
 
 APART_RATIO: Final = 0.1
 """Of a cut's duration, the overlap that is none: an agent takes that for one interval (``collection``)."""
@@ -157,7 +157,8 @@ class StreamStates:
             oldest_us: age of the oldest outstanding I/O at the end, in all, of reads, of writes; (3, n).
             tells_kinds: whether the agent tells reads from writes.
         """
-        known = self.waiting.take(streams, axis=1)
+        at = evenly(streams)
+        known = self.waiting[:, at].copy()
         former = np.where(known[0] < 0, gauge, known[0])
         now = np.minimum(np.maximum(former + arrived - completed, 0.0), gauge)
         after = np.repeat(now[None], 3, axis=0)
@@ -174,10 +175,10 @@ class StreamStates:
             is_old = (oldest_us[:, unknown] + _AGE_US >= cut_us) | ~tells_kinds[unknown]
             before[:, unknown] = np.minimum(waited, after[:, unknown]) * is_old
         for into, part in zip(self.waiting, after, strict=True):  # together it takes twice as long
-            into[streams] = part
-        self.end_us[streams], self.seen_ns[streams] = span.end_us, span.now_ns
+            into[at] = part
+        self.end_us[at], self.seen_ns[at] = span.end_us, span.now_ns
         seconds = (span.end_us - span.start_us) / 1e6
-        self.rates[0, streams], self.rates[1, streams] = arrived / seconds, completed / seconds
+        self.rates[0, at], self.rates[1, at] = arrived / seconds, completed / seconds
         return Followed(before, after)
 
     def absent(

@@ -22,7 +22,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pmdaemon.wire.cut import COL, COLUMNS, HIST_DTYPE, Cut
+from pmdaemon.wire.cut import COL, HIST_DTYPE, Cut
+from sla_server.services.control.pieces import evenly
 from sla_server.services.control.stream_states import APART_US, Span, StreamStates
 
 RECENT_CUTS: Final = 3
@@ -133,40 +134,41 @@ class UsageTable:
             span: the time of the cut, shape (n,).
             is_present: whether the cut has the place, shape (n,).
         """
-        before = self.values.take(places, axis=1)
+        at = evenly(places)
+        before = self.values[:, at].copy()
         if not is_present.all():
             waiting = (before[11] > 0) & (span.now_ns - before[_SEEN] <= self._silent_ns)
             says_nothing = ~is_present & (waiting | span.is_apart(before[_END]))
             if says_nothing.any():
                 keep = ~says_nothing
                 places, sums, seconds, before = places[keep], sums[:, keep], seconds[keep], before[:, keep]
-                span, is_present = span.at(keep), is_present[keep]
+                span, is_present, at = span.at(keep), is_present[keep], evenly(places)
         held, inflight, outstanding = sums[3], sums[4], sums[7]
         stuck = (sums[1] == 0) & (before[8] > 0) & (inflight > 0)
         stuck &= (sums[6] > before[7]) & (outstanding > held)
-        self.values[10, places] = (before[10] + seconds * 1e6) * stuck
-        self.values[11, places] = outstanding
+        self.values[10, at] = (before[10] + seconds * 1e6) * stuck
+        self.values[11, at] = outstanding
         last = sums[:3]
         last[0] /= 1000
         last /= seconds
         smoothed = before[:3]
-        gap = self._is_gap[places]
+        gap = self._is_gap[at]
         if (
             gap.any()
         ):  # a cut that comes late begins where its place was last seen: it was not idle since then
             follows = is_present & gap & (np.abs(span.start_us - before[_END]) <= span.slack_us)
             smoothed = np.where(follows, before[_AS_SEEN:], smoothed)
-        seen, times = places, span
+        seen, times = at, span
         if not is_present.all():
             begins = places[~is_present & ~gap]
             self.values[_AS_SEEN:, begins] = self.values[:3, begins]
             seen, times = places[is_present], span.at(is_present)
-        self._is_gap[places] = ~is_present
+        self._is_gap[at] = ~is_present
         self.values[_END, seen], self.values[_SEEN, seen] = times.end_us, times.now_ns
         smoothed += SMOOTHING * (last - smoothed)
         peak = np.maximum(last[0], PEAK_DECAY * before[3])
         for row, part in enumerate((*smoothed, peak, *sums[:5], sums[5] / seconds)):
-            self.values[row, places] = part
+            self.values[row, at] = part
 
     def faults(self, silent: Iterable[GatewayTable], stall_us: float) -> dict[str, str]:
         """Backends that hang or fail as the newest cuts have it; see ``storage_faults``.
@@ -261,29 +263,23 @@ class Recent(NamedTuple):
         number: of the time it is of; time_us: when the first cut of that began and ended, agent's clock.
         span_us: when it began and ended itself.
         rows: table row of each row of the cut, -1 for a stream not announced; shape (n,).
-        counters, histograms: of the cut, as bytes.
+        scalars: shape (len(RECENT_COLUMNS), n).
+        histograms: of the cut, as bytes.
     """
 
     number: int
     time_us: tuple[int, int]
     span_us: tuple[int, int]
     rows: Ints
-    counters: bytes
+    scalars: Ints
     histograms: bytes
-
-    @property
-    def scalars(self) -> Ints:
-        """Shape (len(RECENT_COLUMNS), n)."""
-        found: Ints = np.frombuffer(self.counters, np.int64).reshape(len(COLUMNS), -1)[_SELECT]
-        return found
 
     def sums_of(self, at: Ints) -> Ints:
         """Sums over some rows of the cut, at least one; shape (len(RECENT_COLUMNS),)."""
-        counters = np.frombuffer(self.counters, np.int64).reshape(len(COLUMNS), -1)
         if len(at) == 1:
-            one: Ints = counters[_SELECT, at[0]]
+            one: Ints = self.scalars[:, at[0]]
             return one
-        found: Ints = counters[_SELECT[:, None], at].sum(axis=1)
+        found: Ints = self.scalars[:, at].sum(axis=1)
         return found
 
     @property
@@ -454,7 +450,7 @@ class GatewayTable:
     def keep(self, cut: Cut, rows: Ints) -> None:
         """Keep what views need of an accepted cut: copies, since the cut is a view into a mailbox batch.
 
-        As bytes: an array of records is copied field by field, which takes eight times as long.
+        Histograms as bytes: an array of records is copied field by field, which takes eight times as long.
         """
         recent, start_us = self.recent, cut.start_unix_us
         end_us = start_us + cut.duration_us
@@ -465,7 +461,7 @@ class GatewayTable:
         else:
             number, time_us = newest.number, newest.time_us
         span = start_us, end_us
-        kept = Recent(number, time_us, span, rows, cut.counters.tobytes(), cut.hist.tobytes())
+        kept = Recent(number, time_us, span, rows, cut.counters[_SELECT], cut.hist.tobytes())
         recent.appendleft(kept)
         while recent[-1].number <= number - RECENT_CUTS:
             recent.pop()

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Final
 
 from sla_server.agreements.promise import Priority
+from sla_server.agreements.verdicts import DELIVERED_RATIO
 from sla_server.services.control.decisions import Reason
 from sla_server.services.control.sharing import Neighbour, gives_way
 from sla_server.services.control.targets import named
@@ -53,6 +54,7 @@ class Victim:
     signal: Signal
     volumes: frozenset[str]
     fresh: bool = True
+    metric: str = "latency"
 
     @property
     def name(self) -> str:
@@ -106,10 +108,20 @@ def helped_with(lead: Victim, at_risk: Iterable[Victim], managed: Mapping[str, N
 
 
 def figures_of(victim: Victim) -> str:
-    signal = victim.signal
-    limit_ms = (signal.threshold_us or 0) / 1000
-    figures = f"{signal.u:.2f} times the misses allowed"
+    """What its windows say, in words that fit its indicator."""
+    signal, metric = victim.signal, victim.metric
+    limit_ms, aside = (signal.threshold_us or 0) / 1000, ""
     if signal.excused_ratio >= TOLD_RATIO:
         # Its gateway wanted to run and was kept waiting: see ``signal``.
-        figures += f", {signal.excused_ratio:.0%} of the I/Os left out: the gateway's own host was busy"
-    return f"{victim.name} at {signal.latency_us / 1000:.1f} ms of {limit_ms:g} ms allowed ({figures})"
+        aside = f", {signal.excused_ratio:.0%} of the I/Os left out: the gateway's own host was busy"
+    if metric in ("iops", "throughput"):
+        most = 1 - DELIVERED_RATIO
+        short = f"{min(signal.u * most, 1.0):.1%} of what was asked for, as far as it was promised"
+        return f"{victim.name} at {short}, not delivered, {most:.0%} allowed{aside}"
+    if metric == "availability":
+        stall = f"{signal.stall_us / 1e6:.1f} s without completion of {limit_ms / 1000:g} s allowed"
+        return f"{victim.name} at {stall}, {signal.failed_ratio:.1%} of the I/Os failed{aside}"
+    measured = f"{signal.latency_us / 1000:.1f} ms of {limit_ms:g} ms allowed"
+    if metric == "mean_latency":
+        return f"{victim.name} at a mean latency of {measured}{aside}"
+    return f"{victim.name} at {measured} ({signal.u:.2f} times the misses allowed{aside})"

@@ -18,8 +18,8 @@ and keeps the newest one if it was broken (``kept``): that counts again with the
 State of ``WindowTable``, all of it in arrays that grow by doubling:
 
     rows       a promise on one backend, or over all of them; numbered by ``signal``
-      w_*      a ring of ``depth`` closed windows at [row * depth + slot]; ``count`` of them are filled, the
-               next goes to slot ``pos``
+      w_*      a ring of ``depth`` closed windows at [place * rows + row]: what is of one age lies together;
+               ``count`` of them are filled, the next goes to place ``pos``
       o_*      sums of the open window; they hold only while a member has covered something
       times    first, last and last active piece, monotonic ns, NEVER before the first. Of what people see a
                window that closes is activity, too
@@ -39,12 +39,12 @@ State of ``WindowTable``, all of it in arrays that grow by doubling:
                unless it is ``m_mute``: its gateway's cuts have said nothing of its streams for a while;
                ``m_lacks``: the newest said nothing of some of them, whose data plane has stopped
     gateways   when each spoke last, and whether it is up
-    used       buckets that some window ever had I/Os in: the others are 0 in all of them, and left alone
+    used       buckets that some piece ever had I/Os in: the histograms have these alone
 
 ``slices`` has what the slices of rows say (``slice_sums``).
 
-Shapes: (rows,), (rows * depth, ...); histograms (.., 99) int32. Pure: no clock; times are the caller's
-monotonic nanoseconds. Changed only by the controller's one thread.
+Shapes: (rows,), (depth * rows, ...); histograms (.., buckets used) int32. Pure: no clock; times are the
+caller's monotonic nanoseconds. Changed only by the controller's one thread.
 """
 
 from __future__ import annotations
@@ -53,8 +53,6 @@ from typing import Final
 
 import numpy as np
 
-from pmdaemon.wire.histogram import BUCKETS
-from sla_server.services.control.missed_entries import UNSURE_US
 from sla_server.services.control.pieces import (
     MIX,
     Bools,
@@ -63,13 +61,17 @@ from sla_server.services.control.pieces import (
     Pick,
     Pieces,
     PieceSums,
+    evenly,
+    join_used,
     mix_of,
     percentiles_us,
+    placed,
     running_sums,
 )
 from sla_server.services.control.promise_terms import PromiseTerms, arrays_of, copy_arrays
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.slice_sums import SliceSums
+from sla_server.services.control.stalls import stall_us_of
 
 NEVER: Final = -(1 << 62)
 RETIRED_S: Final = 86_400.0
@@ -119,16 +121,18 @@ class WindowTable:
         self.o_mix, self.w_mix = np.zeros((MIX, rows)), np.zeros((MIX, rows * depth))
         self.o_done, self.o_failed, self.o_stall_us = np.zeros(rows), np.zeros(rows), np.zeros(rows)
         self.o_counted, self.o_missed = np.zeros((rows, steps)), np.zeros((rows, steps))
-        self.o_hist = np.zeros((rows, BUCKETS), np.int32)
+        buckets = self.used.stop - self.used.start
+        self.o_hist = np.zeros((rows, buckets), np.int32)
         self.o_inexact, self.o_excused = np.zeros(rows, np.bool_), np.zeros(rows)
         self.w_iops, self.w_latency = np.zeros(rows * depth), np.zeros(rows * depth)
         self.w_done, self.w_failed = np.zeros(rows * depth), np.zeros(rows * depth)
         self.w_counted = np.ones((rows * depth, steps))
         self.w_missed = np.zeros((rows * depth, steps))
         self.w_stall_us = np.zeros(rows * depth)
-        self.w_hist = np.zeros((rows * depth, BUCKETS), np.int32)
+        self.w_hist = np.zeros((rows * depth, buckets), np.int32)
         self.w_inexact, self.w_excused = np.zeros(rows * depth, np.bool_), np.zeros(rows * depth)
-        self.w_sure = np.zeros(rows * depth)  # as w_latency, without the I/Os excused
+        self.w_sure = np.zeros(rows * depth)  # as w_latency, without the I/Os excused, where there are any
+        self.w_flawed = np.zeros(rows * depth, np.bool_)  # of others w_failed, w_stall_us, w_excused are 0
 
     @property
     def steps(self) -> int:
@@ -140,7 +144,12 @@ class WindowTable:
         old = arrays_of(self)
         self.terms.grow(rows, steps)
         self._make_rows(rows)
-        copy_arrays({name: old[name] for name in old if not name.startswith(("g_", "m_"))}, self)
+        copy_arrays({name: old[name] for name in old if not name.startswith(("g_", "m_", "w_"))}, self)
+        for name in [name for name in old if name.startswith("w_")]:
+            axis = 1 if name == "w_mix" else 0
+            parts = np.split(old[name], self.depth, axis), np.split(getattr(self, name), self.depth, axis)
+            for part, into in zip(*parts, strict=True):
+                into[tuple(slice(size) for size in part.shape)] = part
         self.slices.grow()
 
     # Gateways.
@@ -233,26 +242,27 @@ class WindowTable:
     def record_activity(self, members: Ints, pick: Pick, pieces: Pieces) -> None:
         """Remember only that there was, or was no, I/O; ``members`` are distinct, fed ``pieces[pick]``."""
         rows, now_ns = self.m_row[members], pieces.now_ns[pick]
-        self.m_fed_ns[members], self.m_mute[members] = now_ns, False
-        self.m_lacks[members] = pieces.lacks[pick]
+        at, of = evenly(members), evenly(rows)
+        self.m_fed_ns[at], self.m_mute[at] = now_ns, False
+        self.m_lacks[at] = pieces.lacks[pick]
         # A row may be named several times, in the order of the cuts: of each assignment the last one holds.
-        self.last_ns[rows] = now_ns
-        begins = np.flatnonzero(self.first_ns[rows] == NEVER)[::-1]
+        self.last_ns[of] = now_ns
+        begins = np.flatnonzero(self.first_ns[of] == NEVER)[::-1]
         self.first_ns[rows[begins]] = now_ns[begins]
         active = (pieces.offered[pick] > 0) | (pieces.done[pick] > 0) | (pieces.waiting[pick] > 0)
         active |= pieces.counted[pick, 0] > 0
         # Clients that are refused have no I/O; of what people see they are no pause.
-        active |= (pieces.silence_us[pick] > 0) & (self.terms.hung_us[rows] < np.inf)
+        active |= (pieces.silence_us[pick] > 0) & (self.terms.hung_us[of] < np.inf)
         self.active_ns[rows[active]] = now_ns[active]
-        self.fed[rows] = True
+        self.fed[of] = True
         # A cut may reach into the time of one before it (of another plane, or a late one): that is not new.
-        span_us, end_us, former_us = pieces.covered_us[pick], pieces.end_us[pick], self.m_end_us[members]
+        span_us, end_us, former_us = pieces.covered_us[pick], pieces.end_us[pick], self.m_end_us[at]
         is_put_back = former_us - end_us > span_us  # the agent's clock
         new_us = np.where(is_put_back, span_us, np.minimum(np.maximum(end_us - former_us, 0), span_us))
-        self.m_new_us[members] = new_us
-        self.m_end_us[members] = np.where(is_put_back, end_us, np.maximum(end_us, former_us))
-        self.m_stall_us[members] = (self.m_stall_us[members] + new_us) * pieces.is_stuck[pick]
-        self.m_unsure[members] &= pieces.is_stuck[pick]
+        self.m_new_us[at] = new_us
+        self.m_end_us[at] = np.where(is_put_back, end_us, np.maximum(end_us, former_us))
+        self.m_stall_us[at] = (self.m_stall_us[at] + new_us) * pieces.is_stuck[pick]
+        self.m_unsure[at] &= pieces.is_stuck[pick]
         self.m_measures[members[pieces.done[pick] > 0]] = True
 
     def pass_over(self, members: Ints, now_ns: Ints) -> None:
@@ -309,53 +319,11 @@ class WindowTable:
         """A cut of the gateway of these members was not seen: in that time I/O may have completed."""
         self.m_stall_us[members], self.m_unsure[members] = 0.0, True
 
-    def _stall_us(self, members: Ints, pick: Pick, pieces: Pieces) -> tuple[Floats, Bools]:
-        """For how long nothing has completed, of pieces all through which an I/O was outstanding; else 0.
-
-        Of an outage, or if a stream has hung: the longest of one stream, whatever others completed.
-
-        Returns:
-            That, and where it is longer than the threshold, a hang aside.
-        """
-        seen_us, rows, silence_us = self.m_stall_us[members], self.m_row[members], pieces.silence_us[pick]
-        oldest_us = pieces.oldest_us[pick]
-        # What is older than the silence hung while others completed: as long as no more than that waits,
-        # it is no proof that storage is dead. An agent that says nothing of silence may have had it come last
-        # in a cut with completions; and of a silence whose beginning was not seen, its age is all.
-        untold = (silence_us == 0) & (
-            (oldest_us <= seen_us + pieces.covered_us[pick]) | self.m_unsure[members]
-        )
-        is_new = untold | ((silence_us > 0) & (oldest_us <= silence_us + UNSURE_US))
-        counts = is_new | (seen_us >= self.terms.lost_us[rows])
-        age_us = np.where(is_new, oldest_us, 0.0)
-        stall: Floats = np.where((seen_us > 0) & counts, np.maximum(age_us, seen_us), 0.0)
-        if pieces.stuck[pick].any():
-            silence_us = np.maximum(silence_us, self._stuck_us(rows, pick, pieces))
-        stall = np.maximum(stall, silence_us * self.terms.is_outage[rows])
-        is_long: Bools = stall > self.terms.stall_limit_us(rows, self.terms.threshold_us[rows, 0])
-        return np.maximum(stall, silence_us * (silence_us >= self.terms.hung_us[rows])), is_long
-
-    def _stuck_us(self, rows: Ints, pick: Pick, pieces: Pieces) -> Floats:
-        """Of rates of which so many I/Os hang that slices are bad, though others complete: their age, else 0.
-
-        As many are served in the slice as in this piece and in the slice before, whichever is more: of one
-        that was not seen ``slices`` decides.
-        """
-        stuck, done = pieces.stuck[pick], pieces.done[pick]
-        served = done - np.maximum(done - pieces.sized[pick], 0.0) * self.terms.excludes[rows]
-        in_slice = served / pieces.covered_us[pick] * self.terms.remember_us[rows]
-        n = np.maximum(np.maximum(in_slice, self.slices.former_n[rows]), stuck)
-        is_broken = self.terms.is_rate[rows] & (served > 0) & (stuck > self.terms.most_failed[rows] * n)
-        found: Floats = pieces.oldest_us[pick] * is_broken
-        return found
-
     def add(self, members: Ints, pick: Pick, pieces: Pieces) -> None:
         """Take one piece a member, in the order of the cuts; they are distinct, fed ``pieces[pick]``."""
         self.record_activity(members, pick, pieces)
-        used, rows = pieces.used, self.m_row[members]
-        if used.stop and not self.used.start <= used.start < used.stop <= self.used.stop:
-            first = min(self.used.start, used.start) if self.used.stop else used.start
-            self.used = slice(first, max(self.used.stop, used.stop))
+        self._align(pieces)
+        rows = self.m_row[members]
         if self._shared:
             shared = self.several[rows]
             if shared.any():
@@ -365,11 +333,21 @@ class WindowTable:
         if len(rows):
             self._add_alone(members, rows, pick, pieces)
 
+    def _align(self, pieces: Pieces) -> None:
+        """Histograms of windows and pieces have the same buckets from now on."""
+        used = join_used(self.used, pieces.used)
+        self.w_hist, self.o_hist = (placed(hist, self.used, used) for hist in (self.w_hist, self.o_hist))
+        pieces.hist = placed(pieces.hist, pieces.used, used)
+        self.used = pieces.used = used
+
     def _add_alone(self, members: Ints, rows: Ints, pick: Pick, pieces: Pieces) -> None:
         """Rows with one member, each with one piece."""
         s = self.settings
-        covered, offered = self._span_with(members, pick, pieces)
-        stall_us, is_long = self._stall_us(members, pick, pieces)
+        opened = np.flatnonzero(self.m_covered[evenly(members)])
+        covered, offered = pieces.covered_us[pick], pieces.offered[pick] + pieces.carried[pick]
+        if len(opened):
+            covered, offered = self._span_with(members, pick, pieces)
+        stall_us, is_long = stall_us_of(self, members, pick, pieces)
         sums = PieceSums(
             pieces.done[pick],
             mix_of(pieces, pick),
@@ -382,16 +360,17 @@ class WindowTable:
             pieces.excused[pick],
             pieces.latency_us[pick],
         )
-        opened = np.flatnonzero(self.m_covered[members])
         if len(opened):
             sums = sums.copied() if isinstance(pick, slice) else sums
             self._add_open(sums, opened, rows[opened])
         closes = (sums.counted[:, 0] >= s.window_min_ios) | (covered >= s.window_max_s * 1e6)
         closes |= is_long
-        is_hung = sums.stall_us >= self.terms.hung_us[rows]
-        if is_hung.any():
+        if len(opened) and sums.stall_us.any():
+            hung_us = self.terms.hung_us[rows]
             closes |= (
-                is_hung & (self.m_covered[members] > 0) & (self.o_stall_us[rows] >= self.terms.hung_us[rows])
+                (sums.stall_us >= hung_us)
+                & (self.m_covered[members] > 0)
+                & (self.o_stall_us[rows] >= hung_us)
             )
         if not closes.all():
             stays = np.flatnonzero(~closes)
@@ -437,7 +416,7 @@ class WindowTable:
         covered, offered = self._span_with(members, pick, pieces)
         counted = running_sums(pieces.counted[pick, 0], first, run)
         counted += np.where(opened, self.o_counted[rows, 0], 0.0)[run]
-        stall_us, is_long = self._stall_us(members, pick, pieces)
+        stall_us, is_long = stall_us_of(self, members, pick, pieces)
         s, at = self.settings, np.arange(len(run))
         done = running_sums(pieces.done[pick], first, run) + np.where(opened, self.o_done[rows], 0.0)[run]
         hangs = is_long & ((done == 0) | self.terms.is_outage[rows][run])
@@ -477,7 +456,7 @@ class WindowTable:
             hist,
             np.logical_or.reduceat(pieces.inexact[pick], first),
             np.add.reduceat(pieces.excused[pick], first),
-            percentiles_us(hist, self.terms.percentile[rows]),
+            percentiles_us(hist, self.terms.percentile[rows], self.used),
         )
 
     def _members_of(self, rows: Ints) -> tuple[Ints, Ints]:
@@ -502,7 +481,7 @@ class WindowTable:
         sums.hist[at] += self.o_hist[rows]
         sums.inexact[at] |= self.o_inexact[rows]
         sums.excused[at] += self.o_excused[rows]
-        sums.latency_us[at] = percentiles_us(sums.hist[at], self.terms.percentile[rows])
+        sums.latency_us[at] = percentiles_us(sums.hist[at], self.terms.percentile[rows], self.used)
 
     def _keep_open(self, rows: Ints, sums: PieceSums) -> None:
         self.o_mix[:, rows] = sums.mix
@@ -514,43 +493,52 @@ class WindowTable:
     def _push(self, rows: Ints, iops: Floats, sums: PieceSums, closes: Bools) -> None:
         """The windows that close, unless they are empty, become the newest of their rows."""
         # Nothing completed in all of the window: one gateway of several that hangs briefly is in the counts.
-        counts = (sums.done == 0) | self.terms.is_outage[rows] | (sums.stall_us >= self.terms.hung_us[rows])
-        stall_us = np.where(counts, sums.stall_us, 0.0)
+        of, stall_us = evenly(rows), sums.stall_us
+        if stall_us.any():
+            counts = (sums.done == 0) | self.terms.is_outage[of] | (stall_us >= self.terms.hung_us[of])
+            stall_us = np.where(counts, stall_us, 0.0)
         push = closes & ((sums.counted[:, 0] > 0) | (sums.missed[:, 0] > 0) | (stall_us > 0))
         self.pending[rows[closes]] = False
         if not push.all():
             rows, iops, sums, stall_us = rows[push], iops[push], sums.at(push), stall_us[push]
-        shown = rows[self.terms.remember_us[rows] > 0]
+            of = evenly(rows)
+        shown = rows[self.terms.remember_us[of] > 0]
         self.active_ns[shown] = self.last_ns[shown]
-        slot = rows * self.depth + self.pos[rows]
+        slots = self.pos[of] * len(self.pos) + rows
+        slot = evenly(slots)
         self.w_iops[slot], self.w_done[slot] = iops, sums.done
         for into, part in zip(self.w_mix, sums.mix, strict=True):
             into[slot] = part
-        self.w_counted[slot], self.w_missed[slot] = sums.counted, sums.missed
-        self.w_hist[:, self.used][slot] = sums.hist[:, self.used]
-        self.w_failed[slot], self.w_stall_us[slot] = sums.failed, stall_us
+        for step in range(self.steps):  # with one index numpy writes five times as fast as with two
+            self.w_counted[:, step][slot] = sums.counted[:, step]
+            self.w_missed[:, step][slot] = sums.missed[:, step]
+        self.w_hist[slot] = sums.hist
         self.w_inexact[slot], self.w_latency[slot] = sums.inexact, sums.latency_us
-        self.w_excused[slot], self.w_sure[slot] = sums.excused, sums.latency_us
+        flawed = (sums.failed > 0) | (stall_us > 0) | (sums.excused > 0)
+        at = np.flatnonzero(flawed | self.w_flawed[slot])
+        self.w_flawed[slot], into = flawed, slots[at]
+        self.w_failed[into], self.w_stall_us[into] = sums.failed[at], stall_us[at]
+        self.w_excused[into] = sums.excused[at]
         excused = np.flatnonzero(sums.excused)
         if len(excused):
             ratio = sums.excused[excused] / np.maximum(sums.done[excused], 1)
             percentile = self.terms.percentile[rows[excused]] * (1 - ratio)
-            self.w_sure[slot[excused]] = percentiles_us(sums.hist[excused], percentile)
-        after = self.pos[rows] + 1  # no remainders: they take three times as long
-        self.pos[rows] = np.where(after == self.depth, 0, after)
-        self.count[rows] = np.minimum(self.count[rows] + 1, self.depth)
-        self.version[rows] += 1
+            self.w_sure[slots[excused]] = percentiles_us(sums.hist[excused], percentile, self.used)
+        after = self.pos[of] + 1  # no remainders: they take three times as long
+        self.pos[of] = np.where(after == self.depth, 0, after)
+        self.count[of] = np.minimum(self.count[of] + 1, self.depth)
+        self.version[of] += 1
 
     # What is known.
 
-    def is_partial(self, rows: Ints, now_ns: int, silent_s: float) -> Bools:
+    def is_partial(self, rows: Ints, of: Pick, now_ns: int, silent_s: float) -> Bools:
         """Whether nothing is known of some streams of rows: a gateway is silent, or a plane has stopped.
 
         Of a gateway whose source cannot measure what is promised nothing is expected; nor of one that is
-        silent for ``RETIRED_S`` while others speak: its volumes have moved.
+        silent for ``RETIRED_S`` while others speak: its volumes have moved. ``of``: as in ``slots``.
         """
-        found = self._says_little(self.member[rows], now_ns, silent_s)
-        shared = np.flatnonzero(self.several[rows])
+        found = self._says_little(self.member[of], now_ns, silent_s)
+        shared = np.flatnonzero(self.several[of])
         if len(shared):
             everyone, owner = self._members_of(rows[shared])
             little = self._says_little(everyone, now_ns, silent_s)
@@ -562,8 +550,9 @@ class WindowTable:
         rows = self.m_row[members]
         silent_ns = now_ns - np.maximum(self.m_fed_ns[members], self.first_ns[rows])
         found: Bools = self.m_lacks[members] | (silent_ns > silent_s * 1e9)
-        found &= (silent_ns <= RETIRED_S * 1e9) & self.m_measures[members]
-        found &= self.first_ns[rows] != NEVER
+        if found.any():
+            found &= (silent_ns <= RETIRED_S * 1e9) & self.m_measures[members]
+            found &= self.first_ns[rows] != NEVER
         return found
 
     def spoke_since(self, row: int, since_ns: int) -> bool:
@@ -575,24 +564,24 @@ class WindowTable:
 
     # What is kept.
 
-    def slots(self, rows: Ints) -> tuple[Ints, Bools]:
+    def slots(self, rows: Ints, of: Pick) -> tuple[Ints, Bools]:
         """Where the windows of these rows are kept, oldest first, and whether there is one at all.
 
-        Both of shape (depth, rows).
+        Both of shape (depth, rows). ``of``: ``rows``, or a slice of the same.
         """
-        count, ages = self.count[rows], np.arange(self.depth)[:, None]
-        place = self.pos[rows] - count + ages
+        count, ages = self.count[of], np.arange(self.depth)[:, None]
+        place = self.pos[of] - count + ages
         place += self.depth * (place < 0)
         place -= self.depth * (place >= self.depth)
-        return rows * self.depth + place, ages < count
+        return place * len(self.pos) + rows, ages < count
 
-    def idle(self, rows: Ints) -> Bools:
+    def idle(self, rows: Pick) -> Bools:
         """Whether cuts arrive and none had I/O for ``idle_release_s``. No cuts are no idleness.
 
         Nor is it idle as long as people have yet to see what its last I/Os say.
         """
-        since = np.where(self.active_ns[rows] == NEVER, self.first_ns[rows], self.active_ns[rows])
-        quiet_ns = self.last_ns[rows] - since
-        idle: Bools = (self.first_ns[rows] != NEVER) & (quiet_ns >= self.settings.idle_release_s * 1e9)
+        active_ns, first_ns = self.active_ns[rows], self.first_ns[rows]
+        quiet_ns = self.last_ns[rows] - np.where(active_ns == NEVER, first_ns, active_ns)
+        idle: Bools = (first_ns != NEVER) & (quiet_ns >= self.settings.idle_release_s * 1e9)
         waits: Bools = self.pending[rows] & (self.terms.remember_us[rows] > 0)
         return idle & ~waits

@@ -321,3 +321,23 @@ def test_planes_come_and_go_and_what_needs_a_restart_is_named(host):
     host.stop()
     for stream, count in ios.items():
         assert host.spooled(*stream) == (count, count)
+
+
+def test_a_client_that_would_not_be_let_in_any_more_is_ended_and_no_other(host):
+    host.write({"nbd-0": {"vol-a": "", "vol-b": "allow_networks = ['unix']\n"}})
+    host.start()
+    busy, client = Busy(host.connect(), "vol-a@busy"), Client(host.connect(), "vol-b@late")
+    read_one(client, 1)
+    assert answer(client) == (1, 0)
+    host.write({"nbd-0": {"vol-a": "", "vol-b": "allow_networks = ['10.0.0.0/8']\n"}})
+    assert host.reload()["changes"] == ["exports changed: vol-b"]
+    assert client.sock.recv(1) == b"", "ended, although it asks for nothing"
+    with pytest.raises(Exception, match="no volume 'vol-b'"):
+        Client(host.connect(), "vol-b")
+    busy.goes_on()
+    busy.stop()
+    host.stop()
+    assert (
+        "it was connected to vol-b; allow_networks does not have its address"
+        in (host.folder / "log").read_text()
+    )

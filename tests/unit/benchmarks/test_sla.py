@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
 import pytest
 
 from benchmarks import harness, sla, sla_simulated
 from benchmarks.fio_load import FioLoad, ios_of
 from benchmarks.sla_scenarios import PROMISES_MS, SCENARIOS, matrix
+from tests.support.load import Timed
 
 
 def results() -> dict:
@@ -44,6 +49,43 @@ def test_ios_of_a_log_of_fio_are_on_the_monotonic_clock():
 def test_fio_is_given_the_export_of_one_client(tmp_path):
     command = FioLoad(tmp_path / "a.nbd", "erp-db@batch", 1, 32).command(tmp_path)
     assert f"--uri=nbd+unix:///erp-db%40batch?socket={tmp_path}/a.nbd" in command
+
+
+@pytest.mark.parametrize(("capped_iops", "ratio"), [(0, 1.0), (90, 0.9)])
+def test_neighbours_that_are_left_alone_are_compared_with_the_same_storage_without_control(
+    monkeypatch: pytest.MonkeyPatch, capped_iops: int, ratio: float
+) -> None:
+    """Their free rate beside a victim is lower: a cap that stayed in force would not show against it."""
+    clock_s, mode = 1000.0, "enforce"
+    load = FioLoad(Path("a.nbd"), "batch", 1, 32)
+
+    async def sleep(seconds: float) -> None:
+        nonlocal clock_s
+        iops = capped_iops if capped_iops and mode == "enforce" else 100
+        load.done += [Timed(clock_s + at / iops, clock_s + at / iops) for at in range(round(seconds * iops))]
+        clock_s += seconds
+
+    @contextlib.asynccontextmanager
+    async def loads(_clients: object) -> AsyncIterator[list[FioLoad]]:
+        yield [load]
+
+    async def command(*words: str) -> None:
+        nonlocal mode
+        mode = words[1]
+
+    async def no_caps() -> dict[str, None]:
+        return {"batch": None}
+
+    run = sla.Run(SCENARIOS[0], None, 40.0)
+    run.result.free_iops = 80.0
+    for name, made in (("_loads", loads), ("_sla", command), ("_sample", no_caps)):
+        monkeypatch.setattr(run, name, made)
+    monkeypatch.setattr(sla.asyncio, "sleep", sleep)
+    monkeypatch.setattr(sla.time, "monotonic", lambda: clock_s)
+    step = run._idle()
+    with pytest.raises(StopIteration):
+        step.send(None)
+    assert (mode, run.result.idle_ratio) == ("observe", pytest.approx(ratio, abs=0.01))
 
 
 @pytest.mark.parametrize("event", ["hangs", "fails"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from docs.measurements import compared
+from docs.measurements import compared, page
 
 
 def _row(key: str, goal: str, value: float, target: float | None = 2.0) -> dict[str, Any]:
@@ -41,3 +41,18 @@ def test_a_banned_name_that_a_stored_run_still_has_is_the_same_goal() -> None:
     assert [row["key"] for row in found.counted] == ["cpu"]
     assert found.former == []
     assert found.unmeasured == []
+
+
+def test_figures_of_a_run_in_parts_have_each_its_day() -> None:
+    row = _row("attempts", "connection attempts of a client that lost its node, most", 2) | {
+        "unit": "attempts"
+    }
+    machine = {"memory_bytes": 1 << 34, "cores": 2, "cpu": "AMD EPYC", "python": "3.11.2"}
+    result = {"rows": [row], "machine": machine, "finished_unix_s": 1_800_000_000, "options": {}}
+    whole = page("cluster", result)
+    assert "| met |\n" in whole
+    assert "came after this run" in whole
+    result["rows"] = [row | {"finished_unix_s": 1_700_000_000}]
+    in_parts = page("cluster", result)
+    assert "| yes | 2023-11-14 |" in in_parts
+    assert "Goals that no run of a part has measured yet:" in in_parts

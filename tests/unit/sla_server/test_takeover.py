@@ -20,7 +20,7 @@ from sla_server.lease_file import FENCE, LeaseFile, LeaseState
 from sla_server.nodes_file import FRESH_US, RunningNode, read_nodes, write_nodes
 from sla_server.reports import job as report_job
 from sla_server.supervisor import Supervisor
-from sla_server.topology import ACTING, PARTS, parts_of
+from sla_server.topology import ACTING, PARTS, STANDBY, parts_of
 
 LONG_NS = 3_600 * 10**9
 
@@ -83,9 +83,17 @@ def test_parts_that_act_run_while_the_lease_is_held_and_with_its_fence(tmp_path:
     supervisor._follow_lease()
     stopped = [f"stop {name}" for name in reversed(ACTING)]
     renewed = ["renew main.mbx", "renew app.mbx"]
-    started = [f"start {name}" for name in PARTS if name not in ACTING]
+    started = [f"start {name}" for name in PARTS if name not in ACTING] + [f"start {STANDBY}"]
     assert supervisor.done == [*stopped, *renewed, *started]
-    assert supervisor.stops == [ACTING, PARTS]  # what writes and polls does not wait for the page's end
+    assert supervisor.stops == [
+        (STANDBY,),
+        ACTING,
+        PARTS,
+    ]  # what writes and polls does not wait for the page's end
+    supervisor.done.clear()
+    _publish(tmp_path, "n1", 10, boot_ns() + LONG_NS)
+    supervisor._follow_lease()  # the port of agents is free, and nobody else writes the documents, before
+    assert supervisor.done == [f"stop {STANDBY}", *(f"start {name}" for name in ACTING)]
     supervisor._pipe.close()
 
 
@@ -115,7 +123,7 @@ def test_a_server_that_is_alone_follows_no_lease_and_has_no_fence(tmp_path: Path
     assert own_fence(config) is None
     assert own_fence(configuration.resolve(configuration.ServerConfig())) is None
     assert parts_of(config) == ("cluster", *PARTS)
-    assert parts_of(config, is_acting=False) == ("cluster", "delivery", "appserver")
+    assert parts_of(config, is_acting=False) == ("cluster", "delivery", "appserver", "standby")
     supervisor._pipe.close()
 
 

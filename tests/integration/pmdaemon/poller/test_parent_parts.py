@@ -17,6 +17,7 @@ from pmdaemon.errors import ConfigError, FrameTooLarge, MalformedFrame, WireErro
 from pmdaemon.poller import config as configuration
 from pmdaemon.poller import parent as daemon
 from pmdaemon.poller.parent import Daemon
+from pmdaemon.runtime import open_files
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire import cut, frame, names
@@ -55,14 +56,14 @@ def test_open_files_are_raised_as_far_as_allowed(
     set_to = []
     monkeypatch.setattr(resource, "getrlimit", lambda _what: limits)
     monkeypatch.setattr(resource, "setrlimit", lambda _what, value: set_to.append(value))
-    assert daemon.raise_open_files(wanted) == result
+    assert open_files.raise_open_files(wanted) == result
     assert set_to == [(result, limits[1])]
 
 
 def test_a_hard_limit_too_low_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _what: (64, 128))
     with pytest.raises(ConfigError, match="LimitNOFILE"):
-        daemon.raise_open_files(65536)
+        open_files.raise_open_files(65536)
 
 
 def test_hello() -> None:
@@ -191,7 +192,7 @@ def test_without_descriptors_nothing_is_accepted_for_a_second(
     real = parent._listener
     monkeypatch.setattr(parent, "_listener", Listener())
     parent._selector.register(parent._listener, selectors.EVENT_READ)
-    parent._accept()
+    parent._accept(parent._listener)
     assert (len(tries), list(parent._selector.get_map())) == (1, [])
     parent._review_at_ns = clock.monotonic_ns() + 60 * 10**9
     assert parent._timeout_s() == 1.0
@@ -225,7 +226,7 @@ def test_while_no_pair_has_room_a_connection_waits_and_the_others_keep_their_tur
     monkeypatch.setattr(parent, "pair_manager", Manager())
     peers = [socket.create_connection(("127.0.0.1", parent.port)) for _ in range(3)]
     names = ["{}:{}".format(*peer.getsockname()) for peer in peers]
-    parent._accept()
+    parent._accept(parent._listener)
     assert (given, parent.refused_connections, list(parent._selector.get_map())) == ([], 0, [])
     parent._accept_again()  # the pause is not over
     assert not parent._selector.get_map()
@@ -235,7 +236,7 @@ def test_while_no_pair_has_room_a_connection_waits_and_the_others_keep_their_tur
     room[0] = True
     clock.advance(0.1)
     parent._accept_again()
-    parent._accept()
+    parent._accept(parent._listener)
     assert (given, parent.refused_connections) == (names, 0)
     for peer in peers:
         peer.close()

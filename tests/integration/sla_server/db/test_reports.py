@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from sla_server.config import load
 from sla_server.db.engine import begin, make_engine
 from sla_server.db.errors import DbError
 from sla_server.db.ingest.transaction import mark_alive
+from sla_server.db.queries.reports import RUN_COLUMNS, SINGLE, ReportQueries
 from sla_server.db.reports import NO_REPORT, ReportStore
 from sla_server.db.schema import agreements, audit, slices
 from sla_server.errors import JobRunning
@@ -26,7 +28,9 @@ from sla_server.jobs import only_one
 from sla_server.policy_jobs.report_inputs_job import SUMS
 from sla_server.policy_jobs.stored_results import encoded
 from sla_server.reports import job
+from sla_server.reports.compute import compute_report
 from sla_server.reports.errors import NothingToReport, NotYetFinal, SumsDiffer
+from sla_server.reports.inputs import read_inputs
 from sla_server.reports.issue import due_periods, issue
 from sla_server.reports.job import describe, issue_due, run
 from sla_server.reports.sums import SUMS_JOB, SumsCheck
@@ -154,7 +158,7 @@ def test_a_report_that_is_alone_with_its_sums_is_not_issued(
     sums_of_the_job(store)
     read = store.reader.reports.slices_as_of
     # A defect in how a report reads its slices: it misses the last one.
-    monkeypatch.setattr(store.reader.reports, "slices_as_of", lambda *args: read(*args)[:-1])
+    monkeypatch.setattr(store.reader.reports, "slices_as_of", lambda *args, **more: read(*args, **more)[:-1])
     with pytest.raises(SumsDiffer, match="1,439 slices of objective latency, and 1,440 are stored"):
         issued(store, sums=SumsCheck.of(store.reader))
     assert store.reader.reports.issued_periods("gold") == set()
@@ -339,3 +343,73 @@ def test_sums_that_cannot_be_read_are_none(store: ReportStore, parts: list[tuple
     sums = SumsCheck.of(store.reader)
     assert issued(store, sums=sums) is not None
     assert sums.as_dict() == {"compared": 0, "outdated": 0, "without": 1}
+
+
+STATES = ("good", "good", "good", "good", "bad", "no_data", "not_applicable", "excluded")
+
+
+def mixed(seed: int) -> list[dict[str, Any]]:
+    """Slices of every state in runs of some, with holes, revisions, other versions, lengths and reasons."""
+    chosen = random.Random(seed)
+    rows, at = [], DAY
+    for _ in range(60):
+        state, version = chosen.choice(STATES), chosen.choice((1, 1, 1, 2))
+        length_us = chosen.choice((MINUTE_US, MINUTE_US, 5 * MINUTE_US))
+        more = {
+            "version": version,
+            "length_us": length_us,
+            "objective": "mixed",
+            "ours": chosen.random() < 0.2,
+        }
+        more |= {"inexact": chosen.random() < 0.1, "reason": chosen.choice(("", "slow", "few-ios"))}
+        for _ in range(chosen.choice((1, 2, 30))):
+            rows.append(slice_row(at, state, **more))
+            if chosen.random() < 0.05:
+                again = chosen.choice(STATES)
+                rows.append({**slice_row(at, again, **more), "revision": 1, "judged_us": at + DAY_US})
+            at += length_us
+        at += chosen.choice((0, 0, 0, 7 * MINUTE_US))
+    return rows
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_slices_read_as_runs_are_those_read_one_by_one(store: ReportStore, seed: int) -> None:
+    rows = mixed(seed)
+    put(store._engine, slices, rows)
+    asked = store.reader.reports
+    end_us = max(row["start_us"] for row in rows)
+    assert asked.report_objectives("gold", DAY, end_us) == ["latency", "mixed"]
+    assert asked.report_objectives("gold", DAY + 40 * DAY_US, DAY + 41 * DAY_US) == []
+    for from_us, to_us, as_of_us in (
+        (DAY, end_us + 1, AFTER * 2),
+        (DAY + 95 * MINUTE_US, end_us, DAY + DAY_US),
+    ):
+        where = "gold", "mixed", from_us, to_us, as_of_us, 100_000
+        whole = asked.slices_as_of(*where)
+        expected = [
+            row if row["state"] in SINGLE else {name: row[name] for name in RUN_COLUMNS} for row in whole
+        ]
+        found = asked.slices_as_of(*where, whole=False)
+        assert [
+            {name: row.get(name) for name in each} for row, each in zip(found, expected, strict=True)
+        ] == (expected)
+
+
+def test_a_report_reads_runs_of_slices_and_a_check_every_one(store: ReportStore) -> None:
+    """What a month's report takes is nearly all its 43,200 slices, so it is counted."""
+    read: list[int] = []
+
+    def rows(statement: Any) -> list[dict[str, Any]]:
+        found = store.reader._rows(statement)
+        read.append(len(found))
+        return found
+
+    store.reader.reports = ReportQueries(rows)
+    found = compute_report(read_inputs(store.reader, "gold", "2026-10-04", AFTER))
+    (objective,) = found.objectives
+    assert (objective.slices.good, objective.slices.bad) == (1437, 3)
+    assert sum(read) <= 20, "of 1,440 slices the three bad ones, and where a run of good ones begins or ends"
+    assert len(read) <= 12, "statements"
+    read.clear()
+    read_inputs(store.reader, "gold", "2026-10-04", AFTER, to_verify=True)
+    assert sum(read) > 1440

@@ -86,10 +86,10 @@ def test_nothing_of_spark_is_left_when_the_job_ends(
         raise ends
 
     snapshot = SimpleNamespace(
-        rows=lambda _table: 1, slot_files=Files(), hour_files=Files(), close=lambda: None
+        rows=lambda _table: 1, slot_files=Files(), hour_files=Files(), cut_files=[], close=lambda: None
     )
     monkeypatch.setattr(spark_run, "StatisticsSnapshot", lambda *_: snapshot)
-    monkeypatch.setattr(inputs, "read", lambda *_: None)
+    monkeypatch.setattr(inputs, "read", lambda *_: SimpleNamespace(bin_us=0))
     monkeypatch.setattr(spark_run, "on_spark", compute)
     with pytest.raises(type(ends)):
         job.run(config, "me")
@@ -117,10 +117,10 @@ def test_a_run_that_the_server_stops_is_not_shown_as_running(
         raise AssertionError("it was not stopped")
 
     snapshot = SimpleNamespace(
-        rows=lambda _table: 1, slot_files=Files(), hour_files=Files(), close=lambda: None
+        rows=lambda _table: 1, slot_files=Files(), hour_files=Files(), cut_files=[], close=lambda: None
     )
     monkeypatch.setattr(spark_run, "StatisticsSnapshot", lambda *_: snapshot)
-    monkeypatch.setattr(inputs, "read", lambda *_: None)
+    monkeypatch.setattr(inputs, "read", lambda *_: SimpleNamespace(bin_us=0))
     monkeypatch.setattr(spark_run, "on_spark", compute)
     # The real one would end every Java of this process, and one is the session of the other tests.
     java = SimpleNamespace(kill=lambda: told_to_end.append("java"))

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from gateway_agent.errors import NbdProtocolError
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.buffers import (
+    BATCH_BYTES,
     COOKIE,
     END,
     GRACE_S,
@@ -16,6 +17,7 @@ from gateway_agent.nbd.buffers import (
     ReplyBuffer,
     RequestBuffer,
 )
+from gateway_agent.nbd.payload_pipe import PipePool
 from pmdaemon.runtime.clock import FakeClock
 from tests.support.nbd import MIB, FakeLoop, FakeSocket
 from tests.unit.gateway_agent.nbd.test_file_session import Client, read, write
@@ -158,7 +160,7 @@ def test_whatever_the_sizes_of_receives_and_sends_the_bytes_come_out_as_they_wen
 
 def test_what_the_socket_does_not_take_is_kept_until_it_does():
     sock = FakeSocket(window=15)
-    flow = ReplyBuffer(sock)
+    flow = ReplyBuffer(sock, PipePool())
     assert not flow.send(b"a" * 20)
     sock.window = 4
     assert not flow.flush()
@@ -174,7 +176,7 @@ def test_what_the_socket_does_not_take_is_kept_until_it_does():
 )
 def test_bytes_leave_in_order_whatever_the_socket_takes(pieces, windows):
     sock = FakeSocket(window=0)
-    flow, given_windows = ReplyBuffer(sock), iter(windows)
+    flow, given_windows = ReplyBuffer(sock, PipePool()), iter(windows)
     for piece in pieces:
         scratch = bytearray(piece)
         sock.window = next(given_windows, 0)
@@ -402,3 +404,30 @@ def test_requests_that_begin_where_the_last_one_of_their_kind_ended_are_sequenti
     assert buffer.sequential == 1
     assert put(buffer, p.request(p.Cmd.FLUSH, 4, 0, 0))[1] == 0
     assert buffer.sequential == 0
+
+
+def test_what_is_received_at_once_is_bounded_but_for_a_payload_that_is_due():
+    buffer = RequestBuffer("client")
+    assert len(buffer.room()) == BATCH_BYTES
+    payload = bytes(BATCH_BYTES + 1000)
+    put(buffer, write_request(1, payload)[:1028])
+    assert len(buffer.room()) == len(payload) - 1000 + BATCH_BYTES
+
+
+def test_small_replies_that_waited_leave_together():
+    sends = []
+
+    class Sock(FakeSocket):
+        def send(self, data):
+            sends.append(len(data))
+            return super().send(data)
+
+    sock = Sock(window=0)
+    flow = ReplyBuffer(sock, PipePool())
+    pieces = [bytes([n % 251]) * (1 + n % 40) for n in range(10_000)]
+    for piece in pieces:
+        flow.send(piece)
+    sock.window, sends[:] = 1 << 40, []
+    assert flow.flush()
+    assert bytes(sock.sent) == b"".join(pieces)
+    assert len(sends) < 10

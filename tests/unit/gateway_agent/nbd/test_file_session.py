@@ -45,7 +45,8 @@ class Client:
         self.storage = VolumeStorage("vol-1", str(path), read_only=read_only)
         self.rig, self.sock = Rig(size_bytes=self.storage.facts.size_bytes), FakeSocket()
         self.stream = self.rig.stream()
-        self.pool = Pool() if kind == "workers" else None
+        self.pool = None if kind == "loop" else Pool()
+        self.storage.tells_cached = kind == "cached"  # whatever the file system of the test knows
         self.session = self.another(self.sock)
 
     def another(self, sock):
@@ -80,7 +81,7 @@ def path(tmp_path):
     return path
 
 
-@pytest.fixture(params=["loop", "workers"])
+@pytest.fixture(params=["loop", "workers", "cached"])
 def client(request, path):
     client = Client(path, request.param)
     yield client

@@ -2,11 +2,13 @@ import ipaddress
 import shutil
 import ssl
 import time
+from dataclasses import replace
 
 import pytest
 from pydantic import ValidationError
 from structlog.testing import capture_logs
 
+from gateway_agent.config import ExportConfig
 from gateway_agent.nbd import listeners
 from gateway_agent.nbd.access import ClientIdentity
 from gateway_agent.nbd.listeners import LISTS_NS, TOTALS_NS, ListenerSecurity, server_context
@@ -216,9 +218,14 @@ def test_a_revocation_list_that_lets_nobody_in_is_refused_with_what_to_do(pki, t
     settings.check("nbd-0")  # it will be renewed, and nothing else depends on it
 
 
+EXPORT = ExportConfig(volume="vol-1", backend="disk", upstream="nbd://127.0.0.1/x")
+
+
 class Connected:
-    def __init__(self, certificate):
-        self.certificate, self.reasons = certificate, []
+    def __init__(self, certificate, client=None, export=EXPORT):
+        client = client or ClientIdentity("uid-0", None)
+        self.identity = replace(client, certificate=certificate, is_secure=certificate is not None)
+        self.export, self.reasons = export, []
 
     def close(self, reason):
         self.reasons.append(reason)
@@ -237,7 +244,7 @@ def test_clients_that_are_connected_are_ended_when_their_certificate_is_on_the_l
 
     def on_lists():
         called.append(guard.problem)
-        guard.end_revoked(connected)
+        guard.end_refused(connected)
 
     crl.write_bytes(authority.revocation_list())
     guard = guard_of(security(authority, server, client_crl=str(crl)), loop, on_lists)
@@ -266,7 +273,7 @@ def test_a_certificate_that_cannot_be_compared_with_a_list_keeps_no_revoked_clie
     crl.write_bytes(authority.revocation_list(gone))
     guard = guard_of(security(authority, server, client_crl=str(crl)), FakeLoop(FakeClock()))
     connected = [Connected(b"no certificate"), Connected(der_of(gone))]
-    guard.end_revoked(connected)
+    guard.end_refused(connected)
     assert [len(each.reasons) for each in connected] == [1, 1]
 
 
@@ -287,3 +294,54 @@ def test_a_list_that_has_expired_is_said_once_and_what_to_do(tmp_path):
     crl.write_bytes(authority.revocation_list(age_days=-2))
     loop.fire(10)
     assert said[1:] == [""]
+
+
+def named(*names):
+    return ClientIdentity("10.0.0.7", ipaddress.ip_address("10.0.0.7"), names)
+
+
+ALLOWED = EXPORT.model_copy(update={"allow_names": ("db-*",), "allow_networks": ("10.0.0.0/24",)})
+PLAIN_TOO = {"tls": "offer", "plain_networks": PLAIN} | FILES
+
+
+@pytest.mark.parametrize(
+    ("settings", "connected", "kind"),
+    [
+        (PLAIN_TOO, Connected(None, client("10.0.0.7")), None),
+        ({"plain_networks": PLAIN}, Connected(b"c", client("10.0.0.7")), None),
+        ({"tls": "offer"} | FILES, Connected(None, client("10.0.0.7")), "tls-required"),
+        ({"tls": "require"} | FILES, Connected(None, client("127.0.0.1")), "tls-required"),
+        ({"tls": "require"} | FILES, Connected(None, client(None)), None),
+        ({}, Connected(None, client("10.0.0.7")), "plain-network"),
+        ({}, Connected(b"c", client("10.0.0.7")), "plain-network"),
+        (PLAIN_TOO, Connected(b"c", named("db-1"), ALLOWED), None),
+        (PLAIN_TOO, Connected(b"c", named("web-1"), ALLOWED), "not-allowed"),
+        (PLAIN_TOO, Connected(None, named(), ALLOWED), "not-allowed"),
+        ({}, Connected(None, client(None), ALLOWED), "not-allowed"),
+        ({}, Connected(None, client(None), None), None),
+    ],
+)
+def test_a_client_that_is_connected_and_would_not_be_let_in_now_is_ended_and_counted(
+    settings, connected, kind, monkeypatch
+):
+    monkeypatch.setattr(listeners, "_load", lambda *_: (ssl.create_default_context(), None))
+    guard = guard_of(ListenerSecurity(**settings), FakeLoop(FakeClock()))
+    with capture_logs() as lines:
+        guard.end_refused([connected])
+    assert guard.turned_away == ({kind: 1} if kind else {})
+    assert len(connected.reasons) == len(guard.turned_away)
+    assert all("it was connected to vol-1" in line["reason"] for line in lines)
+
+
+def test_a_client_without_a_certificate_is_ended_where_one_is_required_now(monkeypatch):
+    monkeypatch.setattr(listeners, "_load", lambda *_: (ssl.create_default_context(), None))
+    secure = Connected(None)
+    secure.identity = replace(client("10.0.0.7"), is_secure=True)
+    guard = guard_of(
+        ListenerSecurity(tls="require", client_certificates="optional", **FILES), FakeLoop(FakeClock())
+    )
+    guard.end_refused([secure])
+    assert secure.reasons == []
+    guard.apply(ListenerSecurity(tls="require", **FILES))
+    guard.end_refused([secure])
+    assert secure.reasons == ["it would not be let in now: it shows no certificate"]

@@ -274,7 +274,7 @@ class Crowd:
 
     def __init__(self, gateway, most=MOST_NEGOTIATIONS):
         self.rig, self._exports = gateway.rig, gateway.exports
-        self.guard = guard_of(ListenerSecurity(), self.rig.loop)
+        self.guard = guard_of(ListenerSecurity(plain_networks=("10.0.0.0/8",)), self.rig.loop)
         self.table = NegotiationTable(self.guard, most)
         self.socks = []
 
@@ -361,7 +361,8 @@ class SecureGateway:
     """Exports ``mine``, for one certificate, and ``all``, for every client; a client with TLS."""
 
     def __init__(self, tmp_path, pki, name="host-a", **settings):
-        (tmp_path / "disk.img").write_bytes(bytes(range(256)) * 4096)
+        self.path = tmp_path / "disk.img"
+        self.path.write_bytes(bytes(range(256)) * 4096)
         common = {"backend": "b", "file": str(tmp_path / "disk.img")}
         config = plane_config(
             {"volume": "mine", "allow_names": ["*.example"]} | common, {"volume": "all"} | common
@@ -530,3 +531,43 @@ def test_a_client_with_extended_headers_gets_no_export_that_has_lost_them(tmp_pa
     found, _ = gateway.heard()
     assert [kind for _, kind, _ in found] == [p.Rep.ERR_UNKNOWN]
     assert not gateway.exports.volumes["up"].extended.has, "it is asked again before others are offered any"
+
+
+def test_a_client_that_a_reload_refuses_while_its_upstream_is_asked_is_not_let_in(tmp_path, monkeypatch):
+    gateway = Gateway(tmp_path, monkeypatch)
+    gateway.talk._guard = guard_of(ListenerSecurity(plain_networks=("10.0.0.0/8",)), gateway.rig.loop)
+    gateway.say(FLAGS, go("up"))
+    gateway.rig.loop.fire(0)
+    up = gateway.exports.volumes["up"]
+    up.export = up.export.model_copy(update={"allow_networks": ("11.0.0.0/8",)})
+    gateway.upstream_answers()
+    assert gateway.near.is_closed
+    assert gateway.heard() == ([], b""), "not even that there is such a volume"
+    assert up.sessions == set()
+    assert gateway.talk._guard.turned_away == {"not-allowed": 1}
+    assert gateway.over == [gateway.talk]
+    gateway.exports.close()
+
+
+def test_a_session_knows_its_client_as_the_negotiation_did(secure_gateway):
+    gateway = secure_gateway().secure()
+    gateway.ask(go("mine"))
+    ((session,),) = [stream.sessions for stream in gateway.rig.cuts.table.streams]
+    assert session.identity.names[0] == "host-a.example"
+    assert session.identity.is_secure
+    assert session.identity.certificate
+    assert session.export.volume == "mine"
+    config = dataclasses.replace(
+        plane_config(
+            {"volume": "mine", "allow_names": ["*.example"], "backend": "b", "file": str(gateway.path)},
+        ),
+        client_rule="tls-name",
+    )
+    gateway.exports.apply(config)
+    gateway.guard.end_refused([session])
+    assert not session.is_closed
+    config.exports[0] = config.exports[0].model_copy(update={"allow_names": ("*.elsewhere",)})
+    gateway.exports.apply(config)
+    gateway.guard.end_refused([session])
+    assert session.is_closed
+    assert gateway.guard.turned_away == {"not-allowed": 1}

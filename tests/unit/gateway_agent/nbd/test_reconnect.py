@@ -7,7 +7,7 @@ import pytest
 from gateway_agent.config import ExportConfig
 from gateway_agent.errors import UpstreamError
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd import proxy_session
+from gateway_agent.nbd import upstream_return
 from gateway_agent.nbd.upstream_handshake import Agreed
 from gateway_agent.nbd.volume import Volume
 from pmdaemon.wire.rates import Rates, RateSet
@@ -37,7 +37,7 @@ class Openings:
 @pytest.fixture
 def openings(monkeypatch):
     made = Openings()
-    monkeypatch.setattr(proxy_session, "UpstreamOpening", made)
+    monkeypatch.setattr(upstream_return, "UpstreamOpening", made)
     return made
 
 

@@ -8,6 +8,7 @@ from gateway_agent.nbd import tls
 from gateway_agent.nbd.buffers import ReplyBuffer
 from gateway_agent.nbd.listeners import server_context
 from gateway_agent.nbd.loop import IN
+from gateway_agent.nbd.payload_pipe import PipePool
 from gateway_agent.nbd.tls import OPENING_LIMIT_NS, TlsConnection, TlsOpening
 from pmdaemon.runtime.clock import FakeClock
 from tests.support.nbd import FakeLoop, FakeSocket
@@ -119,7 +120,7 @@ def test_tiny_records_are_decrypted_in_several_turns(pki, monkeypatch):
 def test_a_socket_that_takes_little_gets_every_byte_once_and_in_order(pki, seed):
     rng, talk = random.Random(seed), Talk(pki).shake()
     talk.peer.heard()
-    out, said, heard = ReplyBuffer(talk.near), b"", b""
+    out, said, heard = ReplyBuffer(talk.near, PipePool()), b"", b""
     for _ in range(30):
         data = rng.randbytes(rng.choice((1, 16, 4112, 70_000, 600_000)))
         said += data

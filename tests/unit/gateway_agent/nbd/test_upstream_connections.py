@@ -10,7 +10,7 @@ import pytest
 from gateway_agent.config import ExportConfig
 from gateway_agent.errors import UpstreamError
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd import proxy_session, upstream_further
+from gateway_agent.nbd import upstream_further, upstream_return
 from gateway_agent.nbd.loop import GONE, IN
 from gateway_agent.nbd.upstream_handshake import Agreed
 from gateway_agent.nbd.upstream_runs import _MOST_RUNS
@@ -39,7 +39,7 @@ def openings(monkeypatch):
     def opening(_loop, _uri, on_ready, on_failed, **_how):
         return Opening(made, on_ready, on_failed)
 
-    monkeypatch.setattr(proxy_session, "UpstreamOpening", opening)
+    monkeypatch.setattr(upstream_return, "UpstreamOpening", opening)
     monkeypatch.setattr(upstream_further, "UpstreamOpening", opening)
     return made
 
@@ -117,7 +117,9 @@ def test_a_large_batch_is_divided_at_whole_requests(openings):
     each = Several(openings, size_bytes=64 * MIB)
     said = [write(n, bytes([n]) * 100_000) for n in range(9)]
     each.say(*said)
-    assert [[found[1] for found in parsed(raw)] for raw in each.sent()] == [[6, 7, 8], [0, 1, 2], [3, 4, 5]]
+    cookies = [[found[1] for found in parsed(raw)] for raw in each.sent()]
+    assert sorted(cookie for some in cookies for cookie in some) == list(range(9))
+    assert all(len(some) >= 2 and some == sorted(some) for some in cookies)
     assert sorted(found[4] for raw in each.sent() for found in parsed(raw)) == sorted(said)
 
 
@@ -318,6 +320,22 @@ def test_one_that_cannot_be_made_is_tried_again_and_nothing_waits_for_it(opening
     assert all(each.sent()), "three are there"
 
 
+def test_an_upstream_that_takes_no_more_is_asked_less_and_less_often(openings):
+    each = Several(openings, opened=1)
+    for wait_s in (5, 10, 20, 40, 80, 80):
+        openings.pop().on_failed(UpstreamError("nbd://x", "no more clients"))
+        each.rig.loop.fire(wait_s - 1)
+        assert openings == []
+        each.rig.loop.fire(1)
+        assert len(openings) == 1
+    each.open_next()
+    each.say(read(1))
+    each.answer(0, p.simple_reply(1) + b"r" * 512)
+    openings.pop().on_failed(UpstreamError("nbd://x", "no more clients"))
+    each.rig.loop.fire(5)
+    assert len(openings) == 1, "from the beginning again"
+
+
 def test_one_of_another_size_is_not_used_nor_asked_for_again(openings):
     each = Several(openings, opened=1)
     other = each.open_next(facts=p.ExportFacts(4096, ALL_FLAGS))
@@ -503,3 +521,18 @@ def test_runs_are_forgotten_when_their_requests_are_answered(openings):
         far = next(n for n, sock in enumerate(each.fars) if bytes(sock.sent).endswith(read(cookie)))
         each.answer(far, p.simple_reply(cookie) + b"r" * 512)
     assert len(each.session._runs._starts) <= _MOST_RUNS + 2  # nothing outside shows what is remembered
+
+
+def test_a_request_that_waits_for_ever_keeps_no_runs_of_the_others(openings):
+    each = Several(openings)
+    stuck = [1, 2, 3]
+    for cookie in range(1, 4 * _MOST_RUNS):
+        each.say(read(cookie))
+        far = next(n for n, sock in enumerate(each.fars) if bytes(sock.sent).endswith(read(cookie)))
+        if cookie in stuck:
+            continue
+        each.answer(far, p.simple_reply(cookie) + b"r" * 512)
+    assert len(each.session._runs._starts) <= _MOST_RUNS + 2  # nothing outside shows what is remembered
+    owed = [set(each.session._owed_by(used)) for used in each.session._used]
+    sent = [{cookie for cookie in stuck if read(cookie) in bytes(sock.sent)} for sock in each.fars]
+    assert owed == sent, "and each is known to be on the connection on which it was sent"

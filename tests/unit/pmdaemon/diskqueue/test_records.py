@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
 import tracemalloc
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from pmdaemon.diskqueue import DiskQueue, reading
+from pmdaemon.diskqueue import DiskQueue, QueueSettings, format, reading
 from tests.support.diskqueue import open_queue
 from tests.support.faulty_disk import FaultDisk, FaultStorage
 
 COUNT = 8192
 MOST_BYTES = 80
 """A record's columns, its part of a page of numbers, and its byte among the dirty slots."""
+OPENED = 40_000
+MOST_OPENING_BYTES = 300
+"""The most that a record takes while its queue is opened: header, entry, columns, orders of them."""
+CONSTANT_BYTES = 6 << 20
+"""What is read at a time: a piece of the ring, a chunk of the index, a chunk that is written again."""
 
 
 def grown(add: int, *, keep: bool) -> float:
@@ -39,6 +46,50 @@ def test_a_record_that_waits_takes_some_tens_of_bytes() -> None:
 
 def test_what_is_gone_takes_none() -> None:
     assert grown(COUNT, keep=False) < 8
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two folders, each with a queue of ``OPENED`` records: one that was closed, one whose owner died."""
+    folder = tmp_path_factory.mktemp("filled")
+    for name in ("closed", "killed"):
+        (folder / name).mkdir()
+    queue = DiskQueue(settings_in(folder / "closed"), helper=False)
+    for first in range(0, OPENED, 1000):
+        queue.put_many([b"%d" % number for number in range(first, first + 1000)])
+    for name in ("q", "q.index"):
+        shutil.copy(folder / "closed" / name, folder / "killed" / name)
+    queue.close()
+    return folder
+
+
+def settings_in(folder: Path) -> QueueSettings:
+    return QueueSettings(data_path=folder / "q", data_bytes=(OPENED + 1000) * 256, entries=2 * OPENED)
+
+
+@pytest.mark.parametrize("how", ["closed", "killed", "without an index", "made larger"])
+def test_opening_takes_some_hundred_bytes_a_record(filled: Path, tmp_path: Path, how: str) -> None:
+    source = filled / (how if how == "killed" else "closed")
+    for name in ("q", "q.index"):
+        shutil.copy(source / name, tmp_path / name)
+    settings = settings_in(tmp_path)
+    if how == "without an index":
+        settings.resolved_index_path.unlink()
+    if how == "made larger":
+        settings = settings.model_copy(update={"data_bytes": 2 * settings.data_bytes})
+    tracemalloc.start()
+    try:
+        queue = DiskQueue(settings, helper=False)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (queue.oldest_seq, queue.stat()["records"]) == (1, OPENED)
+    assert queue.report.restored == (0 if how in ("closed", "made larger") else OPENED)
+    last = queue.read(OPENED)
+    assert last is not None
+    assert last.data == b"%d" % (OPENED - 1)
+    queue.close()
+    assert peak_bytes < MOST_OPENING_BYTES * OPENED + CONSTANT_BYTES
 
 
 class Counting(FaultStorage):
@@ -81,7 +132,15 @@ def test_pages_are_let_go_of_while_a_backlog_is_read(
     wanted = [b"%d" % number + bytes(size - 3) for number in range(100, 400)]
     queue.put_many(wanted)
     at_start = data.releases
-    assert at_start == 1
     assert list(reader(queue)) == wanted
     assert data.releases - at_start == 300 * 256 // 8192  # what they take in the file, not what they carry
     queue.close()
+
+
+def test_pages_are_let_go_of_while_a_queue_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(format, "PIECE_BYTES", 8192)
+    disk = FaultDisk()
+    open_queue(disk, data_bytes=1 << 20, entries=1000).put_many([b"x"] * 300)
+    data = disk.files["data"] = Counting(disk, bytes(disk.files["data"].cached), "data")
+    open_queue(disk, data_bytes=1 << 20, entries=1000)
+    assert data.releases >= (1 << 20) // 8192

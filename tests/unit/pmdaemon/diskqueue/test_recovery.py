@@ -9,16 +9,19 @@ import random
 import struct
 import zlib
 
+import numpy as np
+
 from pmdaemon.diskqueue import format as layout
 from pmdaemon.diskqueue.format import (
+    DAMAGED,
     ENTRY_BYTES,
     FREE,
     IN_USE,
     INDEX_START,
     NONE,
+    SLOT_FIELDS,
     UNUSED,
     IndexHeader,
-    Slot,
     pack_free,
     read_file_header,
     read_index_header,
@@ -31,8 +34,12 @@ from tests.support.diskqueue import contents, drain, open_queue
 from tests.support.faulty_disk import FaultDisk
 
 
-def slot(status: int, following: int) -> Slot:
-    return Slot(status, 0, 1, 0, 256, 10, 0, 0, 0, 0, NONE, following, 0)
+def slot(status: int, following: int) -> tuple[int, ...]:
+    return (status, 0, 1, 0, 256, 10, 0, 0, 0, 0, NONE, following, 0)
+
+
+def faults(of: IndexHeader, *slots: tuple[int, ...]) -> int:
+    return count_list_faults(of, np.array(list(slots), SLOT_FIELDS))
 
 
 def header(head: int, free: int) -> IndexHeader:
@@ -40,18 +47,18 @@ def header(head: int, free: int) -> IndexHeader:
 
 
 def test_sound_lists_have_no_faults() -> None:
-    slots: list[Slot | None] = [slot(IN_USE, 2), slot(FREE, NONE), slot(IN_USE, NONE)]
-    assert count_list_faults(header(0, 1), slots) == 0
+    assert faults(header(0, 1), slot(IN_USE, 2), slot(FREE, NONE), slot(IN_USE, NONE)) == 0
 
 
 def test_a_loop_is_broken_and_counted() -> None:
-    assert count_list_faults(header(0, NONE), [slot(IN_USE, 1), slot(IN_USE, 0)]) == 1
+    assert faults(header(0, NONE), slot(IN_USE, 1), slot(IN_USE, 0)) == 1
 
 
 def test_entries_in_the_wrong_list_or_in_none_are_counted() -> None:
-    assert count_list_faults(header(0, NONE), [slot(IN_USE, 1), slot(FREE, NONE)]) == 2
-    assert count_list_faults(header(NONE, NONE), [slot(IN_USE, NONE), slot(FREE, NONE)]) == 2
-    assert count_list_faults(header(77, NONE), [slot(IN_USE, NONE)]) == 2
+    assert faults(header(0, NONE), slot(IN_USE, 1), slot(FREE, NONE)) == 2
+    assert faults(header(NONE, NONE), slot(IN_USE, NONE), slot(FREE, NONE)) == 2
+    assert faults(header(77, NONE), slot(IN_USE, NONE)) == 2
+    assert faults(header(77, NONE)) == 1
 
 
 def test_lists_in_the_file_are_sound_after_close_and_after_recovery() -> None:
@@ -139,13 +146,11 @@ def test_entries_never_straddle_a_block_and_are_bound_to_their_slot() -> None:
     packed = [pack_free(0, NONE, 5), pack_free(0, NONE, 5), bytes(ENTRY_BYTES), bytes(spoilt)]
     view = memoryview(bytes(INDEX_START) + b"".join(packed))
     first, misplaced, never, torn = read_slots(view, 4, 5)
-    assert first is not None
-    assert (first.status, first.next) == (FREE, NONE)
-    assert misplaced is None, "an entry written to the wrong place"
-    assert never is not None
-    assert never.status == UNUSED
-    assert torn is None, "damage behind what the checksum covers"
-    assert read_slots(view, 1, 6) == [None], "an entry of another queue"
+    assert (first["status"], first["next"]) == (FREE, NONE)
+    assert misplaced["status"] == DAMAGED, "an entry written to the wrong place"
+    assert never["status"] == UNUSED
+    assert torn["status"] == DAMAGED, "damage behind what the checksum covers"
+    assert read_slots(view, 1, 6)["status"] == DAMAGED, "an entry of another queue"
 
 
 def test_scan_skips_by_length_and_ignores_noise() -> None:
@@ -156,8 +161,8 @@ def test_scan_skips_by_length_and_ignores_noise() -> None:
     ring = bytearray(disk.open("data").cached[8192:])
     ring[2048:2052] = b"\xfc\x58\x84\x85"
     found = scan(memoryview(bytes(ring)), queue._state.seed)
-    assert [record[3] for record in found.intact] == [0, span_bytes(700)]
-    assert found.broken == [2048]
+    assert found.intact["offset"].tolist() == [0, span_bytes(700)]
+    assert list(found.broken) == [2048]
 
 
 def test_the_larger_capacity_of_new_settings_is_taken() -> None:

@@ -128,3 +128,8 @@ def test_nothing_overlaps_and_ring_order_holds(
         order = ring.all()
         assert sorted(order, key=lambda slot: (offsets[slot] - ring.write) % Q) == order
         assert set(order) == set(live)
+
+
+def test_a_record_is_never_larger_than_its_span_can_say() -> None:
+    assert make(1 << 40, 8192).largest_bytes() == 2**32 - 256
+    assert make(Q, 1024).largest_bytes() == Q - 1024 - 256

@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from pmdaemon.mailbox import Layout, Mailbox, Route, attach, create_segment
 from pmdaemon.mailbox.errors import LayoutInvalid, MailboxFull
 from pmdaemon.mailbox.layout import FIRST_BYTES
+from pmdaemon.wire.frame import MAX_FRAME_BYTES
 from tests.support import mailbox
 from tests.support.mailbox import abandon, audit, drain
 
@@ -143,9 +144,10 @@ def test_without_room_in_the_file_system_it_is_full_and_says_so_once_a_pause(
     audit(a)
 
 
+@pytest.mark.parametrize("size", [FIRST * 7 // 8, FIRST], ids=["nearly all", "all"])
 @pytest.mark.parametrize("many", [False, True])
 def test_without_room_to_grow_what_fits_into_the_first_part_finds_room_once_all_is_taken(
-    boxes: tuple[Mailbox, Mailbox], monkeypatch: pytest.MonkeyPatch, many: bool
+    boxes: tuple[Mailbox, Mailbox], monkeypatch: pytest.MonkeyPatch, many: bool, size: int
 ) -> None:
     a, b = boxes
 
@@ -156,8 +158,13 @@ def test_without_room_to_grow_what_fits_into_the_first_part_finds_room_once_all_
     a.post("b", b"1" * (FIRST * 3 // 8))  # not past half of it
     assert len(drain(b)) == 1
     b.release()
-    large = b"2" * (FIRST * 7 // 8)
+    large = b"2" * size
     a.post_many("b", [large]) if many else a.post("b", large)
     assert drain(b) == [large]
     assert a._outlets["b"][0].reserved == FIRST
     audit(a)
+
+
+def test_every_frame_fits_into_the_first_part() -> None:
+    """So on a full file system no message is held up for good, nor what has to stay behind it."""
+    assert Layout(("a", "b"), (Route("a", "b", RING),), 8).first_bytes >= MAX_FRAME_BYTES

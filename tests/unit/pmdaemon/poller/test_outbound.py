@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from pmdaemon.mailbox.errors import MessageDamaged
 from pmdaemon.poller import outbound
 from pmdaemon.poller.outbound import MANY_DUE
+from pmdaemon.runtime.term import Term
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.agent import Registration
@@ -244,3 +246,61 @@ def test_a_damaged_message_of_the_mailbox_is_passed_by(rig: PairRig, monkeypatch
         rig.outbound.step()
     rig.outbound.step()
     assert rig.counters["mail_discarded"] == 1
+
+
+def test_nothing_reaches_a_gateway_once_the_term_of_this_server_has_ended(tmp_path: Path) -> None:
+    """The machine has stood still: caps wait in the mailbox, a poll is due, and another server acts."""
+
+    class Ending(Term):
+        lasts = True
+
+        def is_on(self) -> bool:
+            return self.lasts
+
+    term = Ending(tmp_path, 7)
+    rig = PairRig(term=term)
+    rig.watermarks()
+    agent, other = rig.up(), rig.up(OTHER)
+    rig.deliver(Kind.SET_CAPS, gw=GATEWAY, gen=1, lease_us=1, caps=[])
+    rig.pass_time(1.5)
+    for each in (agent, other):
+        each.answer(next(item for item in rig.received(each) if item.kind == Kind.POLL))
+    rig.step()
+    term.lasts = False
+    rig.mailbox.deliver("services", Kind.LEASE, {})
+    rig.mailbox.deliver("services", Kind.SET_CAPS, {"gw": GATEWAY, "gen": 2, "lease_us": 1, "caps": []})
+    rig.pass_time(5)
+    assert rig.received(agent) == rig.received(other) == []
+    term.lasts = True  # it was renewed after all, and nobody has acted meanwhile
+    rig.pass_time(1)
+    assert [item.kind for item in rig.received(agent)] == [Kind.CAPS, Kind.POLL]
+    assert [item.kind for item in rig.received(other)] == [Kind.POLL]
+    rig.close()
+
+
+def test_polls_and_caps_that_were_made_before_the_term_ended_are_not_sent_after_it(tmp_path: Path) -> None:
+    class EndsMeanwhile(Term):
+        looks = 1 << 30
+
+        def is_on(self) -> bool:
+            self.looks -= 1
+            return self.looks >= 0
+
+    term = EndsMeanwhile(tmp_path, 7)
+    rig = PairRig(term=term)
+    rig.watermarks()
+    agent = rig.up()
+    rig.received(agent)
+    for made_orders in (False, True):
+        if made_orders:
+            rig.mailbox.deliver(
+                "services", Kind.SET_CAPS, {"gw": GATEWAY, "gen": 1, "lease_us": 1, "caps": []}
+            )
+        term.looks = 1  # the look as the round begins
+        rig.clock.advance(1)
+        rig.outbound.step()
+        assert rig.received(agent) == []
+    term.looks = 1 << 30
+    rig.pass_time(1)
+    assert [item.kind for item in rig.received(agent)] == [Kind.CAPS, Kind.POLL]
+    rig.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pmdaemon.reserve import raising, writer
+from pmdaemon.reserve import layout, raising, writer
 from pmdaemon.reserve.layout import (
     COUNT,
     DELIVERED,
@@ -197,6 +197,95 @@ def test_records_torn_by_a_power_cut_are_skipped_and_counted(path: Path) -> None
     writer._file.bytes[writer._file.slot(1) * WORD + PAYLOAD_AT] ^= 1
     reader = ReserveReader(path)
     assert (numbers(reader.take(9)), reader.damaged) == ([1, 2], 1)
+
+
+def test_a_record_that_a_power_cut_has_taken_holds_up_none_behind_it(path: Path) -> None:
+    """Pages reach the disk in any order: of 0 to 5 the third and the sixth did not."""
+    writer = ReserveWriter(path, 8)
+    for number in range(6):
+        record(writer, number, subject=str(number))
+    for lost in (3, 6):
+        at = writer._file.slot(lost) * WORD
+        writer._file.bytes[at : at + PAGE_BYTES] = bytes(PAGE_BYTES)
+    writer.close()
+    writer, reader = ReserveWriter(path, 8), ReserveReader(path)
+    record(writer, 6, subject="6")  # in the place of the sixth
+    assert reader.tail() == 6
+    for _ in range(2):
+        found = reader.take(9)
+        assert numbers(found) == [0, 1, 3, 4, 6]
+    reader.release(found[:2])
+    assert numbers(reader.take(9)) == [3, 4, 6]
+    reader.release(found)
+    assert (reader.damaged, reader.waiting, writer.waiting) == (1, 0, 0)
+    record(writer, 7, subject="7")
+    assert numbers(reader.take(9)) == [7]
+
+
+@pytest.mark.parametrize("bit", [9, 31, 32, 40, 63])
+def test_a_number_that_a_bad_disk_has_changed_is_no_newer_record(path: Path, bit: int) -> None:
+    writer = ReserveWriter(path, 8)
+    for number in range(4):
+        record(writer, number, subject=str(number))
+    writer._file.words[writer._file.slot(2) + NUMBER] ^= 1 << bit
+    writer.close()
+    writer, reader = ReserveWriter(path, 8), ReserveReader(path)
+    record(writer, 4, subject="4")
+    assert numbers(reader.take(9)) == [0, 2, 3, 4]
+    assert reader.damaged == 1
+
+
+def test_a_number_that_a_bad_disk_has_changed_in_what_was_taken_holds_up_no_start(path: Path) -> None:
+    writer, reader = ReserveWriter(path, 8), ReserveReader(path)
+    for number in range(4):
+        record(writer, number, subject=str(number))
+    reader.release(reader.take(9))
+    writer._file.words[writer._file.slot(2) + NUMBER] ^= 1 << 62
+    writer.close()
+    writer, reader = ReserveWriter(path, 8), ReserveReader(path)  # which looked for all numbers in between
+    record(writer, 4, subject="4")
+    assert (numbers(reader.take(9)), reader.damaged) == ([4], 0)
+
+
+def test_a_first_page_that_is_older_than_the_slots_costs_repeats_alone(path: Path) -> None:
+    writer, reader = ReserveWriter(path, 4), ReserveReader(path)
+    first_page = bytes(writer._file.bytes[:PAGE_BYTES])
+    for number in range(100):
+        record(writer, number, subject=str(number))
+        reader.release(reader.take(9))
+    record(writer, 100, subject="100")
+    writer._file.bytes[:PAGE_BYTES] = first_page
+    again = ReserveReader(path)
+    assert (numbers(again.take(9)), again.damaged) == ([97, 98, 99, 100], 0)
+
+
+def test_what_was_folded_behind_a_reader_that_died_comes_from_the_next_one(path: Path) -> None:
+    writer, reader = ReserveWriter(path, 4), ReserveReader(path)
+    for number in range(3):
+        record(writer, number)
+    found = reader.take(9)
+    assert [each.events for each in found] == [1, 2]
+    record(writer, 3)  # folded after the look
+    reader.release(found)
+    reader.close()
+    again = ReserveReader(path)
+    more = again.take_more()
+    assert [(each.number, each.events) for each in more] == [(2, 1)]
+    again.release_more(more)
+    assert again.take_more() == []
+    assert ReserveReader(path).take_more() == []
+
+
+def test_a_counter_that_a_torn_page_sets_back_counts_on(path: Path) -> None:
+    writer = ReserveWriter(path, 4)
+    writer.count("a-kind", 5, 1)
+    reader = ReserveReader(path)
+    reader.release_counts(reader.take_counts())
+    writer._file.words[layout.COUNTERS_WORD + COUNT - 1] = 2
+    assert reader.take_counts() == []
+    again = ReserveReader(path)
+    writer.count("a-kind", 3, 2)
+    assert [(each.kind, each.events) for each in again.take_counts()] == [("a-kind", 3)]
 
 
 class WatchedMap:

@@ -22,6 +22,7 @@ from sla_server.cli.tables import (
     what_of,
     why_of,
 )
+from sla_server.db.queries.backend_load import BackendLoad
 from tests.support import api
 from tests.support.api import EPISODE, NOW_US, FakeSource, throttle
 from tests.support.cli import Terminal, name_of
@@ -51,12 +52,14 @@ def test_nothing_to_list_says_what_to_do(sla: Terminal, monkeypatch: pytest.Monk
     names = dict.fromkeys(
         ("maintenance", "calendars", "volumelabels", "recipients", "routes", "silences"), "documents"
     )
-    names |= {"slas": "agreements", "rates": "rollup_history", "trend": "events"}
+    names |= {"slas": "agreements", "rates": "rollup_history", "trend": "events", "hours": "slice_hours"}
+    names |= {"loads": "of_backend", "promises": "agreement_names"}
     name = names.get(kind, "slice_sums" if kind == "periods" else kind)
     if kind == "nodes":
         sla.context.metrics.folder = None
     else:
-        monkeypatch.setattr(sla.source, name, lambda *_args, **_kwargs: [])
+        nothing = {"loads": BackendLoad([], []), "promises": {}}.get(kind, [])
+        monkeypatch.setattr(sla.source, name, lambda *_args, **_kwargs: nothing)
     sla.context.live.put({"at_us": NOW_US})
     if kind == "trend":
         sla.context.live._trend.clear()  # as at the start: no method forgets what was seen
@@ -513,3 +516,49 @@ def test_decisions_are_of_a_volume_of_kinds_and_since_a_time(
     assert len(found) == 1001, "over all pages"
     two = sla("get", "decisions", "batch", "erp-db")
     assert (two.exit_code, "of all volumes, or of one" in two.stderr) == (2, True)
+
+
+def test_promises_say_for_whom_and_since_when_the_worst_first(sla: Terminal) -> None:
+    sla.context.live.put(api.snapshot(slas=[{**api.snapshot()["slas"][0], "state": "violating"}]))
+    head, _rule, row = sla("get", "promises").output.splitlines()
+    assert head.split() == ["PROMISE", "STATE", "SINCE", "CUSTOMER", "NOW", "PROMISED", "BUDGET"]
+    assert row.split()[:2] == ["erp-gold/latency", "VIOLATED"]
+    assert formatting.when(EPISODE["opened_us"]) in row, "since the violation opened"
+    assert " acme " in row
+    assert len(row) <= 80
+    (found,) = json.loads(sla("get", "promises", "erp-gold/latency", "-o", "json").output)
+    assert (found["customer"], found["volume_count"]) == ("acme", 1)
+    assert sla("get", "promises", "--state", "idle").output.startswith("No promise fits")
+    assert "no promise 'erp-silver' is listed" in sla("get", "promises", "erp-silver").output
+    assert "trouble, name" in sla("get", "promises", "--sort", "worst").output
+
+
+def test_many_promises_come_page_by_page_or_as_many_as_are_wanted(
+    sla: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sla_server.cli.get._MOST_LISTED", 2)
+    names = {f"s{number}": "gold" for number in range(5)}
+    monkeypatch.setattr(sla.source, "agreement_names", lambda: names)
+    rows = [{**api.snapshot()["slas"][0], "name": name} for name in names]
+    sla.context.live.put(api.snapshot(slas=rows))
+    assert len(json.loads(sla("get", "promises", "-o", "json").output)) == 5
+    assert len(json.loads(sla("get", "promises", "--limit", "3", "-o", "json").output)) == 3
+
+
+def test_loads_say_who_had_how_much_of_a_backend(sla: Terminal) -> None:
+    head, _rule, newest, *rows = sla("get", "loads", "disk-0").output.splitlines()
+    assert head.split() == ["FROM", "COST/S", "IOPS", "RATE", "OF", "IT"]
+    assert newest.endswith("batch 88%, erp-db 11%")
+    assert len(rows) == 59
+    assert "loads are those of one backend" in sla("get", "loads").output
+    assert (
+        "No such backend" in sla("get", "loads", "none").output
+        or "no backend" in sla("get", "loads", "none").output
+    )
+
+
+def test_hours_are_those_of_the_period_that_goes_on(sla: Terminal) -> None:
+    lines = sla("get", "hours", "erp-gold", "--limit", "1000").output.splitlines()
+    assert lines[0].split() == ["HOUR", "GOOD", "BAD", "NO", "DATA", "NOT", "DUE", "EXCLUDED", "BAD", "TIME"]
+    assert any(line.split()[-6:] == ["45", "15", "0", "0", "0", "15m"] for line in lines), "a bad quarter"
+    assert lines[-1] == "Times are of Europe/Berlin."

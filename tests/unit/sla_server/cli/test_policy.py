@@ -80,6 +80,49 @@ def test_diff_names_volumes_and_capacities(sla: Terminal, monkeypatch: pytest.Mo
     assert sla("policy", "diff", "3", "3").output == "versions 3 and 3 cap the same\n"
 
 
+def test_each_step_of_a_curve_has_a_capacity_of_its_own(
+    sla: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In what is shown, explained and compared."""
+    newest = sla.source.policies()[0]
+    (first,) = REPORT["capacity"]  # type: ignore[misc]
+    steps = [{**first, "step": step, "cost_per_s": cost} for step, cost in ((0, 700.0), (1, 500.0))]
+    before = {**newest, "version": 2, "report": {"capacity": [steps[0], {**steps[1], "cost_per_s": 400.0}]}}
+    after = {**newest, "version": 3, "report": {"capacity": steps}}
+    monkeypatch.setattr(sla.source, "policies", lambda *_: [after, before])
+    told = sla("policy", "show", "3").output.splitlines()
+    assert "capacity of disk-0 for erp-gold/latency: 700 cost/s" in told
+    assert "capacity of disk-0 for erp-gold/latency step 2: 500 cost/s" in told
+    explained = sla("policy", "explain", "batch", "--version", "3").output
+    assert "500 cost/s for erp-gold/latency step 2: " in explained
+    lines = sla("policy", "diff", "2", "3").output.splitlines()
+    assert lines[0] == "capacity of disk-0 for erp-gold/latency step 2: 400 -> 500 cost/s"
+    changes = json.loads(sla("policy", "diff", "2", "3", "-o", "json").output)["capacity"]
+    assert [(row["step"], row["before"], row["after"]) for row in changes] == [(1, 400.0, 500.0)]
+
+
+def test_the_version_in_force_is_asked_for_by_its_state(
+    sla: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a list has of each report what it shows: all reports of some months are many megabytes."""
+    newest = sla.source.policies()[0]
+    tested = {"publish": True, "reason": "it helps", "backends": [{"backend": "disk-0"}]}
+    rows = [
+        {**newest, "version": 5, "state": "rejected", "report": {"back_test": tested, "curves": [1]}},
+        {**newest, "version": 3, "state": "in-force"},
+        {**newest, "version": 2, "state": "superseded"},
+    ]
+    monkeypatch.setattr(sla.source, "policies", lambda *_: rows)
+    assert sla("policy", "explain", "batch").output.startswith("policy version ")
+    wanted = [asked[1] for asked in sla.source.asked if asked[0] == "policies"]
+    assert [(each.limit, each.values["state"]) for each in wanted] == [
+        (1, ["in-force", "pinned", "rejected-pinned"])
+    ]
+    listed = json.loads(sla("get", "policies", "-o", "json").output)
+    assert listed[0]["report"] == {"back_test": {"publish": True, "reason": "it helps"}}
+    assert json.loads(sla("policy", "show", "5", "-o", "json").output)["report"]["curves"] == [1]
+
+
 def test_explain_says_when_a_volume_is_capped_and_why(sla: Terminal) -> None:
     lines = sla("policy", "explain", "batch").output.splitlines()
     assert lines[0] == "policy version 3 (in-force) and volume batch on backend disk-0:"

@@ -50,6 +50,10 @@ def test_a_node_that_was_invited_has_the_same_secrets(tmp_path: Path) -> None:
     membership.join(config, tmp_path / "two", path)
     first = membership.load(_config(), tmp_path / "one")
     assert membership.load(config, tmp_path / "two") == first
+    membership.init(_config(), tmp_path / "other", Authority(tmp_path / "ca"))
+    other = membership.load(_config(), tmp_path / "other").identity  # of a cluster of the same name
+    assert len({first.identity, other}) == 2
+    assert first.secrets.product not in first.identity
     assert len({first.secrets.system, first.secrets.product, first.secrets.route}) == 3
     for name in ("one", "two"):
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o700

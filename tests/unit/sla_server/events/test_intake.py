@@ -13,6 +13,7 @@ from pmdaemon.reserve.raising import INITIAL_SLOTS, KEPT_SHARE, SLOTS, EventRais
 from pmdaemon.reserve.reader import ReserveReader, TakenRecord
 from pmdaemon.runtime.clock import FakeClock
 from sla_server.events.delivery import STUCK_NS
+from sla_server.events.first_reading import MOST_IDS
 from sla_server.events.intake import LISTING_NS, EventIntake
 from sla_server.events.queue import EventQueue, QueuedEvent
 from tests.support.deliveries import QUEUE_BYTES, event
@@ -28,6 +29,7 @@ class Rigged:
         self.disk = FaultDisk()
         self.data_bytes = data_bytes
         self.point = ""
+        self.most_ids = MOST_IDS
         self.open()
 
     def open(self) -> None:
@@ -41,7 +43,9 @@ class Rigged:
             )
             for name in ("initial", "normal")
         )
-        self.intake = EventIntake(self.folder, self.initial, self.normal, self.clock, probe=self.probe)
+        self.intake = EventIntake(
+            self.folder, self.initial, self.normal, self.clock, probe=self.probe, most_ids=self.most_ids
+        )
 
     def probe(self, point: str) -> None:
         if point == self.point:
@@ -77,6 +81,21 @@ def test_events_of_both_periods_come_into_their_queues_with_source_and_time(rig:
     (found,) = rig.queued(rig.normal)
     assert (found.event.source, found.event.recorded_us) == ("services", rig.clock.unix_us())
     assert rig.step() == 0  # released
+    raiser.close()
+
+
+def test_what_a_crash_repeats_of_the_initialization_period_is_known_behind_any_backlog(rig: Rigged) -> None:
+    rig.most_ids = 8
+    rig.normal.append([QueuedEvent(event(number)) for number in range(100, 120)])
+    raiser = EventRaiser(rig.folder, "services")
+    raiser.record(event(1).row())
+    rig.point = "queued"
+    with pytest.raises(KeyboardInterrupt):
+        rig.step()
+    rig.point, rig.disk = "", rig.disk.after_kill()
+    rig.open()
+    assert (rig.step(), rig.intake.repeated) == (0, 1)
+    assert rig.ids(rig.initial) == ["e1"]
     raiser.close()
 
 

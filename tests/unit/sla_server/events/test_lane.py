@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from pmdaemon.runtime import strict_json
 from pmdaemon.runtime.files import write_whole
 from sla_server.events.lane import LaneSettings
+from sla_server.events.queue import QueuedEvent
 from sla_server.events.recipients.base import CONFIRMED, Notice, retry
 from tests.support.deliveries import InlineSender, Rig, ToAll, event
 
@@ -68,6 +70,50 @@ def test_the_state_survives_a_power_cut(tmp_path: Path, monkeypatch: pytest.Monk
     rig.add(event(1))
     rig.run()
     assert synced[:2] == [False, True]  # which batch is handed over; what was confirmed, before it is deleted
+
+
+@pytest.mark.parametrize("left", [b"", b"{", None], ids=["empty", "torn", "missing"])
+def test_a_power_cut_that_takes_what_was_not_synced_leaves_the_rest(
+    tmp_path: Path, left: bytes | None
+) -> None:
+    sender = InlineSender("r")
+    rig = Rig(tmp_path, ToAll("r"), [sender])
+    rig.add(event(1), event(2))
+    rig.run()
+    sender.answer = None  # a batch is under way when the power goes
+    rig.add(event(3))
+    rig.run()
+    rig.main.append([QueuedEvent(event(4))])  # and the queue has not deleted what was confirmed
+    sent = tmp_path / "state-sent.json"
+    assert json.loads(sent.read_bytes())["lanes"]["r"]["sent"] == ["main", 3]
+    sent.unlink()
+    if left is not None:
+        sent.write_bytes(left)
+    rig.restart()
+    assert rig.engine.lanes["r"].cursors["main"] == 2
+    assert rig.engine.lanes["r"].number == 2
+    sender.answer = CONFIRMED
+    rig.run()
+    assert sender.got() == ["e1", "e2", "e3", "e3", "e4"]
+
+
+def test_of_the_two_files_the_newer_one_holds(tmp_path: Path) -> None:
+    sender = InlineSender("r")
+    rig = Rig(tmp_path, ToAll("r"), [sender])
+    rig.add(event(1))
+    rig.run()
+    before = (tmp_path / "state-sent.json").read_bytes()  # as it was handed over: nothing is confirmed
+    rig.add(event(2))
+    rig.run()
+    (tmp_path / "state-sent.json").write_bytes(before)
+    rig.restart()
+    assert rig.engine.lanes["r"].cursors["main"] == 2
+    rig.add(event(3))
+    rig.run()
+    rig.restart()
+    assert rig.engine.lanes["r"].cursors["main"] > 2
+    rig.run()
+    assert sender.got() == ["e1", "e2", "e3"]
 
 
 def failing(tmp_path: Path) -> tuple[Rig, InlineSender]:

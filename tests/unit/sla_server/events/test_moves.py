@@ -9,6 +9,7 @@ import pytest
 
 from pmdaemon.runtime.clock import FakeClock
 from sla_server.events.event import Event
+from sla_server.events.first_reading import FirstReading
 from sla_server.events.queue import LaterQueue, QueuedEvent, moved
 from sla_server.events.recipients.base import Held
 from tests.support.deliveries import InlineSender, Rig, ToAll, event
@@ -126,7 +127,8 @@ def test_what_was_moved_and_is_held_back_again_waits_on_after_a_restart(tmp_path
     rig.disk = rig.disk.after_kill()
     later = LaterQueue(rig.queue("later"))
     assert len(later) == 3  # what was deleted is on the disk again, and what was written last counts
-    later.repeat_moves(rig.queue("main"))
+    main = rig.queue("main")
+    assert later.repeat_moves(main, FirstReading(main, later).moves) == []
     assert [item.due_us for item in later.held_for("r")] == [9, 9]
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
+from contextlib import suppress
 from pathlib import Path
 
 from pmdaemon.runtime.clock import FakeClock
 from sla_server.events.pair_store import NOTES, MirrorStore, PartnerNotes
-from tests.support.faulty_disk import FaultDisk
+from tests.support.faulty_disk import Crashed, FaultDisk
 
 QUEUE, OTHER = "0123456789abcdef", "fedcba9876543210"
 BYTES = 1 << 16
@@ -114,3 +116,48 @@ def test_numbers_that_are_given_again_are_kept_beside_what_had_them_before(tmp_p
     kept.restart()
     assert kept.store.read(OTHER, 0, 10) == records(4, 7)
     assert kept.store.read(QUEUE, 0, 10)[1] == (4, b"another")
+
+
+def test_a_full_store_loses_nothing_when_the_partner_is_set_back(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    last, is_full = kept.store.add(QUEUE, records(*range(1, 500), size=300))
+    assert is_full
+    assert kept.store.set_back(QUEUE, 20, OTHER) == last - 20
+    for _ in range(3):
+        assert kept.seqs() == list(range(1, 21))
+        assert kept.seqs(OTHER) == list(range(21, last + 1))
+        assert (kept.store.newest_seq(QUEUE), kept.store.newest_seq(OTHER)) == (20, last)
+        kept.restart()
+    kept.store.discard_through(QUEUE, 20)
+    assert kept.store.add(QUEUE, [(21, b"another")]) == (21, False)
+    kept.restart()
+    assert kept.store.read(QUEUE, 20, 1) == [(21, b"another")]
+    assert kept.seqs(OTHER) == list(range(21, last + 1))
+
+
+def test_a_crash_while_the_partner_is_set_back_leaves_all_of_it_in_one_place(tmp_path: Path) -> None:
+    found = set[tuple[int, int]]()
+    for crash_at in range(1, 9):
+        kept = Kept(tmp_path)
+        kept.store.add(QUEUE, records(*range(1, 31)))
+        kept.disk.crash_at = kept.disk.operations + crash_at
+        with suppress(Crashed):
+            kept.store.set_back(QUEUE, 20, OTHER)
+        kept.disk = kept.disk.after_crash(random.Random(crash_at))
+        kept.store = kept.open()
+        found.add((kept.store.count(QUEUE), kept.store.count(OTHER)))
+    assert found == {(30, 0), (20, 10)}
+
+
+def test_that_it_was_set_back_is_forgotten_with_the_last_of_what_it_lost(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    kept.store.add(QUEUE, records(3, 4, 7))
+    kept.store.set_back(QUEUE, 3, OTHER)
+    kept.store.discard_through(OTHER, 7)
+    kept.disk = kept.disk.after_kill()  # undoes that deletion
+    kept.store = kept.open()
+    assert kept.seqs(OTHER) == [4, 7]
+    kept.store.discard_through(OTHER, 7)
+    kept.store.close()
+    kept.store = kept.open()
+    assert kept.store._queue.stat()["records"] == 1  # no other way to see that it is gone

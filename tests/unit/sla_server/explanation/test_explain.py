@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from sla_server.explanation import Explanation, evidence, explain, words
+from sla_server.explanation.words import Times
 from sla_server.services.control.decisions import DecisionKind, Reason
 from tests.support.api import NOW_US, decisions, throttle
 from tests.support.explanations import PROMISE
@@ -472,6 +473,40 @@ def test_availability_now() -> None:
     assert said(explain(agreement(promises=[silent])), "State") == "other: no stream in its scope is known."
 
 
+@pytest.mark.parametrize(
+    ("metric", "live", "text"),
+    [
+        ("iops", {"state": "violating", "u": 3.0},
+         "in the last windows 6.0 % of what was asked for, as far as it was promised, was not delivered, "
+         "2 % allowed, 420 I/O/s offered."),
+        ("throughput", {"state": "violating", "u": 99.0}, "windows 100.0 % of what was asked for, as far"),
+        ("iops", {"state": "idle", "u": 0.0}, "there is no I/O to measure."),
+        ("mean_latency", {"state": "violating", "u": 1.8, "latency_us": 9_000, "threshold_us": 5_000},
+         "the last windows have mean latency 9.00 ms of 5.00 ms allowed, 420 I/O/s offered."),
+        ("latency", {"state": "out-of-curve", "u": 0.0, "threshold_us": 5_000, "percentile": 95.0},
+         "420 I/O/s offered are more than its curve covers."),
+        ("latency", {"state": "idle", "u": 0.0}, "there is no I/O to measure."),
+    ],
+)  # fmt: skip
+def test_what_the_windows_say_now_is_in_the_words_of_the_indicator(
+    metric: str, live: dict[str, Any], text: str
+) -> None:
+    row = {"metric": metric, "latency_us": None, "threshold_us": None, "percentile": None,
+           "offered_iops": 420.0, "stall_us": 0, "failed_ratio": 0.0, "reason": "", **live}  # fmt: skip
+    promise = {**of_metric(metric), "state": live["state"], "live": row}
+    assert text in said(explain(agreement(promises=[promise])), "State")
+
+
+def test_what_the_windows_said_when_it_was_decided_is_in_the_words_of_the_indicator() -> None:
+    seen = {"metric": "iops", "u": 1.5, "latency_us": 0, "threshold_us": 5_000_000, "percentile": 99.0,
+            "windows": 3, "over": 2, "offered_iops": 300.0}  # fmt: skip
+    row = {"kind": "decrease", "at_us": NOW_US, "figures": {"promise": seen}}
+    assert evidence.windows_line(row["figures"], NOW_US, Times(NOW_US)) == (
+        "08:00:00: 3.0 % of what was asked for, as far as it was promised, was not delivered, 2 % allowed; "
+        "2 of 3 windows over the promise; 300 I/O/s offered."
+    )
+
+
 def test_one_that_is_judged_in_slices_only_says_when_there_is_none_yet() -> None:
     found = explain(agreement(promises=[{**of_metric("iops"), "state": None}]))
     assert said(found, "State") == "other: no slice of it has been judged yet."
@@ -480,6 +515,16 @@ def test_one_that_is_judged_in_slices_only_says_when_there_is_none_yet() -> None
 def test_the_worst_of_all_promises_is_the_headline() -> None:
     up = {**of_metric("availability"), "state": "violating"}
     assert explain(agreement(promises=[PROMISE, up])).headline.startswith("erp-gold/other is violated.")
+
+
+@pytest.mark.parametrize("state", [None, "of-a-later-release"])
+def test_an_agreement_is_not_called_kept_while_the_state_of_one_promise_is_not_known(state) -> None:
+    other = {**of_metric("availability"), "state": state}
+    found = explain(agreement(promises=[{**PROMISE, "state": "ok"}, other]))
+    assert found.status == "unknown"
+    assert found.headline == "erp-gold/other is in a state that is not known here."
+    idle = {**of_metric("availability"), "state": "idle"}
+    assert explain(agreement(promises=[{**PROMISE, "state": "ok"}, idle])).status == "kept"
 
 
 def test_a_gateway_that_was_never_sent_the_cap_is_named_as_such() -> None:

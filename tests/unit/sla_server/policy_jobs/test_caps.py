@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -68,6 +70,17 @@ def test_water_fill_has_one_level(total: float, volumes: list[tuple[float, float
 def test_a_cap_only_where_demand_does_not_fit() -> None:
     found = caps([LoadLimit(380, GOLD)], demand("erp", 80, GOLD), demand("mail", 20), demand("batch", 420))
     assert found == {"mail": None, "batch": pytest.approx(280)}
+
+
+def test_bursts_that_alone_ask_for_more_than_is_left_are_capped_at_that() -> None:
+    """By minutes all fit: 300 are left, 50 asked for. Bursts of batch get their share and the spare 250."""
+    erp, mail = demand("erp", 80, GOLD), replace(demand("mail", 20), peak=40.0)
+    for peak, expected in ((0.0, None), (279.0, None), (500.0, 280.0)):
+        batch = replace(demand("batch", 30), peak=peak)
+        found = caps([LoadLimit(380, GOLD)], erp, mail, batch)
+        assert found == {"mail": None, "batch": pytest.approx(expected) if expected else None}
+    full = caps([LoadLimit(380, GOLD)], erp, replace(demand("batch", 420), peak=900.0))
+    assert full == {"batch": pytest.approx(300)}, "nothing is spare"
 
 
 def test_a_cap_is_never_below_the_floor() -> None:

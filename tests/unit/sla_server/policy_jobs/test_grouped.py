@@ -101,6 +101,30 @@ def test_capacity_is_the_load_up_to_which_the_promise_was_kept() -> None:
     assert set(curve) == {"points", "queueing"}
 
 
+def test_bins_of_cuts_stand_for_minutes_in_whatever_order() -> None:
+    """Twenty seconds of each minute at thrice its load: broken above 900, of which a minute has a third."""
+    bins = []
+    for minute, point in enumerate(points()):
+        burst = 3 * point["load"]
+        for second in range(60):
+            is_on = second < 20
+            bins.append(
+                {**point, "at_us": point["at_us"] + second * 1_000_000, "load": burst if is_on else 0.01,
+                 "counted": 100, "missed": 90 if is_on and burst > 600 else 0, "threshold_us": 5_000,
+                 "bin_us": 1_000_000, "ios": 100.0 + minute, "svc_us": 1e5}
+            )  # fmt: skip
+    nothing = dict.fromkeys(("threshold_us", "bin_us", "ios", "svc_us"))
+    rows = [{**point, **nothing} for point in points()] + bins
+    (row,) = grouped.capacity_of(shuffled(rows, 1)).to_pylist()
+    assert row["minutes"] == pytest.approx(10.1 * 29)
+    assert 500 < row["cost_per_s"] <= 600
+    for seed in range(2, 5):
+        assert grouped.capacity_of(shuffled(rows, seed)).to_pylist() == [row]
+    some = [each for each in rows if each["bin_us"] is None or each["at_us"] // 1_000_000 % 3]
+    (row,) = grouped.capacity_of(shuffled(some, 1)).to_pylist()
+    assert row["cost_per_s"] == row["minutes"], "a third of the cuts is missing"
+
+
 def test_costs_are_those_the_slots_were_made_with() -> None:
     (row,) = grouped.cost_of(shuffled(slots(), 1)).to_pylist()
     assert (row["backend"], row["cost_write"], row["slots"]) == ("disk", 1.5, 60)

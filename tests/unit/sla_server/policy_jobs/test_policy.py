@@ -52,11 +52,20 @@ def test_what_was_kept_at_more_than_the_last_valid_capacity_replaces_it() -> Non
     """The disk was replaced: it now does easily what it never did before."""
     quick = with_former(capacity(None, unlimited=True, highest_kept=500.0), {"disk": 300.0})
     assert quick["cost_per_s"] == 500
-    assert "above the last valid value" in quick["reason"]
+    assert "above 300 cost/s known" in quick["reason"]
     quiet = with_former(capacity(None, unlimited=True, highest_kept=50.0), {"disk": 300.0})
     assert quiet["cost_per_s"] == 300
     broken = with_former(capacity(None, highest_kept=500.0), {"disk": 300.0})
     assert broken["cost_per_s"] == 300, "it was also broken: that shows no limit"
+
+
+def test_minutes_count_where_bursts_were_not_seen_and_nothing_else_is_known() -> None:
+    blurred = capacity(None, unlimited=True, highest_kept=50.0, minutes=120.0)
+    first = with_former(blurred, {})
+    assert (first["cost_per_s"], first["reason"]) == (120.0, "said; by minutes")
+    assert with_former(blurred, {"disk": 380.0})["cost_per_s"] == 380.0, "an earlier run saw bursts"
+    seen = with_former(capacity(None, unlimited=True, highest_kept=200.0, minutes=120.0), {})
+    assert seen["cost_per_s"] == 200.0, "it was kept at more than minutes say"
 
 
 # -- Needs

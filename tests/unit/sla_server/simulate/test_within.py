@@ -15,7 +15,7 @@ from sla_server.simulate.device import CostPoint, DeviceModel
 from sla_server.simulate.loads import Application, Load
 from sla_server.simulate.run import GeneratedFeed, Plan, run_mode
 from sla_server.simulate.setup import Contract, contract_of
-from sla_server.simulate.stored import StoredFeed
+from sla_server.simulate.stored import SlotParts, StoredFeed
 from sla_server.simulate.within import slots_of, with_cuts
 from tests.support.agreements import ERP, agreement
 
@@ -176,6 +176,33 @@ def test_slots_whose_cuts_are_missing_stay_as_they_are(world: tuple[StoredSlots,
     assert sorted(erp.within) == sorted(batch.within) == [120, 180, 240]
     assert "in 3 of 5 slots" in some.notes[0]
     assert "drawn at random" in some.notes[0]
+
+
+def test_what_is_known_of_slots_takes_little_memory_and_is_a_mapping(
+    world: tuple[StoredSlots, dict[str, Any]],
+) -> None:
+    """At most 40 bytes a cut; as tuples it was 150."""
+    found, cuts = world
+    (batch,) = (
+        feed for feed in with_cuts(planned(found), cuts, fits=False).feeds if feed.stream.volume == "batch"
+    )
+    assert isinstance(batch, StoredFeed)
+    within = batch.within
+    assert isinstance(within, SlotParts)
+    rows = sum(map(len, within.values()))
+    assert rows == MINUTES * SLOT_S
+    assert within.nbytes <= 40 * rows
+    assert list(within) == [0, 60, 120, 180, 240]
+    assert 61 not in within
+    assert "60" not in within
+    assert within.get(600) is None
+    with pytest.raises(KeyError):
+        within[61]
+    begins, lengths, shares = zip(*within[60], strict=True)
+    assert begins == tuple(float(second) for second in range(60, 120))
+    assert set(lengths) == {1.0}
+    of_second = cuts["arrived"][(cuts["stream_id"] == 2) & (cuts["start_us"] >= START_US + 60_000_000)][:60]
+    assert list(shares) == (of_second / of_second.sum()).tolist()
 
 
 def test_a_policy_that_is_good_for_bursts_within_a_slot_is_published(

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import event, select, text
+from sqlalchemy import delete, event, select, text
 
 from pmdaemon.runtime.clock import Deadline
 from sla_server.db import schema
 from sla_server.db.archive.store import LocalFiles
 from sla_server.db.backup import _Unfiled
-from sla_server.db.engine import make_engine, translated
-from sla_server.db.errors import DatabaseUnavailable, FenceLost, NotAlone
-from sla_server.db.fence import FENCE_LOCK, Fence, check_alone
+from sla_server.db.engine import begin, make_engine, translated
+from sla_server.db.errors import DatabaseUnavailable, FenceLost, NotAlone, OtherCluster
+from sla_server.db.fence import FENCE_LOCK, NOT_ALONE, Fence, OthersWatch, check_alone
 from sla_server.db.policies import open_policies
 from sla_server.db.queries.reader import SqlReader
 from tests.support.database import Rig, archived, identity
@@ -243,6 +243,54 @@ def test_a_server_whose_file_says_that_it_is_alone_does_not_write_beside_others(
         with pytest.raises(NotAlone):
             alone.begin_job("policy", "test")
     alone.close()
+    engine.dispose()
+
+
+def test_a_server_that_runs_alone_notices_that_another_one_has_begun_to_act(
+    database: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised: list[dict[str, Any]] = []
+    monkeypatch.setattr("sla_server.db.fence.raise_event", raised.append)
+    engine = make_engine(database.config, tmp_path)
+    watch = OthersWatch(engine)
+    watch.look(1)
+    assert (watch.problem, raised) == (None, [])
+    Fence(5, "n1").take(engine, "q1", 0, 0)
+    for now_us in (2, 3):
+        watch.look(now_us)
+        assert watch.problem is not None
+        assert (watch.problem.what, watch.problem.since_us) == (NOT_ALONE, 2)
+        assert "that of node n1 acted last" in watch.problem.reason
+    assert [(row["kind"], row["severity"]) for row in raised] == [(NOT_ALONE, "critical")]  # once
+    with begin(engine) as connection:
+        connection.execute(delete(schema.fences))  # as the text says
+    watch.look(4)
+    assert watch.problem is None
+    Fence(6, "n2").take(engine, "q1", 0, 0)
+    watch.look(5)
+    assert len(raised) == 2
+    assert raised[0]["event_id"] != raised[1]["event_id"]
+    engine.dispose()
+
+
+def test_the_lease_of_a_database_is_that_of_one_cluster(database: Any, tmp_path: Path) -> None:
+    """Two nodes were given `cluster init` instead of one `init` and one `join`."""
+    engine = make_engine(database.config, tmp_path)
+    first, other = Fence(5, "n1", cluster="c1"), Fence(9, "n2", cluster="c2")
+    first.take(engine, "q1", 0, 1)
+    for refused in (other, Fence(3, "n2", cluster="c2")):  # by its clock it may be the lower one
+        for ask in (refused.check, lambda engine, each=refused: each.take(engine, "q2", 0, 2)):
+            with pytest.raises(OtherCluster, match="sla cluster invite n2") as caught:
+                ask(engine)
+            assert (caught.value.exit_status, caught.value.server) == (78, "n1")
+    first.check(engine)
+    Fence(7, "n3", cluster="c1").take(engine, "q3", 0, 3)  # a node that has joined
+    Fence(8, "n4").take(engine, "q4", 0, 4)  # whose node is of a former release, and does not say
+    with begin(engine) as connection:
+        connection.execute(delete(schema.fences).where(schema.fences.c.name == "cluster"))
+    other.take(engine, "q2", 0, 5)  # the first cluster was lost with all its nodes
+    with pytest.raises(OtherCluster):
+        Fence(10, "n1", cluster="c1").take(engine, "q1", 0, 6)
     engine.dispose()
 
 

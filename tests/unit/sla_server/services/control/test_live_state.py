@@ -247,10 +247,10 @@ def test_what_was_overdue_and_completes_is_not_counted_again():
     made.step((A, {"gold": (32, 6000)}, 0), overdue={"gold": (0, 32)})
     newest = made.controller.live[KEY].row
     table = made.controller.scopes.table.windows
-    slot = newest.row * table.depth + int(table.pos[newest.row] - 1) % table.depth
+    slot = int(table.pos[newest.row] - 1) % table.depth * len(table.pos) + newest.row
     assert table.w_stall_us[slot] > 0  # nothing new to count: the window goes on
     made.step((A, {"gold": (500, 2)}, 0))
-    slot = newest.row * table.depth + int(table.pos[newest.row] - 1) % table.depth
+    slot = int(table.pos[newest.row] - 1) % table.depth * len(table.pos) + newest.row
     assert (table.w_counted[slot, 0], table.w_missed[slot, 0]) == (500, 0)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pmdaemon.wire.histogram import BUCKETS, bucket_of_ns, percentile_us
-from sla_server.services.control.pieces import percentiles_us
+from sla_server.services.control.pieces import ALL_BUCKETS, evenly, percentiles_us, placed
 from tests.support.worlds import A, Feeder, controller, cut, piece_of, promise, volume_class
 
 ALL = np.array([True])
@@ -56,7 +56,7 @@ def test_percentiles_of_the_buckets_in_use_are_those_of_all(used: slice) -> None
     hist[:, used] = rng.integers(0, 4, (50, used.stop - used.start))
     hist[7] = 0
     percentile = rng.uniform(1, 100, 50)
-    found = percentiles_us(hist, percentile, used)
+    found = percentiles_us(hist[:, used], percentile, used)
     assert found.tolist() == percentiles_us(hist, percentile).tolist()
     assert found[7] == 0
 
@@ -71,9 +71,30 @@ def test_windows_of_later_and_other_latencies_are_whole_beside_those_of_before()
     windows = made.controller.scopes.table.windows
     scope = made.controller.scopes.over_all(("gold", "latency"))
     row = scope.row.row
-    hist = windows.w_hist[row * windows.depth : (row + 1) * windows.depth]
+    hist = placed(windows.w_hist[row :: len(windows.pos)], windows.used, ALL_BUCKETS)
     assert hist.sum(axis=1).tolist() == [100, 100, 100]
     at = [bucket_of_ns(round(ms * 1e6)) for ms in (8.0, 0.05, 900.0)]
     assert hist.argmax(axis=1).tolist() == at
     assert windows.used.start == min(at)
     assert max(at) < windows.used.stop < BUCKETS
+
+
+@pytest.mark.parametrize(
+    ("index", "wanted"),
+    [
+        (range(5, 105), slice(5, 105, 1)),
+        (range(3, 403, 4), slice(3, 400, 4)),
+        (range(10), None),
+        ([*range(99), 200], None),
+        ([*range(50), *range(49, 100)], None),
+        (range(99, -1, -1), None),
+        ([7] * 100, None),
+        ([0, 2, 1, *range(3, 100)], None),
+    ],
+)
+def test_numbers_that_rise_in_equal_steps_are_a_slice_and_no_others(index, wanted) -> None:
+    numbers = np.array(index)
+    found = evenly(numbers)
+    assert found == wanted if wanted is not None else found is numbers
+    values = np.arange(500)
+    assert values[found].tolist() == values[numbers].tolist()

@@ -139,7 +139,7 @@ def windows_of(made: WindowTable, row: int) -> list[object]:
     """All that a table keeps of a row: closed windows oldest first, the open one, times."""
     count, pos, found = int(made.count[row]), int(made.pos[row]), list[object]()
     for age in range(count):
-        slot = row * made.depth + (pos - count + age) % made.depth
+        slot = (pos - count + age) % made.depth * len(made.pos) + row
         found += [made.w_done[slot], made.w_missed[slot].tolist(), made.w_hist[slot].tolist()]
         found += [bool(made.w_inexact[slot]), made.w_iops[slot], made.w_latency[slot]]
         found += [pytest.approx(made.w_excused[slot]), pytest.approx(made.w_sure[slot])]

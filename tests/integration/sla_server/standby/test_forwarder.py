@@ -1,0 +1,226 @@
+"""Agents' connections at a server that stands by: real sockets, a lease that the test says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pmdaemon.errors import ConfigError
+from pmdaemon.runtime.clock import boot_ns
+from sla_server.lease_file import LeaseState
+from sla_server.standby.forwarder import LinkForwarder
+from tests.support.ports import free_port
+
+LIMIT_S = 60.0
+
+
+class Acting:
+    """A server that says its name, then what it hears."""
+
+    def __init__(self, name: str, port: int = 0) -> None:
+        self.name = name
+        self.port = port
+        self.ended = 0
+        self.server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Acting:
+        self.server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self.port = self.server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        assert self.server is not None
+        self.server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(self.name.encode())
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+        self.ended += 1
+        writer.close()
+
+
+class Bench:
+    """A forwarder of node ``n1``."""
+
+    def __init__(self, agent_uids: frozenset[int] | None = None, most: int = 100) -> None:
+        self.lease = LeaseState("n1")
+        self.port = free_port()
+        self.forwarder = LinkForwarder(
+            f"127.0.0.1:{self.port}", lambda: self.lease, agent_uids, most, boot_ns
+        )
+
+    async def acts(self, node: str, port: int, fence: int = 7) -> None:
+        """Of this node, whose server takes agents at this port."""
+        self.lease = LeaseState(
+            "n1", node, fence, heard_ns=boot_ns(), links=f"127.0.0.1:{port}" if port else ""
+        )
+        await self.forwarder.follow()
+
+    async def dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+    async def answer(self) -> bytes:
+        """What a new agent hears first; b"": its connection was ended."""
+        reader, writer = await self.dial()
+        try:
+            return await reader.read(64)
+        except ConnectionResetError:
+            return b""
+        finally:
+            writer.close()
+
+
+def _run(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(body(), LIMIT_S))
+
+
+def test_bytes_go_both_ways_to_the_server_that_acts() -> None:
+    async def body() -> None:
+        bench = Bench()
+        async with Acting("n2") as acting:
+            await bench.acts("n2", acting.port)
+            reader, writer = await bench.dial()
+            assert await reader.readexactly(2) == b"n2"
+            sent = os.urandom(3 << 20)
+            writer.write(sent)
+            assert await reader.readexactly(len(sent)) == sent
+            writer.close()
+            while not acting.ended:
+                await asyncio.sleep(0.01)
+        await bench.forwarder.close()
+
+    _run(body)
+
+
+def test_it_listens_only_while_another_server_says_where_it_takes_agents() -> None:
+    async def body() -> None:
+        bench = Bench()
+        async with Acting("n2") as acting:
+            for node, port in (("", 0), ("n2", 0), ("n1", acting.port)):
+                await bench.acts(node, port)
+                with pytest.raises(ConnectionRefusedError):
+                    await bench.answer()
+            await bench.acts("n2", acting.port)
+            assert await bench.answer() == b"n2"
+            await bench.acts("", 0)
+            with pytest.raises(ConnectionRefusedError):
+                await bench.answer()
+            await bench.acts("n2", acting.port)
+            assert await bench.answer() == b"n2"
+        await bench.forwarder.close()
+
+    _run(body)
+
+
+def test_connections_end_when_another_server_acts_and_new_ones_lead_to_it() -> None:
+    async def body() -> None:
+        bench = Bench()
+        async with Acting("n2") as first, Acting("n3") as second:
+            await bench.acts("n2", first.port)
+            reader, writer = await bench.dial()
+            assert await reader.readexactly(2) == b"n2"
+            await bench.acts("n2", first.port, fence=9)  # the same one, again
+            writer.write(b"still here")
+            assert await reader.readexactly(10) == b"still here"
+            await bench.acts("n3", second.port, fence=10)
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
+            assert await bench.answer() == b"n3"
+            writer.close()
+        await bench.forwarder.close()
+
+    _run(body)
+
+
+def test_agents_are_refused_while_the_acting_server_is_not_reached_and_taken_again_when_it_is() -> None:
+    async def body() -> None:
+        bench = Bench()
+        async with Acting("n2") as acting:
+            await bench.acts("n2", acting.port)
+            assert await bench.answer() == b"n2"
+            port = acting.port
+        with contextlib.suppress(ConnectionRefusedError):
+            assert await bench.answer() == b""  # this one finds that it is gone
+        for _ in range(3):
+            await bench.forwarder.follow()
+            with pytest.raises(ConnectionRefusedError):
+                await bench.answer()
+        async with Acting("n2", port):
+            heard = b""
+            while heard != b"n2":
+                await bench.forwarder.follow()
+                with contextlib.suppress(ConnectionRefusedError):
+                    heard = await bench.answer()
+                await asyncio.sleep(0.01)
+        await bench.forwarder.close()
+
+    _run(body)
+
+
+def test_two_servers_that_each_take_the_other_for_the_acting_one_send_no_connection_in_circles() -> None:
+    """A port for forwarded connections has a listener at the acting server alone."""
+
+    async def body() -> None:
+        one, other = Bench(), Bench()
+        forwarded = free_port(), free_port()
+        await one.acts("n2", forwarded[1])
+        other.lease = replace(LeaseState("n2", "n1", 8), links=f"127.0.0.1:{forwarded[0]}")
+        await other.forwarder.follow()
+        for bench in (one, other):
+            with pytest.raises(ConnectionRefusedError):
+                await bench.answer()
+            await bench.forwarder.close()
+
+    _run(body)
+
+
+def test_users_whose_agents_are_not_served_are_not_forwarded_either() -> None:
+    async def body() -> None:
+        async with Acting("n2") as acting:
+            for uids, heard in ((frozenset({os.geteuid()}), b"n2"), (frozenset({os.geteuid() + 1}), b"")):
+                bench = Bench(uids)
+                await bench.acts("n2", acting.port)
+                assert await bench.answer() == heard
+                await bench.forwarder.close()
+
+    _run(body)
+
+
+def test_more_connections_than_descriptors_allow_are_turned_away() -> None:
+    async def body() -> None:
+        bench = Bench(most=2)
+        async with Acting("n2") as acting:
+            await bench.acts("n2", acting.port)
+            kept = [await bench.dial() for _ in range(2)]
+            for reader, _ in kept:
+                assert await reader.readexactly(2) == b"n2"
+            assert await bench.answer() == b""
+            for _, writer in kept:
+                writer.close()
+        await bench.forwarder.close()
+
+    _run(body)
+
+
+def test_an_address_that_another_program_has_is_an_error_that_names_it() -> None:
+    async def body() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            bench = Bench()
+            bench.forwarder = LinkForwarder(
+                f"127.0.0.1:{taken.getsockname()[1]}", lambda: bench.lease, None, 10, boot_ns
+            )
+            async with Acting("n2") as acting:
+                with pytest.raises(ConfigError, match=r"pmdaemon\.listen"):
+                    await bench.acts("n2", acting.port)
+
+    _run(body)
