@@ -24,6 +24,7 @@ class StorageDaemon:
         self.export = folder / "nbd.sock"
         self._image = folder / "qsd.img"
         self._log = folder / "qsd.log"
+        self._ready = folder / "qsd.pid"
         self._image.write_bytes(os.urandom(1 << 16) * (SIZE_BYTES >> 16))
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -35,7 +36,7 @@ class StorageDaemon:
         self.stop()
 
     def start(self) -> None:
-        """Start it, and wait until both of its sockets are there."""
+        """Start it, and wait for its pid file: it is there when the volume is, sockets are before that."""
         command = [
             "qemu-storage-daemon",
             *("--chardev", f"socket,path={self.monitor},server=on,wait=off,id=c0", "--monitor", "chardev=c0"),
@@ -45,11 +46,12 @@ class StorageDaemon:
             *("--blockdev", "driver=throttle,node-name=t0,throttle-group=tg0,file=r0"),
             *("--nbd-server", f"addr.type=unix,addr.path={self.export},max-connections=0"),
             *("--export", "type=nbd,id=e0,node-name=t0,name=vol0,writable=on"),
+            *("--pidfile", str(self._ready)),
         ]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         end_s = time.monotonic() + START_S
-        while not (self.monitor.exists() and self.export.exists()):
+        while not self._ready.exists():
             assert self._process.poll() is None, self._log.read_text()
             assert time.monotonic() < end_s, self._log.read_text()
             time.sleep(0.01)
@@ -60,7 +62,7 @@ class StorageDaemon:
             self._process.kill()
             self._process.wait()
             self._process = None
-        for path in (self.monitor, self.export):
+        for path in (self.monitor, self.export, self._ready):
             path.unlink(missing_ok=True)
 
     def signal(self, number: int) -> None:
