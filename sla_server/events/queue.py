@@ -301,7 +301,7 @@ class LaterQueue:
         self._queue = queue
         self._most = MOVE_ITEMS
         self._items: dict[int, QueuedEvent] = {}
-        self._due: list[tuple[int, int, int]] = []  # when, and the order in which they were accepted
+        self._due: list[tuple[int, int, int, int]] = []  # when, and the order in which they were accepted
         self._identities: dict[tuple[str, str, str, int], int] = {}
         self._held: dict[tuple[str, ...], dict[int, int]] = {}  # recipient and condition: seq to due_us
         self._has_moved = self._has_removed = False  # since the newest sync of deletions
@@ -521,7 +521,7 @@ class LaterQueue:
         listed = list(items)
         for place, item in enumerate(listed):
             if item.seq in self._items:  # before all others: some were released before their own time
-                heapq.heappush(self._due, (place - len(listed), 0, item.seq))
+                heapq.heappush(self._due, (place - len(listed), 0, 0, item.seq))
 
     def cancel(self, is_meant: Callable[[QueuedEvent], bool]) -> int:
         """Forget those; returns how many."""
@@ -558,9 +558,12 @@ def _identity(item: QueuedEvent) -> tuple[str, str, str, int]:
     return item.event.event_id, item.recipient, item.purpose, item.reminder
 
 
-def _accepted(item: QueuedEvent) -> tuple[int, int]:
-    """Place in the order in which events were accepted; what is held back again has a new number."""
-    return item.event.recorded_us, item.seq
+def _accepted(item: QueuedEvent) -> tuple[int, int, int]:
+    """Place in the order in which events were accepted; what is held back again has a new number.
+
+    What was accepted together has one time, and came in the order in which it was noticed.
+    """
+    return item.event.recorded_us, item.event.at_us, item.seq
 
 
 def moved(item: QueuedEvent) -> QueuedEvent:

@@ -132,6 +132,16 @@ def test_what_was_moved_and_is_held_back_again_waits_on_after_a_restart(tmp_path
     assert [item.due_us for item in later.held_for("r")] == [9, 9]
 
 
+def test_what_was_accepted_together_and_is_held_back_again_keeps_its_order(tmp_path: Path) -> None:
+    """The end first: its beginning had moved behind it when the next silence began."""
+    sender = InlineSender("r")
+    rig = Rig(tmp_path, ToAll("r"), [sender])
+    for each in (end(), begin()):
+        rig.later.add([QueuedEvent(each, recipient="r", due_us=1, purpose="held")])
+    rig.run()
+    assert sender.got() == [BEGIN, END]
+
+
 def test_a_reminder_moves_once(tmp_path: Path) -> None:
     sender = InlineSender("r")
     rig = Rig(tmp_path, ToAll("r"), [sender], FaultDisk())
