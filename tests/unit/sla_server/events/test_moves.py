@@ -142,6 +142,26 @@ def test_what_was_accepted_together_and_is_held_back_again_keeps_its_order(tmp_p
     assert sender.got() == [BEGIN, END]
 
 
+def test_an_end_is_not_due_before_its_beginning_that_a_longer_silence_holds_back_again(
+    tmp_path: Path,
+) -> None:
+    """The silence was made longer twice: the end waits from the first time, its beginning from the second."""
+    sender = InlineSender("r")
+    rig = Rig(tmp_path, ToAll("r"), [sender])
+    now_us = rig.clock.unix_us()
+    for each, due_s in ((end(), 2), (begin(), 3)):
+        due_us = now_us + due_s * 1_000_000
+        rig.later.add([QueuedEvent(each, recipient="r", due_us=due_us, purpose="held")])
+    for _ in range(2):
+        rig.clock.advance(1.25)  # the second time: only the end would be due
+        rig.restart()
+        rig.run()
+        assert sender.got() == []
+    rig.clock.advance(1)  # as after a time in which the server was down
+    rig.run()
+    assert sender.got() == [BEGIN, END]
+
+
 def test_a_reminder_moves_once(tmp_path: Path) -> None:
     sender = InlineSender("r")
     rig = Rig(tmp_path, ToAll("r"), [sender], FaultDisk())
