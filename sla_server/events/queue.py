@@ -301,7 +301,7 @@ class LaterQueue:
         self._queue = queue
         self._most = MOVE_ITEMS
         self._items: dict[int, QueuedEvent] = {}
-        self._due: list[tuple[int, int, int]] = []  # when, and the order in which they were accepted
+        self._due: list[tuple[int, int, int, int]] = []  # when, and the order in which they were accepted
         self._identities: dict[tuple[str, str, str, int], int] = {}
         self._held: dict[tuple[str, ...], dict[int, int]] = {}  # recipient and condition: seq to due_us
         self._has_moved = self._has_removed = False  # since the newest sync of deletions
@@ -446,9 +446,10 @@ class LaterQueue:
         """At most so many of those whose time has come, oldest first; they stay until ``remove``."""
         found = dict[int, QueuedEvent]()  # what was released twice is listed twice
         while self._due and self._due[0][0] <= now_us and len(found) < most:
-            *_, seq = heapq.heappop(self._due)
-            if seq in self._items:
-                found[seq] = self._items[seq]
+            due_us, *_, seq = heapq.heappop(self._due)
+            item = self._items.get(seq)
+            if item is not None and (due_us < 0 or due_us == self._due_us(item)):
+                found[seq] = item
         return list(found.values())
 
     def hold_until(self, until_us: Callable[[QueuedEvent], int]) -> None:
@@ -521,7 +522,7 @@ class LaterQueue:
         listed = list(items)
         for place, item in enumerate(listed):
             if item.seq in self._items:  # before all others: some were released before their own time
-                heapq.heappush(self._due, (place - len(listed), 0, item.seq))
+                heapq.heappush(self._due, (place - len(listed), 0, 0, item.seq))
 
     def cancel(self, is_meant: Callable[[QueuedEvent], bool]) -> int:
         """Forget those; returns how many."""
@@ -548,19 +549,43 @@ class LaterQueue:
             self.remove([former])
         self._items[item.seq] = item
         self._identities[_identity(item)] = item.seq
-        heapq.heappush(self._due, (item.due_us, *_accepted(item)))
         if item.purpose == "held":
             key = (item.recipient, *catalogue.condition_key(item.event))
-            self._held.setdefault(key, {})[item.seq] = item.due_us
+            held = self._held.setdefault(key, {})
+            held[item.seq] = item.due_us
+            if catalogue.status_of(item.event) is not Status.INFO:
+                self._put_in_order(held, item)
+        heapq.heappush(self._due, (self._due_us(item), *_accepted(item)))
+
+    def _put_in_order(self, held: dict[int, int], item: QueuedEvent) -> None:
+        """None of a condition is due before one that was accepted before it, which may be held back again."""
+        place, due_us = _accepted(item), item.due_us
+        if max(held.values()) > due_us:
+            due_us = max(held[seq] for seq in held if _accepted(self._items[seq]) <= place)
+            held[item.seq] = due_us
+        if min(held.values()) < due_us:
+            for other in [self._items[seq] for seq, other_us in held.items() if other_us < due_us]:
+                if _accepted(other) > place:
+                    held[other.seq] = due_us
+                    heapq.heappush(self._due, (due_us, *_accepted(other)))
+
+    def _due_us(self, item: QueuedEvent) -> int:
+        """When it is due now."""
+        if item.purpose != "held":
+            return item.due_us
+        return self._held[item.recipient, *catalogue.condition_key(item.event)][item.seq]
 
 
 def _identity(item: QueuedEvent) -> tuple[str, str, str, int]:
     return item.event.event_id, item.recipient, item.purpose, item.reminder
 
 
-def _accepted(item: QueuedEvent) -> tuple[int, int]:
-    """Place in the order in which events were accepted; what is held back again has a new number."""
-    return item.event.recorded_us, item.seq
+def _accepted(item: QueuedEvent) -> tuple[int, int, int]:
+    """Place in the order in which events were accepted; what is held back again has a new number.
+
+    What was accepted together has one time, and came in the order in which it was noticed.
+    """
+    return item.event.recorded_us, item.event.at_us, item.seq
 
 
 def moved(item: QueuedEvent) -> QueuedEvent:

@@ -132,6 +132,36 @@ def test_what_was_moved_and_is_held_back_again_waits_on_after_a_restart(tmp_path
     assert [item.due_us for item in later.held_for("r")] == [9, 9]
 
 
+def test_what_was_accepted_together_and_is_held_back_again_keeps_its_order(tmp_path: Path) -> None:
+    """The end first: its beginning had moved behind it when the next silence began."""
+    sender = InlineSender("r")
+    rig = Rig(tmp_path, ToAll("r"), [sender])
+    for each in (end(), begin()):
+        rig.later.add([QueuedEvent(each, recipient="r", due_us=1, purpose="held")])
+    rig.run()
+    assert sender.got() == [BEGIN, END]
+
+
+def test_an_end_is_not_due_before_its_beginning_that_a_longer_silence_holds_back_again(
+    tmp_path: Path,
+) -> None:
+    """The silence was made longer twice: the end waits from the first time, its beginning from the second."""
+    sender = InlineSender("r")
+    rig = Rig(tmp_path, ToAll("r"), [sender])
+    now_us = rig.clock.unix_us()
+    for each, due_s in ((end(), 2), (begin(), 3)):
+        due_us = now_us + due_s * 1_000_000
+        rig.later.add([QueuedEvent(each, recipient="r", due_us=due_us, purpose="held")])
+    for _ in range(2):
+        rig.clock.advance(1.25)  # the second time: only the end would be due
+        rig.restart()
+        rig.run()
+        assert sender.got() == []
+    rig.clock.advance(1)  # as after a time in which the server was down
+    rig.run()
+    assert sender.got() == [BEGIN, END]
+
+
 def test_a_reminder_moves_once(tmp_path: Path) -> None:
     sender = InlineSender("r")
     rig = Rig(tmp_path, ToAll("r"), [sender], FaultDisk())
