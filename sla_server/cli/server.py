@@ -123,9 +123,9 @@ def start(path: Path | None, background: bool, limit_s: int, show_config: bool, 
             return
         started = stack.pop_all()  # a fork has nothing to do on its way out
     # Other commands do without it. The template shares what is imported before the fork.
-    from sla_server.supervisor import IMPORTED, Supervisor
+    from sla_server.supervisor import Supervisor, imported
 
-    template = Template(IMPORTED)
+    template = Template(imported(config))
     with blocked():
         template.fork(has_session=True)
     with started:
