@@ -163,6 +163,11 @@ def check_addresses(config: configuration.ResolvedConfig) -> None:
         ("api.listen", parse_address(config.api.listen), "api.port"),
         ("pmdaemon.listen", parse_address(config.pmdaemon.listen), "pmdaemon.port"),
         *(
+            ("pmdaemon.forwarded", parse_address(value), "pmdaemon.port")
+            for value in (config.pmdaemon.forwarded,)
+            if value
+        ),
+        *(
             (f"cluster.{key}", parse_address(getattr(config.cluster, key)), "main.mbx")
             for key in (("listen", "routes") if config.cluster else ())
         ),
