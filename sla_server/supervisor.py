@@ -82,6 +82,11 @@ IMPORTED: Final = (
     "pmdaemon.cli",
 )
 """What the parts import, by the template that they are forked from; delivery's first, it starts first."""
+IMPORTED_FOR_POSTGRESQL: Final = ("psycopg", "sqlalchemy.dialects.postgresql.psycopg")
+"""0.15 s of a processor for each part that opens the database, and in a takeover all start at once."""
+IMPORTED_FOR_TAKEOVERS: Final = ("sla_server.db.archive.files",)
+"""Arrow, which a server that is alone imports with its first cuts: here that would hold up the first
+transaction of a takeover, when processors have most to do. It takes memory while the server stands by."""
 TEMPLATE_S: Final = 60.0  # for its imports; after that the parts are started one by one
 PROCESSES: Final = ChildKind("part", max_wait_s=10.0, healthy_s=60.0, stop_s=10.0)
 """To stop, the flush of dbmanager takes longest; systemd's own limit is 90 s."""
@@ -97,6 +102,13 @@ FAILED_SO: Final = {
 }
 STORED: Final = "what its last good run stored stays"  # of all other jobs
 MOST_REASON: Final = 1000  # characters of why a part has ended
+
+
+def imported(config: ResolvedConfig) -> tuple[str, ...]:
+    """What the parts of this server import."""
+    is_postgresql = config.database.url.startswith("postgresql")
+    more = IMPORTED_FOR_POSTGRESQL if is_postgresql else ()
+    return IMPORTED + more + (IMPORTED_FOR_TAKEOVERS if takes_over(config) else ())
 
 
 class Reports:

@@ -123,9 +123,9 @@ def start(path: Path | None, background: bool, limit_s: int, show_config: bool, 
             return
         started = stack.pop_all()  # a fork has nothing to do on its way out
     # Other commands do without it. The template shares what is imported before the fork.
-    from sla_server.supervisor import IMPORTED, Supervisor
+    from sla_server.supervisor import Supervisor, imported
 
-    template = Template(IMPORTED)
+    template = Template(imported(config))
     with blocked():
         template.fork(has_session=True)
     with started:
@@ -162,6 +162,11 @@ def check_addresses(config: configuration.ResolvedConfig) -> None:
     for setting, (host, port), left in (
         ("api.listen", parse_address(config.api.listen), "api.port"),
         ("pmdaemon.listen", parse_address(config.pmdaemon.listen), "pmdaemon.port"),
+        *(
+            ("pmdaemon.forwarded", parse_address(value), "pmdaemon.port")
+            for value in (config.pmdaemon.forwarded,)
+            if value
+        ),
         *(
             (f"cluster.{key}", parse_address(getattr(config.cluster, key)), "main.mbx")
             for key in (("listen", "routes") if config.cluster else ())

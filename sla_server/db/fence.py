@@ -269,7 +269,7 @@ class OthersWatch:
         self._server = ""
         self.problem: Problem | None = None
 
-    def look(self, now_us: int) -> None:
+    def check(self, now_us: int) -> None:
         """Once; a database that is away says nothing new."""
         try:
             check_alone(self._engine)

@@ -53,6 +53,7 @@ SPANS: Final = {
 """Table to the span of a partition; its first key column is the time."""
 TIME_COLUMN: Final = {name: "hour_us" if name == "rollup_hours" else "slot_us" for name in SPANS}
 _BOUND: Final = re.compile(r"FROM \((MINVALUE|'?-?\d+'?)\) TO \('?(-?\d+)'?\)")
+FIRST_S: Final = 30.0  # after the start of its process: some hundred statements
 EVERY_NS: Final = 600_000_000_000  # ten minutes: partitions are made days ahead
 STEP_ROWS: Final = 5_000  # some 50 ms of SQLite
 KEPT_EPOCHS: Final = MAX_SPOOL_EPOCHS
@@ -193,13 +194,14 @@ class Retention:
         engine: a writing engine.
         settings: days for each kind.
         clock: wall clock for ages, monotonic for turns.
+        first_s: until the first step: a process that has just started has cuts to store that have waited.
     """
 
-    def __init__(self, engine: Engine, settings: RetentionConfig, clock: Clock) -> None:
+    def __init__(self, engine: Engine, settings: RetentionConfig, clock: Clock, first_s: float = 0.0) -> None:
         self._engine = engine
         self._settings = settings
         self._clock = clock
-        self._due_ns = 0
+        self._due_ns = clock.monotonic_ns() + round(first_s * 1e9) if first_s else 0
         self._policies = PolicyRetention(engine)
 
     @property

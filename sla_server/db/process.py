@@ -53,7 +53,7 @@ from sla_server.db.ingest.receiver import IngestMailbox, IngestReceiver
 from sla_server.db.ingest.records import event_row
 from sla_server.db.ingest.transaction import IngestStore, mark_alive
 from sla_server.db.ingest.writer import STEP_S, DatabaseOutage, IngestWriter
-from sla_server.db.partitions import Retention
+from sla_server.db.partitions import FIRST_S, Retention
 from sla_server.db.queries.reader import SqlReader
 from sla_server.lease_file import FENCE, LeaseFile
 from sla_server.rows import Row
@@ -175,7 +175,7 @@ def _run_threads(
         with suppress(DbError):  # away: the writer reports that
             mark_alive(manager.engine, server_clock().unix_us())
         if manager.others is not None:
-            manager.others.look(server_clock().unix_us())
+            manager.others.check(server_clock().unix_us())
         if stop.wait(REFRESH_S):
             break
     try:
@@ -259,7 +259,7 @@ def open_manager(
         if outage.is_announced:
             outage.raise_end(clock.unix_us())
         queue.go_on_behind(store.newest_cursor)
-        retention = Retention(engine, settings.retention, clock)
+        retention = Retention(engine, settings.retention, clock, FIRST_S)
         refused_dir = queue_dir / "refused"
         writer = IngestWriter(queue, store, archive, clock, settings.flush_interval_s, refused_dir, retention)
         writer.start(cursors)

@@ -36,6 +36,7 @@ class CuttingProxy:
         try:
             there = await asyncio.open_connection("127.0.0.1", self._target_port)
         except OSError:
+            await self._open.wait()
             writer.close()  # the server is away: the agent tries again
             return
         pair = {writer, there[1]}
@@ -59,6 +60,7 @@ class CuttingProxy:
                 await self._open.wait()
                 writer.write(data)
                 await writer.drain()
+        await self._open.wait()  # the end of a connection is said no sooner than its bytes
 
     def cut(self) -> None:
         """Reset every connection."""

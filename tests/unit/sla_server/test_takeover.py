@@ -19,7 +19,7 @@ from sla_server.db.process import own_fence
 from sla_server.lease_file import FENCE, LeaseFile, LeaseState
 from sla_server.nodes_file import FRESH_US, RunningNode, read_nodes, write_nodes
 from sla_server.reports import job as report_job
-from sla_server.supervisor import Supervisor
+from sla_server.supervisor import Supervisor, imported
 from sla_server.topology import ACTING, PARTS, STANDBY, parts_of
 
 LONG_NS = 3_600 * 10**9
@@ -125,6 +125,14 @@ def test_a_server_that_is_alone_follows_no_lease_and_has_no_fence(tmp_path: Path
     assert parts_of(config) == ("cluster", *PARTS)
     assert parts_of(config, is_acting=False) == ("cluster", "delivery", "appserver", "standby")
     supervisor._pipe.close()
+
+
+def test_what_a_takeover_would_wait_for_is_imported_before_it(tmp_path: Path) -> None:
+    alone, together = imported(_config(tmp_path, enabled=False)), imported(_config(tmp_path))
+    assert {"psycopg", "sla_server.db.archive.files"} <= {*together}
+    assert "sla_server.db.archive.files" not in alone
+    on_sqlite = imported(configuration.resolve(configuration.ServerConfig()))
+    assert not {"psycopg", "sla_server.db.archive.files"} & {*on_sqlite}
 
 
 def test_a_writer_that_was_started_without_a_lease_is_refused(

@@ -54,6 +54,9 @@ def test_as_many_pairs_as_processors_unless_configured(monkeypatch: pytest.Monke
         ('listen = "host:1"', "not an IP address"),
         ('listen = "0.0.0.0:7411"', "without TLS the server cannot tell a gateway from a stranger"),
         ('listen = "[::]:7411"', "without TLS the server cannot tell a gateway from a stranger"),
+        ('forwarded = "192.168.1.5:7412"', "pmdaemon.forwarded: 192.168.1.5 can be reached"),
+        ('forwarded = "127.0.0.1:0"', "no address that other servers can dial"),
+        ('tls = {enabled = true}\nforwarded = "0.0.0.0:7412"', "no address that other servers can dial"),
         ('listen = "192.168.1.5:7411"', "without TLS the server cannot tell a gateway from a stranger"),
     ],
 )  # fmt: skip

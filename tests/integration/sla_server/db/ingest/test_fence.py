@@ -253,21 +253,21 @@ def test_a_server_that_runs_alone_notices_that_another_one_has_begun_to_act(
     monkeypatch.setattr("sla_server.db.fence.raise_event", raised.append)
     engine = make_engine(database.config, tmp_path)
     watch = OthersWatch(engine)
-    watch.look(1)
+    watch.check(1)
     assert (watch.problem, raised) == (None, [])
     Fence(5, "n1").take(engine, "q1", 0, 0)
     for now_us in (2, 3):
-        watch.look(now_us)
+        watch.check(now_us)
         assert watch.problem is not None
         assert (watch.problem.what, watch.problem.since_us) == (NOT_ALONE, 2)
         assert "that of node n1 acted last" in watch.problem.reason
     assert [(row["kind"], row["severity"]) for row in raised] == [(NOT_ALONE, "critical")]  # once
     with begin(engine) as connection:
         connection.execute(delete(schema.fences))  # as the text says
-    watch.look(4)
+    watch.check(4)
     assert watch.problem is None
     Fence(6, "n2").take(engine, "q1", 0, 0)
-    watch.look(5)
+    watch.check(5)
     assert len(raised) == 2
     assert raised[0]["event_id"] != raised[1]["event_id"]
     engine.dispose()
