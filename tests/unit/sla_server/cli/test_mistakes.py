@@ -28,7 +28,7 @@ EDITS = {
     "kind: SLA": {"kind: Sla": "Use one of SLA, Maintenance"},
     "apiVersion: storage-sla/v1": {"apiVersion: v1": "Write storage-sla/v1"},
     "floor_iops: 500": {"floor_iops: -5": "should be at least 1 (the value is -5)"},
-    "guarantee:": {"garantee:": "Did you mean guarantee?"},
+    "guarantee:": {"guaranty:": "Did you mean guarantee?"},
     "slice: 1m": {"slice: 60": "Write a whole number and a unit: 30s, 1m"},
     "period: month": {"period: fortnight": "Use one of 'day', 'week', 'month', 'quarter' or 'year'"},
     "tz: Europe/Berlin": {"tz: Berlin": "Use an IANA name such as UTC or Europe/Berlin"},
