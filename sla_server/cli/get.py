@@ -154,7 +154,7 @@ class GetRequest:
 @click.option("--state", help="promises, jobs, policies: in this state; several with commas between.")
 @click.option(
     "--sort",
-    help="promises: trouble, name, budget, compliance, burn; jobs: newest, oldest, longest, rows, kind, state.",
+    help="promises: trouble, name, budget, compliance, burn; jobs: newest, oldest, longest, rows, state.",
 )
 @click.option("--severity", help="events: info, warning or critical; several with commas between.")
 @click.option(

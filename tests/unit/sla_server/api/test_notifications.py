@@ -285,6 +285,15 @@ def test_the_runbook_has_an_entry_for_each_kind_and_needs_no_login(web: FlaskCli
         assert str(escape(kind.action)) in page.text
 
 
+def test_the_runbook_shows_commands_as_such_and_what_ends_what(web: FlaskClient) -> None:
+    text = web.get("/runbook").text
+    assert "<code>sla why AGREEMENT</code>" in text
+    assert "`" not in text
+    assert "<small>until violation-closed</small>" in text
+    assert "<small>ends violation-opened</small>" in text
+    assert "begins violation" not in text, "conditions have no name for people"
+
+
 def test_events_of_the_page_lead_to_the_runbook_that_notices_lead_to(
     context: AppContext, web: FlaskClient
 ) -> None:
