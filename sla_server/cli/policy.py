@@ -38,7 +38,15 @@ MOST_VOLUMES: Final = 20
 PAGE: Final = 5000
 VOLUMES_A_PAGE: Final = 1000
 DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
-VERSION: Final = click.IntRange(1, (1 << 31) - 1)
+
+
+class _Version(click.IntRange):
+    """A number, called by what it is: click says that a text "is not a valid integer range"."""
+
+    name = "version number"
+
+
+VERSION: Final = _Version(1, (1 << 31) - 1)
 
 
 @click.group()

@@ -43,6 +43,7 @@ COMMANDS = {
     "get loads disk-1": "Did you mean disk-0? 'sla get backends' lists them",
     "describe backend disk9": "'sla get backends' lists them",
     "describe policy 9": "'sla get policies' lists the versions",
+    "policy show abc": "'abc' is not a valid version number",
     "describe promise erp-gold": "of promises use: sla describe sla AGREEMENT",
     "get rates none": "no volume 'none' was ever seen",
     "get events --severity crit": "'crit' is no severity",
