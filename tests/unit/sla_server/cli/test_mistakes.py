@@ -36,11 +36,11 @@ EDITS = {
 COMMANDS = {
     "get sla erp-glod": "Near it: erp-gold",
     "get promises erp-glod": "Near it: erp-gold",
-    "get slices erp-glod": "Did you mean erp-gold? 'sla get slas' lists those in force",
+    "get slices erp-glod": "Near it: erp-gold. 'sla get slas' lists those in force",
     "get hours erp-gold/none": "It has latency",
     "get hours": "sla get hours AGREEMENT",
     "get loads": "sla get loads BACKEND",
-    "get loads disk-1": "Did you mean disk-0? 'sla get backends' lists them",
+    "get loads disk-1": "Near it: disk-0. 'sla get backends' lists them",
     "describe backend disk9": "'sla get backends' lists them",
     "describe policy 9": "'sla get policies' lists the versions",
     "policy show abc": "'abc' is not a valid version number",
