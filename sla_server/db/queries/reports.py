@@ -13,10 +13,8 @@ from sqlalchemy import (
     ColumnElement,
     Executable,
     Select,
-    Text,
     and_,
     case,
-    cast,
     exists,
     false,
     func,
@@ -85,15 +83,6 @@ def slices_as_of(
     return select(*columns).where(*wanted, ~is_newer).limit(limit)
 
 
-def _as_text(columns: Sequence[ColumnElement[Any]]) -> ColumnElement[Any]:
-    """The values of some columns that are never null, with a space between each two."""
-    first, *rest = (cast(column, Text) for column in columns)
-    text: ColumnElement[Any] = first
-    for column in rest:
-        text = text + " " + column
-    return text
-
-
 def slice_runs_as_of(
     name: str, objective: str, from_us: int, to_us: int, as_of_us: int, limit: int
 ) -> Select[Any]:
@@ -110,11 +99,8 @@ def slice_runs_as_of(
         return func.lag(column).over(order_by=start_us)
 
     former_end_us = before(start_us + found.c.length_us)
-    # As one text: a look at the row before costs more than to write it.
-    kind = _as_text([found.c[column] for column in RUN_COLUMNS if column != "start_us"])
-    goes_on = func.coalesce(
-        and_(state.not_in(SINGLE), start_us == former_end_us, kind == before(kind)), false()
-    )
+    is_alike = (found.c[column] == before(found.c[column]) for column in RUN_COLUMNS if column != "start_us")
+    goes_on = func.coalesce(and_(state.not_in(SINGLE), start_us == former_end_us, *is_alike), false())
     framed = select(
         found,
         former_end_us.label("former_end_us"),
@@ -135,18 +121,19 @@ def slice_runs_as_of(
 
 
 def slices_of_runs(runs: Sequence[Row]) -> list[Row]:
-    """All slices again, oldest first, of rows of ``slice_runs_as_of``; those of runs with ``RUN_COLUMNS``."""
+    """All slices again, oldest first, of rows of ``slice_runs_as_of``; those of runs have ``RUN_COLUMNS``.
+
+    The first one of a run is its row, in which the other columns are null.
+    """
     found: list[Row] = []
-    for place, run in enumerate(runs):
-        if run["state"] in SINGLE:
-            found.append(run)
+    for run, following in zip(runs, [*runs[1:], None], strict=True):
+        found.append(run)
+        if following is None or run["state"] in SINGLE:
             continue
-        start_us, length_us = run["start_us"], run["length_us"]
-        end_us = runs[place + 1]["former_end_us"] if place + 1 < len(runs) else start_us + length_us
-        alike = {column: run[column] for column in RUN_COLUMNS}
-        found.append(alike)
-        if start_us + length_us < end_us:
-            found += [{**alike, "start_us": us} for us in range(start_us + length_us, end_us, length_us)]
+        next_us, end_us = run["start_us"] + run["length_us"], following["former_end_us"]
+        if next_us < end_us:
+            alike = {column: run[column] for column in RUN_COLUMNS}
+            found += [{**alike, "start_us": us} for us in range(next_us, end_us, run["length_us"])]
     return found
 
 
