@@ -126,7 +126,8 @@ def slices_of_runs(runs: Sequence[Row]) -> list[Row]:
     The first one of a run is its row, in which the other columns are null.
     """
     found: list[Row] = []
-    for run, following in zip(runs, [*runs[1:], None], strict=True):
+    for place, run in enumerate(runs):
+        following = runs[place + 1] if place + 1 < len(runs) else None
         found.append(run)
         if following is None or run["state"] in SINGLE:
             continue
