@@ -244,4 +244,4 @@ class TooManyStreams(ApiError):
 def near_first(name: str, known: Iterable[str], otherwise: str) -> str:
     """What to do about a name that is not there: those like it, then where all of them are listed."""
     near = nearest(name, known)
-    return f"Did you mean {near}? {otherwise}" if near else otherwise
+    return f"Near it: {near}. {otherwise}" if near else otherwise

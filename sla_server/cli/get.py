@@ -144,7 +144,7 @@ class GetRequest:
     "agreements with them.",
 )
 @click.option("--since", metavar="TIME", help="Only what began since then: 2h, 14:03, '2026-11-22 14:03'.")
-@click.option("--objective", help="slices, periods, episodes: only of this objective [all].")
+@click.option("--objective", help="slices, periods, hours, episodes: only of this objective [all].")
 @click.option("--episode", help="slices: those that this episode touches (see sla get episodes).")
 @click.option(
     "--tz",
@@ -154,8 +154,7 @@ class GetRequest:
 @click.option("--state", help="promises, jobs, policies: in this state; several with commas between.")
 @click.option(
     "--sort",
-    help="promises: trouble [worst first], name, budget, compliance, burn; jobs, policies: newest, oldest, "
-    "state; jobs: kind, longest, rows, too.",
+    help="promises: trouble, name, budget, compliance, burn; jobs: newest, oldest, longest, rows, state.",
 )
 @click.option("--severity", help="events: info, warning or critical; several with commas between.")
 @click.option(

@@ -40,7 +40,15 @@ VOLUMES_A_PAGE: Final = 1000
 DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 IN_FORCE: Final = "in-force,pinned,rejected-pinned"
 """States of a version that is in force."""
-VERSION: Final = click.IntRange(1, (1 << 31) - 1)
+
+
+class _Version(click.IntRange):
+    """A number, called by what it is: click says that a text "is not a valid integer range"."""
+
+    name = "version number"
+
+
+VERSION: Final = _Version(1, (1 << 31) - 1)
 
 
 @click.group()

@@ -111,7 +111,7 @@ def run(config: ResolvedConfig, stop: Stop) -> int:
                 config.first_sight_volumes,
                 RoutingFile(config.data_dir),
                 storage,
-                config.notify.external_url,
+                config.notify.external_url or config.api.external_url,
             )
         threads.start("sv-sql", lambda: sql_worker.run(stop), LOOK_LIMIT_S)
         threads.start("sv-documents", lambda: documents.run(stop))

@@ -116,7 +116,7 @@ def test_each_view_is_within_its_width_and_says_what_it_should(
             assert wide == [], view.key
             found[view.key] = violations(driver)
             assert console_errors(driver) == [], view.key
-        for path in ("reports", "reports/erp-gold-2026-12", "login"):
+        for path in ("reports", "reports/erp-gold-2026-12", "login", "runbook"):
             driver.get(f"{site.url}{path}")
             found[path] = violations(driver)
             if FOLDER:

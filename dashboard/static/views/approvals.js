@@ -14,7 +14,7 @@ let sent = null; // the one whose decision is on its way
 
 const columns = [
   {label: "Change", cls: "wrap head", text: (row) => row.text},
-  {label: "Asked for by", cls: "wrap head", text: (row) => row.requested_by},
+  {label: "Asked for by", cls: "wrap", text: (row) => row.requested_by},
   {label: "Since", text: (row) => f.clock(row.requested_us)},
   {label: "Waits until", text: (row) => f.clock(row.expires_us)},
   {label: "", cls: "full", fill: (td, row) => {

@@ -7,7 +7,7 @@ import {action, showWords} from "../words.js";
 const words = (value) => (value === null || value === undefined ? "" : typeof value === "string" ? value : JSON.stringify(value));
 const columns = [
   {label: "When", cls: "head", sort: "newest", falls: true, text: (row) => f.clock(row.at_us)},
-  {label: "Who", cls: "wrap head", sort: "who", text: (row) => row.who || f.DASH},
+  {label: "Who", cls: "wrap", sort: "who", text: (row) => row.who || f.DASH},
   {label: "What", cls: "wrap", sort: "action", fill: (td, row) => showWords(td, action(row.action), row.action)},
   {label: "Of", cls: "wrap", sort: "subject", text: (row) => row.subject || f.DASH},
   {label: "Before", cls: "wrap small", text: (row) => words(row.before) || f.DASH},

@@ -55,5 +55,11 @@ def backend_history(context: AppContext, request: Request, backend: str) -> Resp
     row_of(context.source.backends(), "backend", backend)
     from_us, to_us = span_of(context, request, HOUR_US)
     load = context.source.loads.of_backend(backend, from_us, to_us, context.clock.unix_us())
-    shared = {"volumes": load.volumes, "others": load.others, "read_every": load.read_every}
-    return responses.as_list(load.items, from_us=from_us, to_us=to_us, **shared)
+    return responses.as_list(
+        load.items,
+        from_us=from_us,
+        to_us=to_us,
+        volumes=load.volumes,
+        others=load.others,
+        read_every=load.read_every,
+    )

@@ -121,18 +121,20 @@ def slice_runs_as_of(
 
 
 def slices_of_runs(runs: Sequence[Row]) -> list[Row]:
-    """All slices again, oldest first, of rows of ``slice_runs_as_of``; those of runs with ``RUN_COLUMNS``."""
+    """All slices again, oldest first, of rows of ``slice_runs_as_of``; those of runs have ``RUN_COLUMNS``.
+
+    The first one of a run is its row, in which the other columns are null.
+    """
     found: list[Row] = []
     for place, run in enumerate(runs):
-        if run["state"] in SINGLE:
-            found.append(run)
+        following = runs[place + 1] if place + 1 < len(runs) else None
+        found.append(run)
+        if following is None or run["state"] in SINGLE:
             continue
-        start_us, length_us = run["start_us"], run["length_us"]
-        end_us = runs[place + 1]["former_end_us"] if place + 1 < len(runs) else start_us + length_us
-        alike = {column: run[column] for column in RUN_COLUMNS}
-        found.append(alike)
-        if start_us + length_us < end_us:
-            found += [{**alike, "start_us": us} for us in range(start_us + length_us, end_us, length_us)]
+        next_us, end_us = run["start_us"] + run["length_us"], following["former_end_us"]
+        if next_us < end_us:
+            alike = {column: run[column] for column in RUN_COLUMNS}
+            found += [{**alike, "start_us": us} for us in range(next_us, end_us, run["length_us"])]
     return found
 
 

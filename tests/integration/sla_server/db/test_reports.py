@@ -378,6 +378,9 @@ def test_slices_read_as_runs_are_those_read_one_by_one(store: ReportStore, seed:
     put(store._engine, slices, rows)
     asked = store.reader.reports
     end_us = max(row["start_us"] for row in rows)
+    assert (
+        asked.slices_as_of("gold", "mixed", end_us + DAY_US, end_us + 2 * DAY_US, AFTER, 9, whole=False) == []
+    )
     assert asked.report_objectives("gold", DAY, end_us) == ["latency", "mixed"]
     assert asked.report_objectives("gold", DAY + 40 * DAY_US, DAY + 41 * DAY_US) == []
     for from_us, to_us, as_of_us in (

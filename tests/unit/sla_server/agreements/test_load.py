@@ -207,7 +207,7 @@ def test_a_time_of_day_has_neither_offset_nor_seconds(at: str) -> None:
 )
 def test_a_number_that_no_message_or_column_holds_is_refused(old: str, new: str) -> None:
     (found,) = problems_of(FULL.replace(old, new))
-    assert "less than or equal to" in found.problem
+    assert "should be at most" in found.problem
 
 
 def test_a_very_long_value_is_told_in_short() -> None:

@@ -282,7 +282,17 @@ def test_the_runbook_has_an_entry_for_each_kind_and_needs_no_login(web: FlaskCli
     assert page.status_code == 200
     for name, kind in catalogue.KINDS.items():
         assert f'id="{name}"' in page.text
-        assert str(escape(kind.action)) in page.text
+        pieces = kind.action.split("`")
+        assert all(str(escape(piece)) in page.text for piece in pieces)
+
+
+def test_the_runbook_shows_commands_as_such_and_what_ends_what(web: FlaskClient) -> None:
+    text = web.get("/runbook").text
+    assert "<code>sla why AGREEMENT</code>" in text
+    assert "`" not in text
+    assert "<small>until violation-closed</small>" in text
+    assert "<small>ends violation-opened</small>" in text
+    assert "begins violation" not in text, "conditions have no name for people"
 
 
 def test_events_of_the_page_lead_to_the_runbook_that_notices_lead_to(

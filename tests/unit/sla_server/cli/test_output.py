@@ -90,7 +90,7 @@ LISTS = {
 
 def test_the_live_picture_has_every_form(sla: Terminal) -> None:
     whole = json.loads(sla("top", "-o", "json").output)
-    assert set(whole) == {"at_us", "mode", "server", "slas", "volumes", "throttles", "events"}
+    assert set(whole) == {"at_us", "mode", "policy", "server", "slas", "volumes", "throttles", "events"}
     assert YAML(typ="safe").load(sla("top", "-o", "yaml").output)["slas"] == whole["slas"]
     one = json.loads(sla("top", "--only", "volumes", "--rows", "1", "--sort", "iops", "-o", "json").output)
     assert [row["volume"] for row in one["volumes"]] == [

@@ -84,6 +84,7 @@ def scans(plans: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 WHOLE = {"policy_diff"}  # it compares all rows of two policies, which are two of five here
+WHOLE |= {"load_48h", "load_30d"}  # an eighth of the one day of hours here; of 30 days every third hour alone
 
 
 @pytest.mark.parametrize("name", [name for name in query.pages(WORLD) if name not in WHOLE])
