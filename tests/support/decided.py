@@ -36,13 +36,20 @@ FIGURES: Final = ("u", "latency_us", "offered_iops", "windows", "failed_ratio", 
 
 
 def decided(scenario: Scenario, seed: int) -> list[str]:
-    """All decisions of a run in mode enforce; storage hangs or fails from ``FAULT_S`` on."""
-    plan = replace(Runs(scenario, agreements(scenario)).plan(LASTS_S), seed=seed)
+    """All decisions of a run in mode enforce; what happens to the storage does so from ``FAULT_S`` on."""
+    runs = Runs(scenario, agreements(scenario))
+    plan, become_slower = replace(runs.plan(LASTS_S), seed=seed), runs.become_slower(FAULT_S)
     if scenario.has_fault:
         fault = {"kind": scenario.event, "from_s": FAULT_S, "until_s": LASTS_S - 4}
         plan = replace(plan, faults=[Fault.model_validate(fault)])
     seen = list[Simulation]()
-    run_mode(plan, "enforce", seen.append)
+
+    def disturb(sim: Simulation) -> None:
+        seen.append(sim)
+        if become_slower is not None:
+            become_slower(sim)
+
+    run_mode(plan, "enforce", disturb)
     names = {gateway_id: gateway.name for gateway_id, gateway in seen[0].gateways.items()}
     return [f"{at:.2f} {line}" for at, each in seen[0].log for line in _lines(each, names)]
 

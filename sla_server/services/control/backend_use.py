@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from sla_server.services.control.client_use import COST, LAST_COST, PEAK, ClientUses
+from sla_server.services.control.pieces import evenly
 from sla_server.services.control.targets import client_of, volume_of
 from sla_server.services.control.usage import Floats, GatewayTable, Ints, UsageTable
 
@@ -24,8 +25,8 @@ MOST_LISTED: Final = 16
 """Targets that are looked at one by one though they may not count: texts and figures name fewer."""
 MOST_COUNTED: Final = 256
 """Targets that count, as clients of a volume may be many: the largest; some 4 ms of work."""
-_VOLUME: Final = np.array([0, 3, 4])  # of ``UsageTable.values``: cost, its peak, that of the newest cut
-_CLIENT: Final = np.array([COST, PEAK, LAST_COST])
+_VOLUME: Final = (0, 3, 4)  # of ``UsageTable.values``: cost, its peak, that of the newest cut
+_CLIENT: Final = (COST, PEAK, LAST_COST)
 
 
 class Place(NamedTuple):
@@ -62,20 +63,25 @@ class BackendUse:
                 clients += [self.index[target]] * len(rows)
         self._columns, self._numbers = np.array(columns, np.int64), np.array(numbers, np.int64)
         self._targets = np.array(targets + clients, np.int64)
+        self._is_each = self._targets.tolist() == list(range(len(names)))
+        self._at_columns, self._at_numbers = evenly(self._columns), evenly(self._numbers)
 
     def rates(self) -> tuple[Floats, Floats]:
         """Cost rate of each target, the newest cut in full, and its fading peak; both of shape (names,)."""
-        parts = list[Floats]()
+        parts = list[list[Floats]]()
         if self._usage is not None:
-            parts.append(self._usage.values[_VOLUME[:, None], self._columns])
+            parts.append([self._usage.values[row, self._at_columns] for row in _VOLUME])
         if len(self._numbers):
             self._uses.refresh(self._tables.values())
-            parts.append(self._uses.values[_CLIENT[:, None], self._numbers])
+            parts.append([self._uses.values[row, self._at_numbers] for row in _CLIENT])
         count = len(self.names)
         if not parts:
             return np.zeros(count), np.zeros(count)
-        smoothed, peak, last = np.concatenate(parts, axis=1)
-        cost = np.bincount(self._targets, weights=np.maximum(smoothed, last), minlength=count)
+        smoothed, peak, last = parts[0] if len(parts) == 1 else map(np.concatenate, zip(*parts, strict=True))
+        use = np.maximum(smoothed, last)
+        if self._is_each:  # one place a target
+            return use, peak
+        cost = np.bincount(self._targets, weights=use, minlength=count)
         peaks = np.bincount(self._targets, weights=peak, minlength=count)
         return np.asarray(cost, np.float64), np.asarray(peaks, np.float64)
 

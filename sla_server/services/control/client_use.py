@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from sla_server.agreements.selectors import matches
-from sla_server.services.control.pieces import evenly
+from sla_server.services.control.pieces import Pick, evenly
 from sla_server.services.control.targets import client_of, is_glob, volume_of
 from sla_server.services.control.usage import RECENT, RECENT_CUTS, Floats, GatewayTable, Ints, Recent, Usage
 
@@ -168,21 +168,20 @@ class ClientUses:
 
     def _sum(self, tables: Sequence[GatewayTable]) -> None:
         """Use of every stream of these gateways; one that is not in the last cuts had none."""
-        most = max((int(table.numbers.max()) for table in tables if len(table.numbers)), default=-1)
-        if most < 0:
+        numbers = np.concatenate([table.numbers for table in tables])
+        if not len(numbers):
             return
-        while self.values.shape[1] <= most:
+        while self.values.shape[1] <= numbers.max():
             self.values = np.concatenate((self.values, np.zeros_like(self.values)), axis=1)
             self._rates = np.concatenate((self._rates, np.zeros_like(self._rates)), axis=2)
         self.sums += 1
         followed = [table for table in tables if self._has_followed(table)]
         others = [table for table in tables if not self._has_followed(table)]
+        at = evenly(numbers)
         if followed:
-            self._take_next(followed)
+            self._take_next(followed, None if others else at)
         if others:
             self._take_all(others)
-        numbers = np.concatenate([table.numbers for table in tables])
-        at = evenly(numbers)
         seconds = np.array([self._known[table.gateway_id].spans_s for table in tables]).T
         sizes = [len(table.streams) for table in tables]
         weight = np.repeat(seconds / np.maximum(seconds.sum(axis=0), 1e-9), sizes, axis=1)
@@ -198,10 +197,14 @@ class ClientUses:
             return False
         return cuts[1] is known.newest and cuts[0].number == known.newest.number + 1
 
-    def _take_next(self, tables: Sequence[GatewayTable]) -> None:
-        """The newest cut of each of these; what was known of the others is a time older."""
-        numbers = np.concatenate([table.numbers for table in tables])
-        at, cuts, rates = evenly(numbers), [table.recent[0] for table in tables], self._rates
+    def _take_next(self, tables: Sequence[GatewayTable], at: Pick | None) -> None:
+        """The newest cut of each of these; what was known of the others is a time older.
+
+        ``at``: numbers of all their streams, if they are known.
+        """
+        if at is None:
+            at = np.concatenate([table.numbers for table in tables])
+        cuts, rates = [table.recent[0] for table in tables], self._rates
         rates[:, 1:, at] = rates[:, :-1, at]
         rates[:, 0, at], self.values[_HELD:, at] = 0.0, 0.0
         rows = np.concatenate([cut.rows for cut in cuts])

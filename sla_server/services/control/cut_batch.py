@@ -46,6 +46,8 @@ _TOTALS: Final = TOTAL_WRITE + BUCKETS
 _BUCKET_OF: Final = np.arange(_TOTALS) % BUCKETS
 """Bucket of all I/Os by that of reads or of writes."""
 _NO_BUCKETS: Final = slice(0, 0)
+MOST_EACH: Final = 4
+"""Of more that belong together, sums by their numbers are as fast."""
 _PIECE: Final = [
     COL[name] for name in ("reads", "writes", "arrived", "errors", "read_bytes", "write_bytes", "lat_sum_us")
 ]
@@ -148,7 +150,7 @@ class CutBatch:
         ]
         if len(place) != c.shape[1]:  # some streams are not announced
             parts = [part[self._known] for part in parts]
-        sums = _sums(parts, place, total)
+        sums = sums_by(parts, place, total)
         is_present = np.bincount(place, minlength=total) > 0
         seconds = np.repeat([t.cut.duration_us / 1e6 for t in self.taken], sizes)
         places = _joined([t.table.places for t in self.taken])
@@ -168,7 +170,7 @@ class CutBatch:
         cell = kind * rows + row  # one index: with two it takes ten times as long
         before, after = (each.reshape(-1)[cell] for each in self._followed)
         gauge = c[COL["held"]] + c[COL["inflight"]]
-        parts = _sums([*(c[column][row] for column in _PIECE), gauge[row], before, after], line, total)
+        parts = sums_by([*(c[column][row] for column in _PIECE), gauge[row], before, after], line, total)
         reads, writes, arrived, errors, read_bytes, write_bytes, lat_sum_us, *gauges = parts
         waiting, before_sum, after_sum = gauges
         completed = done = reads + writes
@@ -322,7 +324,7 @@ class CutBatch:
         if not (found.says_nothing.any() or found.is_stopped.any()):
             return None
         waiting = found.waiting[io[line], np.arange(len(line))]
-        return _sums([waiting, *found.rates, found.says_nothing, found.is_stopped], line, total)
+        return sums_by([waiting, *found.rates, found.says_nothing, found.is_stopped], line, total)
 
     def _hist(self, finder: Lines, io: Ints, total: int) -> tuple[npt.NDArray[np.int32], slice]:
         """Latencies of each line, shape (lines, buckets used); and those buckets."""
@@ -360,12 +362,16 @@ def _joined(arrays: Sequence[npt.NDArray[Any]], axis: int = 0) -> npt.NDArray[An
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=axis)
 
 
-def _sums(parts: Sequence[npt.NDArray[Any]], index: Ints, total: int) -> Floats:
+def sums_by(parts: Sequence[npt.NDArray[Any]], index: Ints, total: int) -> Floats:
     """Sums of each of ``parts``, shape (n,), by ``index``, likewise: shape (parts, total)."""
     sums = np.empty((len(parts), total))
-    if len(index) == total and (index == np.arange(total)).all():  # one of each: it takes a fifth as long
+    each = len(index) // total if total else 0
+    if 0 < each <= MOST_EACH and np.array_equal(index, np.repeat(np.arange(total), each)):
+        # As many of each, side by side, as of volumes with one client, or with two: a third of the time.
         for into, part in zip(sums, parts, strict=True):
-            into[:] = part
+            into[:] = part[::each]
+            for at in range(1, each):
+                into += part[at::each]
         return sums
     for into, part in zip(sums, parts, strict=True):
         into[:] = np.bincount(index, weights=part, minlength=total)

@@ -7,7 +7,7 @@
     violating     2 of 3 windows with u > 1, or two slices one behind the other that break the promise as they
                   are judged (``slice_sums``), until no window has u > 1 and all together are below
                   ``at_risk_u``, or the promise goes idle or out of its curve
-    at-risk       2 of 3 windows at risk
+    at-risk       2 of 3 windows at risk; or the only one that there is has u > 1
     not-applicable  the I/Os are not such as the promise is about: too few, too large, too many writes
     excluded      in maintenance or outside service hours: nothing is promised
     ok            otherwise
@@ -169,7 +169,8 @@ class LiveState:
             return "no-data"
         if signal.excuse:
             return signal.excuse
-        return "at-risk" if signal.risky >= enough else "ok"
+        is_alone = signal.over > 0 and signal.windows < enough  # all that is known is no proof of good
+        return "at-risk" if signal.risky >= enough or is_alone else "ok"
 
     def _opened(self, signal: Signal) -> RaiseEvent:
         """Its figures are of the windows that were over: all together may have kept the promise.

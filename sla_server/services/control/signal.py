@@ -252,7 +252,9 @@ class SignalTable:
             hangs = (counted == 0) & found.stalled.any(axis=0)
             ratio = np.where(hangs, np.maximum(ratio, 1.0), ratio)
         self.u[of] = ratio / found.allowed
-        code = np.where(times(found.risky) >= s.at_risk_windows, AT_RISK, OK).astype(np.int8)
+        is_risky = times(found.risky) >= s.at_risk_windows
+        is_risky |= (over > 0) & (found.count < s.at_risk_windows)  # all that is known is no proof of good
+        code = np.where(is_risky, AT_RISK, OK).astype(np.int8)
         broken = self.broken[of]
         code[broken & (self.u[of] >= self.windows.terms.near_u[of])] = VIOLATING
         code[~found.applies] = NOT_APPLICABLE

@@ -516,9 +516,9 @@ class WindowTable:
         self.w_inexact[slot], self.w_latency[slot] = sums.inexact, sums.latency_us
         flawed = (sums.failed > 0) | (stall_us > 0) | (sums.excused > 0)
         at = np.flatnonzero(flawed | self.w_flawed[slot])
-        self.w_flawed[slot], into = flawed, slots[at]
-        self.w_failed[into], self.w_stall_us[into] = sums.failed[at], stall_us[at]
-        self.w_excused[into] = sums.excused[at]
+        self.w_flawed[slot], changed = flawed, slots[at]
+        self.w_failed[changed], self.w_stall_us[changed] = sums.failed[at], stall_us[at]
+        self.w_excused[changed] = sums.excused[at]
         excused = np.flatnonzero(sums.excused)
         if len(excused):
             ratio = sums.excused[excused] / np.maximum(sums.done[excused], 1)

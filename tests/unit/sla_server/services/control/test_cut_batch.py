@@ -21,7 +21,7 @@ from pmdaemon.wire.cut import (
 from pmdaemon.wire.histogram import WIRE_BUCKETS
 from pmdaemon.wire.names import stream_id
 from sla_server.agreements.promise import CurveStep, Promise
-from sla_server.services.control.cut_batch import CutBatch, Taken
+from sla_server.services.control.cut_batch import CutBatch, Taken, sums_by
 from sla_server.services.control.scopes import PromiseScopes
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.simulation import UNIX_0_US
@@ -139,3 +139,17 @@ def test_use_is_that_of_each_volume():
     assert (other.use["a"].last_ops_per_s, other.use["a"].held) == (28.0, 14)
     assert other.use["a"].cost_per_s == 28.0  # half of 56
     assert other.use["a"].peak_cost_per_s == 56.0
+
+
+@pytest.mark.parametrize(
+    "index", [range(6), np.repeat(range(6), 3), [0, 0, 1, 2, 3, 4, 5, 5], [5, 4, 3, 2, 1, 0]]
+)
+def test_sums_by_number_are_those_one_by_one_however_many_there_are_of_each(index) -> None:
+    numbers = np.array(index)
+    parts = [np.arange(len(numbers)) * 7, np.linspace(0.1, 0.9, len(numbers)), numbers % 2 == 0]
+    wanted = np.zeros((3, 6))
+    for into, part in zip(wanted, parts, strict=True):
+        for at, value in zip(numbers.tolist(), part.tolist(), strict=True):
+            into[at] += value
+    assert sums_by(parts, numbers, 6).tolist() == wanted.tolist()
+    assert sums_by([np.zeros(0)], np.zeros(0, np.int64), 0).shape == (1, 0)

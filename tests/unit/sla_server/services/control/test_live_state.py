@@ -10,6 +10,7 @@ from pmdaemon.wire.cut import FAILED, MISSED_DTYPE
 from sla_server.agreements.promise import CurveStep
 from sla_server.services.control.live_state import LiveState
 from sla_server.services.control.settings import ControlSettings
+from sla_server.services.control.signal import STATES
 from sla_server.services.control.simulation import UNIX_0_US
 from sla_server.services.control.verdicts import NO_FIGURES, NOTHING, Signal
 from tests.support.worlds import (
@@ -482,3 +483,18 @@ def test_a_gateway_that_was_lost_before_the_server_started_is_waited_for_too():
     both(made, 2, FAST, FAST)
     assert state(made) == "ok"
     assert made.controller.snapshot(0)["gateways"][1]["state"] == "up"
+
+
+def test_a_promise_of_which_all_that_is_known_is_broken_is_not_called_kept() -> None:
+    """A volume with an I/O a second has its second window after 20 s."""
+    made, seen = feeder(), list[str]()
+    for _ in range(21):
+        made.step((A, {"gold": (1, 400)}, 0))
+        row = made.controller.live[KEY].row
+        assert STATES[made.controller.scopes.table.code[row.row]] == made.controller.live[KEY].state
+        seen.append(made.controller.live[KEY].state)
+    assert list(dict.fromkeys(seen)) == ["no-data", "at-risk", "violating"]
+    made = feeder()
+    for _ in range(12):
+        made.step((A, {"gold": (1, 2)}, 0))
+    assert made.controller.live[KEY].state == "ok"

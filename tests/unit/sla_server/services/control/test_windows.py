@@ -9,11 +9,11 @@ import random
 import numpy as np
 import pytest
 
-from sla_server.agreements.promise import CurveStep
+from sla_server.agreements.promise import CurveStep, Promise
 from sla_server.services.control.pieces import Pieces
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.signal import SignalTable
-from sla_server.services.control.verdicts import NOTHING
+from sla_server.services.control.verdicts import NOTHING, signals_of
 from sla_server.services.control.windows import WindowTable
 from tests.support.windows import OnePromise, random_pieces
 from tests.support.worlds import A, B, cut, promise
@@ -187,3 +187,23 @@ def test_pieces_of_many_gateways_together_are_as_one_after_another(seed):
         for row in range(6):
             assert windows_of(together, row) == windows_of(alone, row)
     assert any(together.count)
+
+
+@pytest.mark.parametrize("more", [promise("more", curve=STEPS), promise("more", curve=(*STEPS, STEPS[-1]))])
+def test_windows_are_the_same_when_there_are_more_rows_or_longer_curves(more: Promise) -> None:
+    rng = random.Random(4)
+    promises = [promise(f"p{i}", curve=STEPS) for i in range(6)]
+    made = SignalTable(SETTINGS)
+    for each in promises:
+        made.allot(each, A, "", SETTINGS.r_on)
+    windows = made.windows
+    for second in range(1, 30):
+        windows.add(windows.member[:6], slice(None), random_pieces(rng, promises, second * S, 0.5))
+    rows = np.arange(6)
+    before = [each.tolist() for each in made.newest_over(rows)], signals_of(windows, rows)
+    size = len(windows.pos)
+    for number in range(size):
+        made.allot(dataclasses.replace(more, sla=f"more-{number}"), A, "", SETTINGS.r_on)
+    assert (len(windows.pos), windows.steps) == (2 * size, len(more.curve))
+    assert ([each.tolist() for each in made.newest_over(rows)], signals_of(windows, rows)) == before
+    assert all(signal.windows == windows.depth for signal in before[1])
