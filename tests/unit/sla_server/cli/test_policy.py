@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sla_server.cli import policy
+from sla_server.db.queries.records import Wanted
 from tests.support import api
 from tests.support.cli import Terminal
 
@@ -114,7 +115,7 @@ def test_the_version_in_force_is_asked_for_by_its_state(
     ]
     monkeypatch.setattr(sla.source, "policies", lambda *_: rows)
     assert sla("policy", "explain", "batch").output.startswith("policy version ")
-    wanted = [asked[1] for asked in sla.source.asked if asked[0] == "policies"]
+    wanted = [asked[1] for asked in sla.source.asked if isinstance(asked[1], Wanted)]
     assert [(each.limit, each.values["state"]) for each in wanted] == [
         (1, ["in-force", "pinned", "rejected-pinned"])
     ]
