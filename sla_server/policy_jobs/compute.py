@@ -98,7 +98,8 @@ class Frames:
             frame.unpersist()
         self._kept.clear()
 
-    def _keep(self, frame: DataFrame) -> DataFrame:
+    def keep(self, frame: DataFrame) -> DataFrame:
+        """A frame that several steps or parts of one read, computed once."""
         self._kept.append(frame.cache())
         return frame
 
@@ -120,7 +121,7 @@ class Frames:
     @cached_property
     def slots(self) -> DataFrame:
         """Of ``transforms.volume_slots``."""
-        return self._keep(transforms.volume_slots(self.rows.slots, self.streams, "slot_us"))
+        return self.keep(transforms.volume_slots(self.rows.slots, self.streams, "slot_us"))
 
     @cached_property
     def loads(self) -> DataFrame:
@@ -130,18 +131,19 @@ class Frames:
     @cached_property
     def points(self) -> DataFrame:
         """Of ``transforms.promise_points``."""
-        return self._keep(transforms.promise_points(self.loads, self.rows.missed, self.promised))
+        return self.keep(transforms.promise_points(self.loads, self.rows.missed, self.promised))
 
     @cached_property
     def _cuts(self) -> DataFrame | None:
         """Of ``cuts.in_bins``; None: there are no cuts."""
-        has_cuts = self.rows.cuts is not None and self.read.bin_us
-        return cuts.in_bins(self.rows.cuts, self.read.bin_us) if has_cuts else None
+        if self.rows.cuts is None or not self.read.bin_us:
+            return None
+        return cuts.in_bins(self.rows.cuts, self.read.bin_us)
 
     @cached_property
     def volume_bins(self) -> DataFrame | None:
         """Of ``cuts.volume_bins``, likewise."""
-        return None if self._cuts is None else self._keep(cuts.volume_bins(self._cuts, self.streams))
+        return None if self._cuts is None else self.keep(cuts.volume_bins(self._cuts, self.streams))
 
     @cached_property
     def promise_bins(self) -> DataFrame | None:
@@ -195,7 +197,7 @@ def demand_of(frames: Frames) -> pa.Table:
 
 def harms_of(frames: Frames) -> pa.Table:
     """Who hurt which promise; ``grouped.HARMS``."""
-    intervals = transforms.intervals_to_attribute(frames.points, frames.promised)
+    intervals = frames.keep(transforms.intervals_to_attribute(frames.points, frames.promised))
     uses = transforms.uses_of_backends(frames.slots, intervals)
     return _table(_rows(grouped.harms(intervals, uses), 5), grouped.HARMS)
 
@@ -230,7 +232,7 @@ def compute(
         capacity, curves = split_curves(step(CAPACITY))
         caps = _caps(frames, capacity, stored.get(DEMAND))
         bursts = _bursts(frames, caps, read.hours)
-        caps = grouped.with_bursts(caps, bursts, inputs.lowest_known(capacity))
+        caps = grouped.with_bursts(caps, bursts, model.rooms_of(capacity, read.promises))
         return Found(caps, capacity, step(COSTS), step(HARMS), bursts, curves)
     finally:
         frames.release()
