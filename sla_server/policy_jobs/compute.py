@@ -98,8 +98,7 @@ class Frames:
             frame.unpersist()
         self._kept.clear()
 
-    def keep(self, frame: DataFrame) -> DataFrame:
-        """A frame that several steps or parts of one read, computed once."""
+    def _keep(self, frame: DataFrame) -> DataFrame:
         self._kept.append(frame.cache())
         return frame
 
@@ -121,7 +120,7 @@ class Frames:
     @cached_property
     def slots(self) -> DataFrame:
         """Of ``transforms.volume_slots``."""
-        return self.keep(transforms.volume_slots(self.rows.slots, self.streams, "slot_us"))
+        return self._keep(transforms.volume_slots(self.rows.slots, self.streams, "slot_us"))
 
     @cached_property
     def loads(self) -> DataFrame:
@@ -131,7 +130,7 @@ class Frames:
     @cached_property
     def points(self) -> DataFrame:
         """Of ``transforms.promise_points``."""
-        return self.keep(transforms.promise_points(self.loads, self.rows.missed, self.promised))
+        return self._keep(transforms.promise_points(self.loads, self.rows.missed, self.promised))
 
     @cached_property
     def _cuts(self) -> DataFrame | None:
@@ -143,7 +142,7 @@ class Frames:
     @cached_property
     def volume_bins(self) -> DataFrame | None:
         """Of ``cuts.volume_bins``, likewise."""
-        return None if self._cuts is None else self.keep(cuts.volume_bins(self._cuts, self.streams))
+        return None if self._cuts is None else self._keep(cuts.volume_bins(self._cuts, self.streams))
 
     @cached_property
     def promise_bins(self) -> DataFrame | None:
@@ -197,7 +196,7 @@ def demand_of(frames: Frames) -> pa.Table:
 
 def harms_of(frames: Frames) -> pa.Table:
     """Who hurt which promise; ``grouped.HARMS``."""
-    intervals = frames.keep(transforms.intervals_to_attribute(frames.points, frames.promised))
+    intervals = transforms.intervals_to_attribute(frames.points, frames.promised)
     uses = transforms.uses_of_backends(frames.slots, intervals)
     return _table(_rows(grouped.harms(intervals, uses), 5), grouped.HARMS)
 
