@@ -20,6 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from benchmarks import spark_world
 from sla_server.policy_jobs import grouped, model
@@ -398,7 +399,12 @@ def in_spark(place: Path, read: JobInputs) -> tuple[Found, float, dict[str, int]
 
     started_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="bench-spark-") as work:
-        spark = build_session("local[*]", Path(work), "2g")
+        rollups = sum(
+            pq.read_metadata(path).num_rows
+            for kind in ("rollups", "hours")
+            for path in (place / kind).glob("*.parquet")
+        )
+        spark = build_session("local[*]", Path(work), "2g", rows=rollups)
         start_s = time.monotonic() - started_s
         hours = spark.createDataFrame([], HOUR_DDL)
         if (place / "hours").exists():

@@ -74,6 +74,7 @@ def pool_lines(row: Row, now_us: int) -> Iterator[str]:
 def forecast_lines(forecast: Row | None) -> Iterator[str]:
     """When the pool is expected to be full, or why no day is named."""
     if not forecast:
+        yield "forecast: none yet, no day of its history has ended"
         return
     slope = forecast.get("slope_bytes_per_day")
     grows = f"grows by {formatting.size(slope)} a day" if slope and slope > 0 else "does not grow"

@@ -377,6 +377,7 @@ def describe(found: Mapping[str, Any]) -> list[str]:
     lines = [f"  back-test: {found['reason']}"]
     if "new" in found:
         held = {name: found[name]["held_back"] for name in ("none", "new", "former") if name in found}
-        text = f"    I/Os held back: {held['new']:,} of {found['new']['ios']:,}; without it {held['none']:,}"
+        done = f"{found['new']['ios']:,} answered, without it {found['none']['ios']:,}"
+        text = f"    I/Os: {done}; held back or not made: {held['new']:,}, without it {held['none']:,}"
         lines.append(text + (f", with the one in force {held['former']:,}" if "former" in held else ""))
     return lines

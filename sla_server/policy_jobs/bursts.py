@@ -10,7 +10,8 @@ counting more.
 
 A cap gets the bucket of its volume's pair as its burst (``burst_seconds``): after a quiet time so much passes
 at once, then the rate of the cap holds. All buckets that may be emptied at once on a backend are together at
-most ``ROOM_S`` of its capacity, or a burst would break the promise that the caps are for.
+most what it can do within the limit of each promise (``room_of``): what comes at once makes the next I/O wait
+until it is done, and would else break the promise that the caps are for.
 
 Pure numpy. Source: SLA-MODEL.md 4, point 5; Le Boudec and Thiran, Network Calculus, 1.2 (arrival curves).
 """
@@ -36,7 +37,7 @@ DAY_US: Final = 86_400 * US_A_SECOND
 OF_DAYS: Final = 0.95
 RATES: Final = 33  # candidates, between the median and the highest demand
 ROOM_S: Final = 0.25
-"""Of a capacity: at 80 % load the backend has worked it off within 1.25 s, 2 % of a slice of a minute."""
+"""Of a capacity, at most: at 80 % load the backend has worked it off within 1.25 s, 2 % of a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,11 @@ def burst_pair(
     buckets = np.array([weighted_percentile(row, weights, OF_DAYS) for row in by_day])
     best = int(np.argmin(rates * HORIZON_S + buckets))
     return BurstPair(float(rates[best]), float(buckets[best]), len(days))
+
+
+def room_of(cost_per_s: float, limit_us: float) -> float:
+    """Cost units that may come at once where a promise with this limit has this capacity."""
+    return cost_per_s * min(ROOM_S, limit_us / US_A_SECOND)
 
 
 def burst_seconds(cap: Floats, bucket: Floats, group: Ints, room: Floats) -> Floats:

@@ -219,9 +219,10 @@ def _with_gap(found: Capacity, seen: Intervals, most: float) -> Capacity:
 def combined(of_minutes: Capacity, steady: Intervals | None) -> Capacity:
     """What minutes say, or what intervals of one load say that are shorter.
 
-    Minutes that blur bursts show less than there is, never more. So shorter intervals stand for them: by a
-    value that has a bound, and where the promise was kept at each of their loads by the largest of these. The
-    latter is no limit: ``unlimited``, and the last valid value is kept if it is larger.
+    Minutes that blur bursts show less than there is, never more. So shorter intervals are taken instead,
+    where they are enough for a bound: by their value, or, if the promise was kept at each of their loads, by
+    the largest of these. The latter is no limit (``unlimited``), and the last valid value is kept if it is
+    larger.
     """
     if steady is None:
         return of_minutes

@@ -135,8 +135,9 @@ class Frames:
     @cached_property
     def _cuts(self) -> DataFrame | None:
         """Of ``cuts.in_bins``; None: there are no cuts."""
-        has_cuts = self.rows.cuts is not None and self.read.bin_us
-        return cuts.in_bins(self.rows.cuts, self.read.bin_us) if has_cuts else None
+        if self.rows.cuts is None or not self.read.bin_us:
+            return None
+        return cuts.in_bins(self.rows.cuts, self.read.bin_us)
 
     @cached_property
     def volume_bins(self) -> DataFrame | None:
@@ -230,7 +231,7 @@ def compute(
         capacity, curves = split_curves(step(CAPACITY))
         caps = _caps(frames, capacity, stored.get(DEMAND))
         bursts = _bursts(frames, caps, read.hours)
-        caps = grouped.with_bursts(caps, bursts, inputs.lowest_known(capacity))
+        caps = grouped.with_bursts(caps, bursts, model.rooms_of(capacity, read.promises))
         return Found(caps, capacity, step(COSTS), step(HARMS), bursts, curves)
     finally:
         frames.release()

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from pmdaemon.wire.rates import COST_BYTES
 from sla_server.policy_jobs import cost_model, model
 from sla_server.policy_jobs.attribution import SharedIntervals, attribute
-from sla_server.policy_jobs.bursts import ROOM_S, burst_pair, burst_seconds
+from sla_server.policy_jobs.bursts import burst_pair, burst_seconds
 from sla_server.policy_jobs.capacity import Floats, Intervals, Ints, capacity, combined
 from sla_server.policy_jobs.steady import Bins, is_complete, steady
 from sla_server.policy_jobs.transforms import HOURS_A_WEEK, PLACED, US_A_SECOND
@@ -270,15 +270,13 @@ def caps_of(demand: pa.Table) -> pa.Table:
     )
 
 
-def with_bursts(
-    caps: pa.Table, pairs: Sequence[Mapping[str, Any]], capacity: Mapping[str, float]
-) -> pa.Table:
+def with_bursts(caps: pa.Table, pairs: Sequence[Mapping[str, Any]], rooms: Mapping[str, float]) -> pa.Table:
     """Caps with ``burst_s``, for volumes that have a burst pair; no Python object for each cap.
 
     Args:
         caps: CAPS.
         pairs: rows of BURSTS.
-        capacity: of backends.
+        rooms: of backends, cost units that may come at once (``bursts.room_of``).
     """
     backends = sorted({pair["backend"] for pair in pairs})
     volumes = pa.array([pair["volume"] for pair in pairs], pa.string())
@@ -289,7 +287,7 @@ def with_bursts(
         pair = place.drop_null().to_numpy().astype(np.int64)
         at = np.array([backends.index(each["backend"]) for each in pairs])[pair]
         hour = caps["hour_of_week"].to_numpy()[capped].astype(np.int64)
-        room = np.repeat([ROOM_S * capacity.get(name, 0.0) for name in backends], HOURS_A_WEEK)
+        room = np.repeat([rooms.get(name, 0.0) for name in backends], HOURS_A_WEEK)
         bucket = np.array([float(each["burst_cost"]) for each in pairs])[pair]
         cap = caps["cost_per_s"].to_numpy()[capped].astype(np.float64)
         found[capped] = burst_seconds(cap, bucket, at * HOURS_A_WEEK + hour, room)

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from sla_server.agreements.selectors import matches
+from sla_server.policy_jobs.bursts import room_of
 from sla_server.policy_jobs.caps import Demand, HourShare, LoadLimit, limit_change, shares_of_hour
 
 if TYPE_CHECKING:  # not in Spark's workers, which would import all of agreements
@@ -98,6 +99,23 @@ def needs_of(rows: Iterable[Mapping[str, Any]], promises: Sequence[Promise]) -> 
         promise = by_key[sla, objective]
         found[backend].append(PromiseNeed(float(promise.priority), promise.volumes, tuple(sorted(costs))))
     return dict(found)
+
+
+def rooms_of(rows: Iterable[Mapping[str, Any]], promises: Sequence[Promise]) -> dict[str, float]:
+    """Of each backend the cost units that may come at once: the least that a promise on it allows.
+
+    Args:
+        rows: backend, sla, objective, step, cost_per_s.
+        promises: in force.
+    """
+    by_key = {promise.key: promise for promise in promises}
+    found: dict[str, float] = {}
+    for row in rows:
+        if row["cost_per_s"] is not None:
+            step = by_key[row["sla"], row["objective"]].curve[row["step"]]
+            room = room_of(row["cost_per_s"], step.threshold_us)
+            found[row["backend"]] = min(room, found.get(row["backend"], room))
+    return found
 
 
 def encode(needs: Sequence[PromiseNeed]) -> str:

@@ -16,7 +16,7 @@ What is shorter than a cut is not seen. Pure.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -28,6 +28,7 @@ from sla_server.simulate.stored import (
     FittedDevice,
     Floats,
     Ints,
+    Part,
     SlotParts,
     StoredFeed,
     device_note,
@@ -65,7 +66,7 @@ def with_cuts(plan: Plan, cuts: Cuts, *, fits: bool) -> Plan:
     seen, slots = set[int](), set[int]()
     for feed in plan.feeds:
         if isinstance(feed, StoredFeed):
-            within = parts.get(feed.stream_id, {})
+            within: Mapping[int, Sequence[Part]] = parts.get(feed.stream_id, {})
             slots.update(feed.rates)
             seen.update(second for second in within if second in feed.rates)
             feed = dataclasses.replace(feed, within=within)

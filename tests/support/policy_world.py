@@ -19,7 +19,7 @@ import numpy as np
 from sla_server.agreements.document import DEFAULT_FLOOR_IOPS, Agreement
 from sla_server.agreements.load import load_documents
 from sla_server.policy_jobs.back_test import NO_POLICY, ReplayedPolicy, ReplaySums, by_hour, outcome
-from sla_server.policy_jobs.bursts import ROOM_S, Floats, Ints, burst_pair, burst_seconds
+from sla_server.policy_jobs.bursts import Floats, Ints, burst_pair, burst_seconds, room_of
 from sla_server.policy_jobs.capacity import Intervals, capacity, combined
 from sla_server.policy_jobs.cuts import PEAK
 from sla_server.policy_jobs.demand import weighted_percentile
@@ -160,7 +160,7 @@ def burst_s(cost: Floats, at_us: Ints, cap: float, capacity_per_s: float) -> flo
     pair = burst_pair(at_us, cost, MINUTE_S, int(at_us[-1]), HALF_LIFE_DAYS)
     if pair is None:
         return None
-    room = np.array([ROOM_S * capacity_per_s])
+    room = np.array([room_of(capacity_per_s, LIMIT_MS * 1000.0)])
     (found,) = burst_seconds(np.array([cap]), np.array([pair.burst_cost]), np.array([0]), room)
     return None if np.isnan(found) else float(found)
 

@@ -27,7 +27,7 @@ from sla_server.db.policies import PolicyStore, open_policies
 from sla_server.db.statistics import Files
 from sla_server.errors import JobRunning
 from sla_server.policy_jobs import errors, inputs, job, session, spark_run
-from sla_server.policy_jobs.session import FEW, FOR_FEW, JAVA_FOR_FEW, RESULTS, settings, stderr_to
+from sla_server.policy_jobs.session import FEW, FOR_FEW, JAVA_FOR_FEW, RESULTS, SOME, settings, stderr_to
 
 
 def test_what_spark_and_its_children_say_goes_to_a_file(
@@ -191,13 +191,16 @@ def test_executors_on_other_machines_can_call_the_driver(
 
 def test_of_few_rows_nothing_is_compiled_twice(tmp_path: Path) -> None:
     """On executors as well; what results depend on is the same."""
-    few, many = settings("spark://host:7077", tmp_path, "2g", FEW - 1), settings("yarn", tmp_path, "2g", FEW)
+    few, many = settings("spark://host:7077", tmp_path, "2g", FEW - 1), settings("yarn", tmp_path, "2g", SOME)
+    some = settings("spark://host:7077", tmp_path, "2g", FEW)
     assert FOR_FEW.items() <= few.items()
     assert not FOR_FEW.items() & many.items()
     assert RESULTS.items() <= few.items() & many.items()
     for name in ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"):
         assert JAVA_FOR_FEW in few[name]
         assert JAVA_FOR_FEW not in many.get(name, "")
+        assert JAVA_FOR_FEW in some[name]
+    assert not FOR_FEW.items() & some.items(), "queries are compiled all the same"
     assert "java.io.tmpdir" in few["spark.driver.extraJavaOptions"]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sla_server.cli import policy
+from sla_server.db.queries.records import Wanted
 from tests.support import api
 from tests.support.cli import Terminal
 
@@ -114,7 +115,7 @@ def test_the_version_in_force_is_asked_for_by_its_state(
     ]
     monkeypatch.setattr(sla.source, "policies", lambda *_: rows)
     assert sla("policy", "explain", "batch").output.startswith("policy version ")
-    wanted = [asked[1] for asked in sla.source.asked if asked[0] == "policies"]
+    wanted = [asked[1] for asked in sla.source.asked if isinstance(asked[1], Wanted)]
     assert [(each.limit, each.values["state"]) for each in wanted] == [
         (1, ["in-force", "pinned", "rejected-pinned"])
     ]
@@ -167,7 +168,9 @@ def test_versions_are_chosen(
 
 
 def test_a_version_that_was_never_stored_cannot_be_pinned(sla: Terminal) -> None:
-    assert "no policy version 9" in sla("policy", "pin", "9").output
+    told = sla("policy", "pin", "9").output
+    assert "no policy version 9" in told
+    assert "See 'sla policy list'" in told
 
 
 def test_jobs_are_listed(sla: Terminal) -> None:

@@ -50,6 +50,8 @@ def test_why_no_day_is_named(sla: Terminal, monkeypatch: pytest.MonkeyPatch) -> 
     forecast = {"full_us": None, "reason": "3 days are known, 7 are needed", "slope_bytes_per_day": None}
     monkeypatch.setattr(sla.source, "pools", lambda: [api.pool(forecast=forecast)])
     assert "forecast: none, 3 days are known" in sla("describe", "pool", "gateway-a/data").output
+    monkeypatch.setattr(sla.source, "pools", lambda: [api.pool(forecast=None)])
+    assert "forecast: none yet, no day" in sla("describe", "pool", "gateway-a/data").output, "the first day"
 
 
 def test_json_is_what_the_api_says(sla: Terminal) -> None:

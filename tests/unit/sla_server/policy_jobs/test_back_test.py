@@ -157,10 +157,10 @@ def test_as_good_as_the_one_in_force_at_a_much_higher_price_is_not_published() -
 
 def test_it_is_said_in_words() -> None:
     outcome = {"judged": 9, "bad": 1, "bad_s": 2, "ios": 5000, "held_back": 30}
-    found = {"reason": "it helps", "none": outcome, "new": {**outcome, "held_back": 70}}
+    found = {"reason": "it helps", "none": outcome, "new": {**outcome, "ios": 40, "held_back": 70}}
     assert back_test.describe(found) == [
         "  back-test: it helps",
-        "    I/Os held back: 70 of 5,000; without it 30",
+        "    I/Os: 40 answered, without it 5,000; held back or not made: 70, without it 30",
     ]
 
 

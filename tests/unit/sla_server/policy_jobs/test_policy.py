@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from sla_server.agreements.promise import CurveStep, Priority, Promise
-from sla_server.policy_jobs.model import PromiseNeed, caps_of_week, decode, encode, needs_of, with_former
+from sla_server.policy_jobs.bursts import room_of
+from sla_server.policy_jobs.model import (
+    PromiseNeed,
+    caps_of_week,
+    decode,
+    encode,
+    needs_of,
+    rooms_of,
+    with_former,
+)
 
 
 def promise(sla: str, priority: Priority, volume: str, *ends: float) -> Promise:
@@ -69,6 +78,16 @@ def test_minutes_count_where_bursts_were_not_seen_and_nothing_else_is_known() ->
 
 
 # -- Needs
+
+
+def test_what_may_come_at_once_is_worked_off_within_the_limit_of_each_promise() -> None:
+    """5 ms of 200 cost/s, of the first step, are least; but never more than a quarter of a second."""
+    promises = [promise("gold", Priority.GOLD, "erp", 100, 200), promise("other", Priority.BRONZE, "b*", 50)]
+    rows = [capacity(370.0, step=1), capacity(200.0), capacity(None, sla="other")]
+    limit_s = promises[0].curve[0].threshold_us / 1e6
+    assert rooms_of(rows, promises) == {"disk": pytest.approx(200 * limit_s)}
+    assert rooms_of(rows[2:], promises) == {}
+    assert room_of(200.0, 60e6) == 50.0
 
 
 def test_needs_are_those_of_the_steps_whose_capacity_is_known() -> None:
