@@ -316,7 +316,6 @@ class ProxySession(NbdSession):
         if used.is_large and used.reader.payload_left:
             return self._pass_payload(used, b"")
         room = self._head_room
-        room = self._head_room
         start = room - len(used.partial_header)
         scratch, end = self._context.scratch, room + _LARGE_HEAD if used.is_large else None
         try:

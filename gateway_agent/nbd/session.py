@@ -22,7 +22,6 @@ import math
 import socket
 from abc import ABC, abstractmethod
 from collections import deque
-from functools import partial
 from typing import Final
 
 import structlog
@@ -119,6 +118,8 @@ class NbdSession(ABC):
         self._pause = ClientPause()
         self._cut_ns = context.clock.monotonic_ns()  # the last cut, or the beginning
         self._blocked = False
+        self._heads_left = MOST_HEADS  # of this turn
+        self._rests = False  # until the next turn: too many came at once
         self._drain_ns: int | None = None  # requests that arrive later are refused
         self._moves = False  # its client goes to another process: what has not begun is left to that one
         self._ending = False
@@ -235,6 +236,8 @@ class NbdSession(ABC):
 
     def _received(self, count: int) -> None:
         now_ns = self._context.clock.monotonic_ns()
+        if not self._rests:
+            self._heads_left = MOST_HEADS
         self._await_payload(now_ns)
         self._stream.arrived += self.requests.received(count, now_ns)
         self._stream.sequential += self.requests.sequential
@@ -307,16 +310,26 @@ class NbdSession(ABC):
 
     def admit_all(self, now_ns: int) -> None:
         """See ``volume.ThrottledSession``."""
-        queue, heads = self.requests.queue, 0
+        queue = self.requests.queue
         while queue and not self._blocked and not self.is_closed:
             self._admit_plain(now_ns, None)
             if queue and not self._blocked:
-                if heads == MOST_HEADS:
-                    again = (self, "heads")
-                    self._context.loop.at(again, now_ns, partial(self._volume.serve, self), self.failed)
+                if not self._heads_left:
+                    self._rest(now_ns)
                     return
-                heads += 1
+                left = self._heads_left - 1
                 self.admit_head(now_ns)
+                self._heads_left = min(self._heads_left, left)
+
+    def _rest(self, now_ns: int) -> None:
+        """The next turn goes on: the other clients of the plane have theirs first."""
+        self._rests = True
+        self._context.loop.at((self, "heads"), now_ns, self._end_rest, self.failed)
+
+    def _end_rest(self, now_ns: int) -> None:
+        self._heads_left, self._rests = MOST_HEADS, False
+        self.unblock()
+        self._volume.serve(self, now_ns)
 
     def admit_within(self, now_ns: int, allowance: Allowance) -> None:
         """See ``volume.ThrottledSession``."""
@@ -379,6 +392,11 @@ class NbdSession(ABC):
         if not self.requests.is_drained:
             self._blocked = True
             return
+        if not self._heads_left and not self._moves:  # also where rates hold others: this is free of charge
+            self._blocked = True
+            self._rest(now_ns)
+            return
+        self._heads_left = max(self._heads_left - 1, 0)
         self.requests.queue.popleft()
         self.requests.skip(request)
         if self._moves and why[0] == p.ESHUTDOWN:
@@ -414,7 +432,7 @@ class NbdSession(ABC):
 
     def unblock(self) -> bool:
         """See ``volume.ThrottledSession``."""
-        if not self._blocked or self.is_closed or not self.requests.is_drained:
+        if not self._blocked or self._rests or self.is_closed or not self.requests.is_drained:
             return False
         if self.requests.queue[0][1] in self.inflight:
             return False

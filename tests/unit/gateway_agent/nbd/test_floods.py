@@ -11,6 +11,7 @@ from gateway_agent.nbd.handshake import MOST_AT_ONCE, ServerHandshake
 from gateway_agent.nbd.loop import IN
 from gateway_agent.nbd.negotiation import Negotiation
 from gateway_agent.nbd.session import MOST_HEADS
+from pmdaemon.wire.rates import Rates
 from tests.support.nbd import FakeSocket, Rig, plane_config, replies
 from tests.support.nbd_proxy import Pair
 from tests.unit.gateway_agent.nbd.test_file_session import Client, read
@@ -58,28 +59,35 @@ def test_tiny_reads_are_done_some_hundreds_at_a_time(tmp_path, recorded):
     client.storage.release()
 
 
+@pytest.mark.parametrize("reads", ["no reads", "reads between them"])
+@pytest.mark.parametrize("caps", ["no caps", "caps"])
 @pytest.mark.parametrize("kind", ["file", "upstream"])
-def test_requests_that_are_refused_are_answered_some_hundreds_at_a_time(tmp_path, recorded, kind):
+def test_requests_that_are_refused_are_answered_some_hundreds_at_a_time(
+    tmp_path, recorded, kind, caps, reads
+):
     (tmp_path / "disk.img").write_bytes(bytes(1 << 20))
     client = Client(tmp_path / "disk.img", "loop")
     rig, sock, session = client.rig, client.sock, client.session
     if kind == "upstream":
         pair = Pair(Rig())
         rig, sock, session = pair.rig, pair.near, pair.session
-    count = BATCH_BYTES // 28
-    sock.incoming.append(b"".join(p.request(99, n, 0, 0) for n in range(count)))
+    if caps == "caps":
+        rig.volume.set_caps(Rates(ops_per_s=1e6, burst_s=0.05), rig.clock.monotonic_ns())
+    count, step = BATCH_BYTES // 28, 2 if reads == "reads between them" else 1
+    said = [read(n, 0, 8) if n % step else p.request(99, n, 0, 0) for n in range(count)]
+    sock.incoming.append(b"".join(said))
     rig.loop.handlers[sock.fileno()](IN)
-    assert len(recorded) == MOST_HEADS
-    turns = 0
+    turns, before = 1, 0
     while session.requests.queue:
+        assert 0 < len(recorded) - before <= 2 * MOST_HEADS
         before = len(recorded)
         assert rig.loop.turn()
-        assert len(recorded) - before <= MOST_HEADS
         turns += 1
-    assert turns >= count // MOST_HEADS - 1
-    assert [(cookie, error) for cookie, error, _ in replies(bytes(sock.sent))] == [
-        (n, p.EINVAL) for n in range(count)
-    ]
+    assert turns >= count // step // MOST_HEADS
+    found = replies(bytes(sock.sent), {n: 8 for n in range(count) if n % step})
+    refused = [(n, p.EINVAL) for n in range(0, count, step)]
+    assert [(cookie, error) for cookie, error, _ in found if error] == refused
+    assert len(found) == (count if kind == "file" else len(refused)), "the upstream has answered none"
     session.close("test is over")
     assert (session, "heads") not in rig.loop.timers
     client.session.close("test is over")
