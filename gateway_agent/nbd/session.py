@@ -31,7 +31,7 @@ from gateway_agent.nbd import extended
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.access import ClientIdentity
 from gateway_agent.nbd.accounting import FAILED_BIT, REFUSED_BIT, StreamAccount, word_of
-from gateway_agent.nbd.buffers import Finished, InFlight, ReplyBuffer, Request, RequestBuffer
+from gateway_agent.nbd.buffers import FINISHED_INTS, Finished, InFlight, ReplyBuffer, Request, RequestBuffer
 from gateway_agent.nbd.client_pause import ClientPause
 from gateway_agent.nbd.limits import KIND_FLUSH, KIND_READ, KIND_WRITE, KIND_ZEROING, Pending
 from gateway_agent.nbd.loop import GONE, IN, OUT
@@ -47,6 +47,7 @@ LINGER_NS: Final = 10 * 10**9  # for a client to take its last answers after its
 DRAIN_NS: Final = 5 * 10**9  # for what is under way when its volume is taken out of the configuration
 MAX_UNSENT_BYTES: Final = 4 << 20  # a client that sends requests but reads no replies is read no further
 MOST_HEADS: Final = 256  # requests of a turn that are none of the plain ones: each may be a send of its own
+_HEAD_INTS: Final = 2 * FINISHED_INTS  # so much of what is complete counts as one of them
 STORAGE_GONE: Final = "the storage behind this export is gone"
 _KINDS: Final[dict[int, int]] = {
     p.Cmd.READ: KIND_READ,
@@ -466,6 +467,7 @@ class NbdSession(ABC):
     def _record(self, finished: Finished) -> None:
         """Count requests whose answers are complete now."""
         if finished:
+            self._heads_left = max(self._heads_left - len(finished) // _HEAD_INTS, 0)
             self._stream.record(finished, self._context.clock.monotonic_ns())
 
     def _watch_or_end(self) -> None:
