@@ -3,6 +3,7 @@
 import pytest
 
 from gateway_agent.errors import NbdProtocolError
+from gateway_agent.nbd import exports
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.accounting import StreamAccount
 from gateway_agent.nbd.buffers import BATCH_BYTES, FINISHED_INTS
@@ -162,6 +163,19 @@ def test_long_lists_are_asked_for_once(talk):
     machine.feed(FLAGS + p.option(p.Opt.LIST))
     with pytest.raises(NbdProtocolError, match="options at once"):
         machine.feed(p.option(p.Opt.LIST) * 200)
+
+
+def test_what_a_client_may_see_is_looked_for_once_until_the_exports_are_others(talk, monkeypatch):
+    each, looks = talk(20), []
+    monkeypatch.setattr(exports, "why_refused", lambda export, _client: looks.append(export.volume) or "")
+    each.say(FLAGS + INFO * 200 + p.option(p.Opt.LIST))
+    assert len(looks) == 20
+    entry = {"volume": "v7", "backend": "b", "file": each.exports.volumes["v7"].export.file}
+    each.exports.apply(plane_config(entry))
+    each.say(p.option(p.Opt.LIST) + INFO)
+    assert b"v7" in each.sock.sent
+    assert b"v3" not in each.sock.sent
+    assert len(looks) == 21
 
 
 def test_bytes_that_complete_no_question_cost_no_look_at_the_exports(talk, monkeypatch):
