@@ -124,7 +124,7 @@ class PeerConnection:
         return None if self._is_open or not self._addresses else self._due_ns
 
     @property
-    def look_ns(self) -> int | None:
+    def check_ns(self) -> int | None:
         """When ``turn`` has to see to the other servers; None: it need not."""
         if self._is_silent or self._others.due_ns is not None:
             return self._others.due_ns
@@ -139,7 +139,7 @@ class PeerConnection:
         """Whether the other side of the open connection says nothing: others are tried meanwhile."""
         self._is_silent = is_silent and self._is_open and len(self._addresses) > 1
 
-    def _look_elsewhere(self) -> None:
+    def _check_others(self) -> None:
         until_ns = self._patient_until_ns
         if not self._is_silent and (until_ns is None or self._clock.monotonic_ns() < until_ns):
             self._others.rest()
@@ -153,7 +153,7 @@ class PeerConnection:
     def turn(self) -> None:
         """Dial when it is time, give up a try that takes too long, and send what is pending."""
         if self._is_silent or self._socket is not None or self._others.due_ns is not None:
-            self._look_elsewhere()
+            self._check_others()
         if self._is_open:
             self._send()
         elif self._addresses and self._clock.monotonic_ns() >= self._due_ns:

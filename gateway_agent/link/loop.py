@@ -212,7 +212,7 @@ class LinkLoop:
         due = [connection.due_ns for connection in self._connections()]
         if self._server.due_ns is not None:
             due.append(self._grace_end_ns if not self._server_may_be_dialled() else self._server.due_ns)
-        due.append(self._server.look_ns)
+        due.append(self._server.check_ns)
         if self.listener is not None:
             due.append(self.listener.due_ns)
         known = [item for item in due if item is not None]

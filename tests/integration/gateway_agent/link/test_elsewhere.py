@@ -109,11 +109,11 @@ def test_a_silent_session_stays_while_every_other_server_refuses_and_may_speak_a
             bench.turn()
             bench.clock.advance(EVERY_NS / 4e9)
         assert bench.peer.told == ["opened"]
-        assert bench.connection.look_ns is not None
+        assert bench.connection.check_ns is not None
         first.sendall(b"late")
         bench.connection.silent(False)
         bench.until(lambda: bench.peer.told == ["opened", "late"])
-        assert bench.connection.look_ns is None
+        assert bench.connection.check_ns is None
 
 
 def test_a_server_that_closes_at_once_does_not_answer(bench: Bench) -> None:
@@ -149,7 +149,7 @@ def test_the_other_server_is_taken_when_a_dial_gets_no_answer(bench: Bench) -> N
     bench.connection = Lost("pmdaemon", addresses, bench.peer, backoff, bench.selector, bench.clock)
     began_ns = bench.clock.monotonic_ns()
     bench.turn()
-    assert bench.connection.look_ns == began_ns + PATIENCE_NS
+    assert bench.connection.check_ns == began_ns + PATIENCE_NS
     bench.until(lambda: bench.peer.told == ["opened"], 0.1)
     assert bench.clock.monotonic_ns() < began_ns + 3 * 10**9
     bench.listeners[1].accept()[0].close()
