@@ -56,7 +56,7 @@ from gateway_agent.nbd.loop import EventLoop
 from gateway_agent.nbd.payload_pipe import PayloadPipe, PipePool
 from gateway_agent.nbd.sockets import Connection
 
-CAPACITY_BYTES: Final = 1 << 20  # depth 8 at 128 KiB in one receive; touched pages only, thanks to mmap
+CAPACITY_BYTES: Final = 1 << 20  # depth 8 at 128 KiB; touched pages only, thanks to mmap
 BATCH_BYTES: Final = 128 << 10  # received at a time behind the payload that is due: 4,681 requests
 JOINED_BYTES: Final = 64 << 10  # of small replies that the client did not take, in one send
 MAX_QUEUED: Final = 8_192  # parsed requests of one connection; beyond it we stop reading

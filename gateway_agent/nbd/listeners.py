@@ -246,7 +246,7 @@ class ListenerGuard:
             return "plain-network", NOT_PLAIN
         if mode == "require" and not client.is_secure:
             return "tls-required", TLS_REQUIRED
-        if client.is_secure and needs == "required" and client.certificate is None:
+        if mode != "off" and client.is_secure and needs == "required" and client.certificate is None:
             return "tls", "it shows no certificate"
         why = why_refused(export, client)
         return ("not-allowed", why) if why else None

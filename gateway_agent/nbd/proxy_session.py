@@ -316,7 +316,6 @@ class ProxySession(NbdSession):
         if used.is_large and used.reader.payload_left:
             return self._pass_payload(used, b"")
         room = self._head_room
-        room = self._head_room
         start = room - len(used.partial_header)
         scratch, end = self._context.scratch, room + _LARGE_HEAD if used.is_large else None
         try:
@@ -361,6 +360,8 @@ class ProxySession(NbdSession):
         was_replying, self._replying = self._replying, used if reader.payload_left else None
         if self._can_pipe and (finished or reader.payload_left >= LARGE_BYTES):
             used.is_large = reader.payload_left >= LARGE_BYTES or ends_large(finished)
+        elif usable and pipe is None and reader.payload_left <= LARGE_BYTES - _LARGE_HEAD:
+            used.is_large = False  # a large read that comes in small chunks
         if pipe is not None:
             self._reply(pipe)
             if self._local and reader.boundary is not None and not self.is_closed:

@@ -22,7 +22,6 @@ import math
 import socket
 from abc import ABC, abstractmethod
 from collections import deque
-from functools import partial
 from typing import Final
 
 import structlog
@@ -32,7 +31,7 @@ from gateway_agent.nbd import extended
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.access import ClientIdentity
 from gateway_agent.nbd.accounting import FAILED_BIT, REFUSED_BIT, StreamAccount, word_of
-from gateway_agent.nbd.buffers import Finished, InFlight, ReplyBuffer, Request, RequestBuffer
+from gateway_agent.nbd.buffers import FINISHED_INTS, Finished, InFlight, ReplyBuffer, Request, RequestBuffer
 from gateway_agent.nbd.client_pause import ClientPause
 from gateway_agent.nbd.limits import KIND_FLUSH, KIND_READ, KIND_WRITE, KIND_ZEROING, Pending
 from gateway_agent.nbd.loop import GONE, IN, OUT
@@ -48,6 +47,7 @@ LINGER_NS: Final = 10 * 10**9  # for a client to take its last answers after its
 DRAIN_NS: Final = 5 * 10**9  # for what is under way when its volume is taken out of the configuration
 MAX_UNSENT_BYTES: Final = 4 << 20  # a client that sends requests but reads no replies is read no further
 MOST_HEADS: Final = 256  # requests of a turn that are none of the plain ones: each may be a send of its own
+_HEAD_INTS: Final = 2 * FINISHED_INTS  # so much of what is complete counts as one of them
 STORAGE_GONE: Final = "the storage behind this export is gone"
 _KINDS: Final[dict[int, int]] = {
     p.Cmd.READ: KIND_READ,
@@ -119,6 +119,8 @@ class NbdSession(ABC):
         self._pause = ClientPause()
         self._cut_ns = context.clock.monotonic_ns()  # the last cut, or the beginning
         self._blocked = False
+        self._heads_left = MOST_HEADS  # of this turn
+        self._rests = False  # until the next turn: too many came at once
         self._drain_ns: int | None = None  # requests that arrive later are refused
         self._moves = False  # its client goes to another process: what has not begun is left to that one
         self._ending = False
@@ -235,6 +237,8 @@ class NbdSession(ABC):
 
     def _received(self, count: int) -> None:
         now_ns = self._context.clock.monotonic_ns()
+        if not self._rests:
+            self._heads_left = MOST_HEADS
         self._await_payload(now_ns)
         self._stream.arrived += self.requests.received(count, now_ns)
         self._stream.sequential += self.requests.sequential
@@ -307,16 +311,26 @@ class NbdSession(ABC):
 
     def admit_all(self, now_ns: int) -> None:
         """See ``volume.ThrottledSession``."""
-        queue, heads = self.requests.queue, 0
+        queue = self.requests.queue
         while queue and not self._blocked and not self.is_closed:
             self._admit_plain(now_ns, None)
             if queue and not self._blocked:
-                if heads == MOST_HEADS:
-                    again = (self, "heads")
-                    self._context.loop.at(again, now_ns, partial(self._volume.serve, self), self.failed)
+                if not self._heads_left:
+                    self._rest(now_ns)
                     return
-                heads += 1
+                left = self._heads_left - 1
                 self.admit_head(now_ns)
+                self._heads_left = min(self._heads_left, left)
+
+    def _rest(self, now_ns: int) -> None:
+        """The next turn goes on: the other clients of the plane have theirs first."""
+        self._rests = True
+        self._context.loop.at((self, "heads"), now_ns, self._end_rest, self.failed)
+
+    def _end_rest(self, now_ns: int) -> None:
+        self._heads_left, self._rests = MOST_HEADS, False
+        self.unblock()
+        self._volume.serve(self, now_ns)
 
     def admit_within(self, now_ns: int, allowance: Allowance) -> None:
         """See ``volume.ThrottledSession``."""
@@ -379,6 +393,11 @@ class NbdSession(ABC):
         if not self.requests.is_drained:
             self._blocked = True
             return
+        if not self._heads_left and not self._moves:  # also where rates hold others: this is free of charge
+            self._blocked = True
+            self._rest(now_ns)
+            return
+        self._heads_left = max(self._heads_left - 1, 0)
         self.requests.queue.popleft()
         self.requests.skip(request)
         if self._moves and why[0] == p.ESHUTDOWN:
@@ -414,7 +433,7 @@ class NbdSession(ABC):
 
     def unblock(self) -> bool:
         """See ``volume.ThrottledSession``."""
-        if not self._blocked or self.is_closed or not self.requests.is_drained:
+        if not self._blocked or self._rests or self.is_closed or not self.requests.is_drained:
             return False
         if self.requests.queue[0][1] in self.inflight:
             return False
@@ -448,6 +467,7 @@ class NbdSession(ABC):
     def _record(self, finished: Finished) -> None:
         """Count requests whose answers are complete now."""
         if finished:
+            self._heads_left = max(self._heads_left - len(finished) // _HEAD_INTS, 0)
             self._stream.record(finished, self._context.clock.monotonic_ns())
 
     def _watch_or_end(self) -> None:

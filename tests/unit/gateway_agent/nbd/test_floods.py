@@ -3,6 +3,7 @@
 import pytest
 
 from gateway_agent.errors import NbdProtocolError
+from gateway_agent.nbd import exports
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.accounting import StreamAccount
 from gateway_agent.nbd.buffers import BATCH_BYTES, FINISHED_INTS
@@ -11,6 +12,7 @@ from gateway_agent.nbd.handshake import MOST_AT_ONCE, ServerHandshake
 from gateway_agent.nbd.loop import IN
 from gateway_agent.nbd.negotiation import Negotiation
 from gateway_agent.nbd.session import MOST_HEADS
+from pmdaemon.wire.rates import Rates
 from tests.support.nbd import FakeSocket, Rig, plane_config, replies
 from tests.support.nbd_proxy import Pair
 from tests.unit.gateway_agent.nbd.test_file_session import Client, read
@@ -58,28 +60,34 @@ def test_tiny_reads_are_done_some_hundreds_at_a_time(tmp_path, recorded):
     client.storage.release()
 
 
+@pytest.mark.parametrize("step", [1, 2, 20], ids=["no reads", "reads between them", "many reads"])
+@pytest.mark.parametrize("caps", ["no caps", "caps"])
 @pytest.mark.parametrize("kind", ["file", "upstream"])
-def test_requests_that_are_refused_are_answered_some_hundreds_at_a_time(tmp_path, recorded, kind):
+def test_requests_that_are_refused_are_answered_some_hundreds_at_a_time(tmp_path, recorded, kind, caps, step):
     (tmp_path / "disk.img").write_bytes(bytes(1 << 20))
     client = Client(tmp_path / "disk.img", "loop")
     rig, sock, session = client.rig, client.sock, client.session
     if kind == "upstream":
         pair = Pair(Rig())
         rig, sock, session = pair.rig, pair.near, pair.session
+    if caps == "caps":
+        rig.volume.set_caps(Rates(ops_per_s=1e6, burst_s=0.05), rig.clock.monotonic_ns())
     count = BATCH_BYTES // 28
-    sock.incoming.append(b"".join(p.request(99, n, 0, 0) for n in range(count)))
+    said = [read(n, 0, 8) if n % step else p.request(99, n, 0, 0) for n in range(count)]
+    sock.incoming.append(b"".join(said))
     rig.loop.handlers[sock.fileno()](IN)
-    assert len(recorded) == MOST_HEADS
-    turns = 0
+    turns, before = 1, 0
     while session.requests.queue:
+        assert 0 < len(recorded) - before <= 2 * MOST_HEADS
+        assert sum(recorded[before:]) <= 2 * MOST_PLAIN
         before = len(recorded)
         assert rig.loop.turn()
-        assert len(recorded) - before <= MOST_HEADS
         turns += 1
-    assert turns >= count // MOST_HEADS - 1
-    assert [(cookie, error) for cookie, error, _ in replies(bytes(sock.sent))] == [
-        (n, p.EINVAL) for n in range(count)
-    ]
+    assert turns >= count // step // MOST_HEADS
+    found = replies(bytes(sock.sent), {n: 8 for n in range(count) if n % step})
+    refused = [(n, p.EINVAL) for n in range(0, count, step)]
+    assert [(cookie, error) for cookie, error, _ in found if error] == refused
+    assert len(found) == (count if kind == "file" else len(refused)), "the upstream has answered none"
     session.close("test is over")
     assert (session, "heads") not in rig.loop.timers
     client.session.close("test is over")
@@ -155,6 +163,19 @@ def test_long_lists_are_asked_for_once(talk):
     machine.feed(FLAGS + p.option(p.Opt.LIST))
     with pytest.raises(NbdProtocolError, match="options at once"):
         machine.feed(p.option(p.Opt.LIST) * 200)
+
+
+def test_what_a_client_may_see_is_looked_for_once_until_the_exports_are_others(talk, monkeypatch):
+    each, looks = talk(20), []
+    monkeypatch.setattr(exports, "why_refused", lambda export, _client: looks.append(export.volume) or "")
+    each.say(FLAGS + INFO * 200 + p.option(p.Opt.LIST))
+    assert len(looks) == 20
+    entry = {"volume": "v7", "backend": "b", "file": each.exports.volumes["v7"].export.file}
+    each.exports.apply(plane_config(entry))
+    each.say(p.option(p.Opt.LIST) + INFO)
+    assert b"v7" in each.sock.sent
+    assert b"v3" not in each.sock.sent
+    assert len(looks) == 21
 
 
 def test_bytes_that_complete_no_question_cost_no_look_at_the_exports(talk, monkeypatch):

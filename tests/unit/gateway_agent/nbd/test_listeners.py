@@ -342,6 +342,9 @@ def test_a_client_without_a_certificate_is_ended_where_one_is_required_now(monke
     )
     guard.end_refused([secure])
     assert secure.reasons == []
+    guard.apply(ListenerSecurity(plain_networks=PLAIN))
+    guard.end_refused([secure])
+    assert secure.reasons == [], "it may come without TLS now, so it needs no certificate"
     guard.apply(ListenerSecurity(tls="require", **FILES))
     guard.end_refused([secure])
     assert secure.reasons == ["it would not be let in now: it shows no certificate"]
