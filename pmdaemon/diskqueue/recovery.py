@@ -1,6 +1,7 @@
 """Recovery: from the bytes of both files to the live records. Pure; writes nothing.
 
-1. Read the index header: the newest intact copy. None: the index does not count as whole.
+1. Read the index header: the newest intact copy. None: the index does not count as whole, and no entry is
+   believed, now or later: all are written again.
 2. Read every slot. One damaged slot, another salt or size, or a file too short: not whole.
 3. Walk both lists, break loops, count entries that are filed wrongly. (The lists are only counted: both are
    made again from the entries, so no damage to a link can lose or double a record.)
