@@ -1,6 +1,7 @@
 """Recovery: from the bytes of both files to the live records. Pure; writes nothing.
 
-1. Read the index header: the newest intact copy. None: the index does not count as whole.
+1. Read the index header: the newest intact copy. None: the index does not count as whole, and no entry is
+   believed, now or later: all are written again.
 2. Read every slot. One damaged slot, another salt or size, or a file too short: not whole.
 3. Walk both lists, break loops, count entries that are filed wrongly. (The lists are only counted: both are
    made again from the entries, so no damage to a link can lose or double a record.)
@@ -176,19 +177,13 @@ def _read_index(
     header = read_index_header(view)
     if header is None:
         report.index_problem = "no intact header" if len(view) else "missing"
-        return None, np.zeros(0, SLOT_FIELDS)
+        return None, _disbelieved(_used(view))
     if header.salt != file.salt or header.ring_bytes != file.ring_bytes:
         report.index_problem = "belongs to another data file"
-        foreign = np.zeros(max(0, len(view) - INDEX_START) // ENTRY_BYTES, SLOT_FIELDS)
-        foreign["status"] = DAMAGED
-        return None, foreign  # none is believed, all are written again
-    entries = view[INDEX_START : INDEX_START + header.capacity * ENTRY_BYTES]
-    whole = len(entries) // ENTRY_BYTES
-    touched = (
-        np.frombuffer(entries[: whole * ENTRY_BYTES], dtype="<u8").reshape(-1, ENTRY_BYTES // 8).any(axis=1)
-    )
-    used = int(np.flatnonzero(touched)[-1]) + 1 if touched.any() else 0
-    slots = read_slots(view, used, file.seed)
+        return None, _disbelieved(max(0, len(view) - INDEX_START) // ENTRY_BYTES)
+    entries = view[: INDEX_START + header.capacity * ENTRY_BYTES]
+    whole = max(0, len(entries) - INDEX_START) // ENTRY_BYTES
+    slots = read_slots(view, _used(entries), file.seed)
     damaged = int(np.count_nonzero(slots["status"] == DAMAGED))
     if whole < header.capacity:
         report.index_problem = f"{header.capacity - whole} entries are cut off"
@@ -199,6 +194,21 @@ def _read_index(
     report.locks_released = int(np.count_nonzero((slots["status"] == IN_USE) & (slots["owner_pid"] != 0)))
     report.list_faults = count_list_faults(header, slots)
     return header, slots
+
+
+def _used(view: memoryview) -> int:
+    """How many entries there are up to the last one that is not all zero."""
+    whole = max(0, len(view) - INDEX_START) // ENTRY_BYTES
+    entries = view[INDEX_START : INDEX_START + whole * ENTRY_BYTES]
+    touched = np.frombuffer(entries, dtype="<u8").reshape(-1, ENTRY_BYTES // 8).any(axis=1)
+    return int(np.flatnonzero(touched)[-1]) + 1 if touched.any() else 0
+
+
+def _disbelieved(count: int) -> Rows:
+    """Entries that are all written again: one that stayed would bring a record back that is deleted later."""
+    slots = np.zeros(count, SLOT_FIELDS)
+    slots["status"] = DAMAGED
+    return slots
 
 
 def count_list_faults(header: IndexHeader, slots: Rows) -> int:

@@ -72,6 +72,7 @@ from pmdaemon.runtime.files import sync_directory
 
 IOV_MAX: Final = 1024  # buffers a pwritev, Linux
 ZERO_CHUNK_BYTES: Final = 1 << 20
+CHECK_BYTES: Final = 8 << 20  # read at a time while it is opened: a tenth of a second of a slow disk
 JOIN_BYTES: Final = 256 << 10  # below it one copy is cheaper than passing many small buffers
 PART_START: Final = 4096
 PART_MAGIC: Final = b"SLADQP01"
@@ -252,12 +253,15 @@ class FileStorage:
     def _check_readable(self) -> None:
         """Have the kernel read all of it once: as an error, what would be a SIGBUS while we read it.
 
-        Recovery reads it anyway. A kernel that does not know how (before 5.14) leaves it at that.
+        Recovery reads it anyway. By pieces: a call keeps all that it reads mapped, and all other threads
+        waiting (a process that does not beat for a minute is ended). A kernel before 5.14 does not know how.
         """
         if self._map is None:
             return
         try:
-            self._map.madvise(_MADV_POPULATE_READ)
+            for first in range(0, len(self._map), CHECK_BYTES):
+                self._map.madvise(_MADV_POPULATE_READ, first, CHECK_BYTES)
+                self._map.madvise(mmap.MADV_DONTNEED, first, CHECK_BYTES)
         except OSError as exc:
             if exc.errno in (errno.EFAULT, _EHWPOISON):
                 raise QueueUnreadable(
@@ -266,7 +270,6 @@ class FileStorage:
                     "Copy what can be read of it to a sound disk (ddrescue), or move it away: an empty queue "
                     "is made then",
                 ) from exc
-        self.release()
 
     def _unmap(self) -> None:
         self._view = memoryview(b"")

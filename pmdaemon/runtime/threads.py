@@ -129,15 +129,20 @@ class ThreadGroup:
 class ThreadInbox(Generic[Item]):
     """Items between two threads that sleep on descriptors: put here, drained there.
 
-    Appending to and popping from a ``deque`` are atomic, so no lock is needed; the eventfd is written *after*
-    the item is in the deque and read *before* the deque is emptied, so an item is never left behind a
-    sleeping owner: either the drain sees it, or the descriptor is readable again.
+    Appending to and popping from a ``deque`` are atomic, so items need no lock; the eventfd is written
+    *after* the item is in the deque and read *before* the deque is emptied, so an item is never left behind
+    a sleeping owner: either the drain sees it, or the descriptor is readable again.
+
+    A thread that outlived its stop may ``put`` after ``close``: the number of the descriptor may be another
+    file's by then, so it must not be touched. Lock ``_lock`` guards ``_fd``: its use and the closing exclude
+    each other. It may be taken twice: a finalizer that runs within ``put`` may log, and logs are put, too.
 
     Thread: ``put`` from any thread; ``drain`` by the owner only.
     """
 
     def __init__(self) -> None:
         self._items: deque[Item] = deque()
+        self._lock = threading.RLock()
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def fileno(self) -> int:
@@ -145,23 +150,30 @@ class ThreadInbox(Generic[Item]):
         return self._fd
 
     def put(self, item: Item) -> None:
-        """Leave an item and wake the owner."""
+        """Leave an item and wake the owner; after ``close`` nothing is left that could be woken."""
         self._items.append(item)
-        with contextlib.suppress(BlockingIOError, OSError):  # counter full, or already closed: awake anyway
-            os.eventfd_write(self._fd, 1)
+        with self._lock:
+            if self._fd >= 0:
+                with contextlib.suppress(BlockingIOError):  # counter full: awake anyway
+                    os.eventfd_write(self._fd, 1)
 
     def drain(self) -> list[Item]:
         """Everything put so far, oldest first."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._fd)
+        with self._lock:
+            if self._fd >= 0:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._fd)
         items = []
         while self._items:
             items.append(self._items.popleft())
         return items
 
     def close(self) -> None:
-        """Give the descriptor back; call when both threads are joined."""
-        os.close(self._fd)
+        """Give the descriptor back; nothing may wait for it any more."""
+        with self._lock:
+            fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 def watch(

@@ -243,8 +243,7 @@ class DeliveryState:
         self._relieved: set[str] = set()
         self._is_lost = True
         if (found := self._read()) is not None:
-            self._generation = found.generation
-            self._kept, self._is_lost = found.lanes, False
+            self._kept = found.lanes
             trouble.restore(found.trouble)
             for name in self._queues:
                 if found.queues.get(name) != self._queues[name]:
@@ -373,6 +372,9 @@ class DeliveryState:
             OSError: one cannot be opened; what it says may be right.
         """
         found, sent = self._read_synced(), self._read_sent()
+        # Of both: what a former release left beside its own file must never seem newer than what we write.
+        self._generation = max(each.generation if each is not None else 0 for each in (found, sent))
+        self._is_lost = found is None  # the other file need not know the newest lanes
         if found is None:
             return sent
         # A former release counts no generations, and knows nothing of the file beside its own.

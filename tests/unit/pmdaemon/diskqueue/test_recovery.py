@@ -219,3 +219,21 @@ def test_the_spare_fields_of_the_header_may_hold_what_an_earlier_release_counted
     again = open_queue(disk)
     assert again.report.clean
     assert contents(again) == {seq: b"kept"}
+
+
+def test_a_record_deleted_after_the_index_header_was_lost_stays_deleted() -> None:
+    """Entries of before, which nothing refers to any more, must not vouch for their records."""
+    disk = FaultDisk()
+    queue = open_queue(disk)
+    seqs = queue.put_many([b"a"] * 8)
+    queue.discard(seqs[:6])
+    queue.put(b"b")  # says that the first six were deleted
+    queue.close()
+    files = {name: bytearray(file.cached) for name, file in disk.files.items()}
+    files["index"][:INDEX_START] = bytes(INDEX_START)
+    disk = FaultDisk(files)
+    queue = open_queue(disk)
+    assert sorted(contents(queue)) == [7, 8, 9]
+    queue.discard([8])
+    queue.close()
+    assert sorted(contents(open_queue(disk.after_kill()))) == [7, 9]

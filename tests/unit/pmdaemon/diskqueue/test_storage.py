@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from pmdaemon.diskqueue import DiskQueue, QueueSettings
 from pmdaemon.diskqueue.errors import QueueBusy, QueueNoSpace, QueueUnreadable
-from pmdaemon.diskqueue.storage import IOV_MAX, FileStorage, SpannedStorage
+from pmdaemon.diskqueue.storage import CHECK_BYTES, IOV_MAX, FileStorage, SpannedStorage
 from tests.support.faulty_disk import Crashed, FaultDisk
 
 
@@ -207,3 +207,19 @@ def test_what_the_disk_cannot_read_is_an_error_and_not_the_end_of_the_process(
             FileStorage(path)
     assert str(path) in str(caught.value)
     FileStorage(path).close()  # its lock was let go of
+
+
+def peak_bytes() -> int:
+    """Of what this process has had in memory, pages of files included."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM"))
+
+
+def test_what_is_read_to_check_it_is_let_go_of_piece_by_piece(tmp_path: Path) -> None:
+    path = tmp_path / "q"
+    with path.open("wb") as file:
+        file.truncate(16 * CHECK_BYTES)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins again
+    before = peak_bytes()
+    FileStorage(path).close()
+    assert peak_bytes() - before < 4 * CHECK_BYTES

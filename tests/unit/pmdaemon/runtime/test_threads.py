@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 
 import pytest
 
 from pmdaemon.runtime import threads, watchdog
-from pmdaemon.runtime.threads import ThreadDidNotStop, ThreadGroup
+from pmdaemon.runtime.threads import ThreadDidNotStop, ThreadGroup, ThreadInbox
 from tests.support.paths import ROOT
 
 
@@ -103,6 +105,29 @@ def test_a_thread_that_did_not_stop_is_waited_for_by_the_next_join() -> None:
     release.set()
     group.join(60)
     assert seen == [True]
+
+
+def test_what_is_put_into_a_closed_inbox_wakes_nothing_else() -> None:
+    """A thread that outlived its stop puts, when the number of the descriptor is another file's."""
+    inbox: ThreadInbox[int] = ThreadInbox()
+    inbox.put(1)
+    number = inbox.fileno()
+    inbox.close()
+    made = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    other = made if made == number else os.dup2(made, number, inheritable=False)
+    try:
+        inbox.put(2)
+        with pytest.raises(BlockingIOError):
+            os.eventfd_read(other)
+        os.eventfd_write(other, 3)
+        assert inbox.drain() == [1, 2]
+        assert os.eventfd_read(other) == 3
+        inbox.close()
+        os.fstat(other)
+    finally:
+        for fd in {made, other}:
+            with contextlib.suppress(OSError):
+                os.close(fd)
 
 
 def test_threads_are_started_here_but_for_those_that_wait_in_one_call() -> None:

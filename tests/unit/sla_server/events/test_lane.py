@@ -116,6 +116,46 @@ def test_of_the_two_files_the_newer_one_holds(tmp_path: Path) -> None:
     assert sender.got() == ["e1", "e2", "e3"]
 
 
+def as_a_former_release(path: Path) -> None:
+    """It writes the same file, but counts no generations."""
+    content = json.loads(path.read_bytes())
+    del content["generation"]
+    path.write_text(json.dumps(content))
+
+
+def test_a_file_left_from_before_a_former_release_ran_is_never_the_newer_one(tmp_path: Path) -> None:
+    sender = InlineSender("r")
+    rig = Rig(tmp_path, ToAll("r"), [sender])
+    for number in range(1, 5):
+        rig.add(event(number))
+        rig.run()
+    left = (tmp_path / "state-sent.json").read_bytes()
+    rig.add(event(5))
+    rig.run()
+    rig.engine.close()
+    (tmp_path / "state-sent.json").write_bytes(left)
+    as_a_former_release(tmp_path / "state.json")
+    assert json.loads(left)["lanes"]["r"]["number"] < 5
+    for _ in range(2):
+        rig.restart()
+        assert rig.engine.lanes["r"].number == 5
+        rig.run()  # no batch is handed over: the other file stays as it is
+
+
+def test_a_lane_that_only_the_lost_file_knew_begins_with_what_the_queues_hold(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, ToAll("r", "s"), [InlineSender("r")])
+    rig.add(event(1))
+    rig.run()
+    late = InlineSender("s", retry("away"))
+    rig.senders["r"].answer = retry("away")
+    rig.add(event(2))
+    rig.run()
+    (tmp_path / "state.json").write_bytes(b"")  # the file beside it knows of no s
+    rig.senders["s"] = late
+    rig.restart()
+    assert rig.engine.lanes["s"].cursors["main"] < 2
+
+
 def failing(tmp_path: Path) -> tuple[Rig, InlineSender]:
     sender = InlineSender("r", retry("away"))
     rig = Rig(tmp_path, ToAll("r"), [sender])
