@@ -134,7 +134,7 @@ def harms(intervals: DataFrame, uses: DataFrame) -> DataFrame:
     """Who hurt which promise, of ``transforms.intervals_to_attribute`` and ``uses_of_backends``; HARMS."""
     from pyspark.sql import functions as F
 
-    # One row a volume: a row a use, with the columns of intervals empty, takes Spark four times as long to hand over.
+    # One row a volume: Spark takes four times as long for a row a use with the columns of intervals empty.
     of_volumes = uses.groupBy("backend", "volume").agg(
         F.collect_list("at_us").alias("used_at_us"), F.collect_list("used").alias("used")
     )
