@@ -377,7 +377,7 @@ class PairCore:
             position = queue_id, seq
             if item.origin in own or (item.recipient and self._ledger.is_done(item.recipient, position)):
                 continue
-            event = replace(item.event, recorded_us=now_us)
+            event = replace(item.event, recorded_us=now_us + len(items) + len(later))
             taken = replace(item, event=event, seq=0, later_seq=0, origin=queue_id, origin_seq=seq)
             (later if item.purpose else items).append(taken)
         self._ledger.take([*items, *later])

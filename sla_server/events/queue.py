@@ -172,13 +172,13 @@ class EventQueue:
         make_directory(directory, 0o700)
         self.name = name
         data, index = storage or (None, None)
-        settings = QueueSettings(
-            data_path=directory / name, data_bytes=data_bytes, entries=max(1024, data_bytes // ENTRY_BYTES)
-        )
+        entries = max(1024, data_bytes // ENTRY_BYTES)
+        settings = QueueSettings(data_path=directory / name, data_bytes=data_bytes, entries=entries)
         self._queue = DiskQueue(settings, data=data, index=index, clock=clock, helper=storage is None)
         self.damaged = sum(max(1, extent.records) for extent in self._queue.report.extents)
         self._chunks: OrderedDict[int, tuple[int, list[QueuedEvent]]] = OrderedDict()
         self._shown: int | None = None
+        self._next_us = 0  # the clock may be set back
 
     @property
     def queue_id(self) -> str:
@@ -201,7 +201,7 @@ class EventQueue:
         return self._queue.fullness_ratio
 
     def append(self, items: Sequence[QueuedEvent], recorded_us: int | None = None) -> range:
-        """Add records under one sync, with ``recorded_us`` in place of the events' own.
+        """Add records under one sync, with ``recorded_us``, each later than any before, in place of their own.
 
         Returns:
             Their numbers.
@@ -209,7 +209,11 @@ class EventQueue:
         Raises:
             QueueFull: none was added. QueuePoisoned: the disk fails.
         """
-        return self._queue.put_many([item.encode(recorded_us) for item in items])
+        if recorded_us is None:
+            return self._queue.put_many([item.encode() for item in items])
+        first_us = max(recorded_us, self._next_us)
+        self._next_us = first_us + len(items)
+        return self._queue.put_many([item.encode(first_us + place) for place, item in enumerate(items)])
 
     def show(self) -> None:
         """From the first call on ``read`` gives only what was durable at the newest call."""
@@ -581,10 +585,7 @@ def _identity(item: QueuedEvent) -> tuple[str, str, str, int]:
 
 
 def _accepted(item: QueuedEvent) -> tuple[int, int, int]:
-    """Place in the order in which events were accepted; what is held back again has a new number.
-
-    What was accepted together has one time, and came in the order in which it was noticed.
-    """
+    """Place in the order of acceptance; of a former release, what was accepted together has one time."""
     return item.event.recorded_us, item.event.at_us, item.seq
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,19 @@ def test_what_was_accepted_together_and_is_held_back_again_keeps_its_order(tmp_p
         rig.later.add([QueuedEvent(each, recipient="r", due_us=1, purpose="held")])
     rig.run()
     assert sender.got() == [BEGIN, END]
+
+
+def test_what_was_accepted_together_keeps_its_order_where_the_clock_was_set_back(tmp_path: Path) -> None:
+    sender = InlineSender("r")
+    rig = Rig(tmp_path, ToAll("r"), [sender])
+    late = replace(begin(), at_us=end().at_us + 1)
+    rig.main.append([QueuedEvent(late), QueuedEvent(end())], late.at_us)
+    rig.main.show()
+    accepted, _last = rig.main.read(0)
+    assert len(accepted) == 2
+    for item in reversed(accepted):
+        rig.later.add([QueuedEvent(item.event, recipient="r", due_us=1, purpose="held")])
+    assert [item.event.event_id for item in rig.later.due(2, most=9)] == [BEGIN, END]
 
 
 def test_an_end_is_not_due_before_its_beginning_that_a_longer_silence_holds_back_again(
