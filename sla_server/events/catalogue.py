@@ -107,7 +107,7 @@ CONTROL: Final = {
     "unattributed": EventKind(
         "warning",
         "A promise is at risk and no neighbour explains it.",
-        "`sla why AGREEMENT`; release the cap set by hand that the text names, else look at the storage itself.",
+        "`sla why AGREEMENT`; release the cap by hand that the text names, else look at the storage.",
         varies=_BROKEN,
     ),
     "infeasible": EventKind(
@@ -149,7 +149,7 @@ GATEWAYS: Final = {
     "enrolment-refused": EventKind(
         "warning",
         "An agent asked for a certificate in vain.",
-        "The text says why. A token that is unknown, expired or used: `sla ca list`, then `sla ca token NAME`.",
+        "The text says why. A token unknown, expired or used: `sla ca list`, then `sla ca token NAME`.",
     ),
     "clock-skew": EventKind("warning", "An agent's clock is wrong.", "Mend NTP on that host."),
     "cuts-lost": EventKind("critical", "Measurements are gone for good.", "Was a database restored?"),
