@@ -260,15 +260,36 @@ def _answer(client: Client, request: GetRequest, *, wants_documents: bool) -> tu
         chosen = {row["name"] for row in client.get("/slas", labels=request.labels)["items"]}
         rows = [row for row in rows if _agreement_of(kind, row) in chosen]
     if names and not listed.needs_name and kind not in NARROWED:
-        if "match" in query and not rows:  # for names like it
-            rows = client.get(listed.path, limit=_MOST_LISTED)[listed.rows]
-        rows = of_names(kind, rows, names)
+        rows = _named(client, request, rows, query.get("match"))
     if kind == "loads":
         rows = [{**row, "others": answer["others"], "read_every": answer["read_every"]} for row in rows]
     if kind in ("rates", "loads"):
         rows.reverse()
     silence = "" if wants_documents else formatting.silence_of(answer.get("server") or {})
     return rows, silence
+
+
+def _named(client: Client, request: GetRequest, rows: list[Row], match: str | None) -> list[Row]:
+    """Of ``rows`` those of the names; none of a thing that exists, but fits no filter.
+
+    Raises:
+        RequestRefused: one of them does not exist.
+    """
+    kind, listed, names = request.kind, request.listed, request.names
+    try:
+        return of_names(kind, rows, names)
+    except RequestRefused:
+        if match is None:
+            raise
+    for query in {"match": match}, {}:  # the second one for names like it
+        try:
+            of_names(kind, client.get(listed.path, **query, limit=_MOST_LISTED)[listed.rows], names)
+        except RequestRefused:
+            if not query:
+                raise
+        else:
+            return []
+    return []
 
 
 def _is_of(name: str, wanted: str) -> bool:
@@ -331,7 +352,8 @@ def _split(name: str, objective: str | None) -> tuple[str, str | None]:
 def _pages(client: Client, request: GetRequest, path: str, query: dict[str, Any]) -> Iterator[Row]:
     """Answers, until there are enough rows, or they are too old."""
     if request.kind == "promises":
-        yield from _by_offset(client, path, query, request.limit)
+        # Of names: the first of all that match may be of others.
+        yield from _by_offset(client, path, query, None if request.names else request.limit)
         return
     if not request.listed.is_paged:
         yield client.get(path, **query)

@@ -51,7 +51,6 @@ class EventKind:
 
 
 _UNKNOWN: Final = EventKind("warning", "A kind that this release does not know.", "Read its text.")
-_WATCH: Final = "See the runbook, and the text for figures."
 _BROKEN: Final = "critical while the promise is broken"
 _ENDED: Final = "warning if it has ended"
 
@@ -106,7 +105,10 @@ CONTROL: Final = {
         varies="warning if an agent is too old for it",
     ),
     "unattributed": EventKind(
-        "warning", "A promise is at risk and no neighbour explains it.", _WATCH, varies=_BROKEN
+        "warning",
+        "A promise is at risk and no neighbour explains it.",
+        "`sla why AGREEMENT`; release the cap by hand that the text names, else look at the storage.",
+        varies=_BROKEN,
     ),
     "infeasible": EventKind(
         "warning", "Floors add up to more than the backend gives.", "Renegotiate a floor.", varies=_BROKEN
@@ -123,7 +125,11 @@ CONTROL: Final = {
     "storage-recovered": EventKind("info", "The backend answers again.", ends="storage-fault"),
     "mode-changed": EventKind("info", "A person changed who may be slowed down."),
     "policy-applied": EventKind("info", "A policy of the policy job is in force."),
-    "approval-requested": EventKind("info", "A change waits for a second person.", "sla approvals list"),
+    "approval-requested": EventKind(
+        "info",
+        "A change waits for a second person.",
+        "`sla approvals list`, then `sla approvals approve APPROVAL` or `sla approvals refuse APPROVAL`.",
+    ),
 }
 GATEWAYS: Final = {
     "gateway-up": EventKind("info", "A gateway is there.", ends="gateway"),
@@ -140,7 +146,11 @@ GATEWAYS: Final = {
     "gateway-enrolled": EventKind("info", "A gateway has its certificate."),
     "gateway-superseded": EventKind("warning", "A second agent took a gateway's place.", "Stop one of them."),
     "gateway-over-limit": EventKind("warning", "A gateway is above a limit.", "The text names the limit."),
-    "enrolment-refused": EventKind("warning", "An agent asked for a certificate in vain.", _WATCH),
+    "enrolment-refused": EventKind(
+        "warning",
+        "An agent asked for a certificate in vain.",
+        "The text says why. A token unknown, expired or used: `sla ca list`, then `sla ca token NAME`.",
+    ),
     "clock-skew": EventKind("warning", "An agent's clock is wrong.", "Mend NTP on that host."),
     "cuts-lost": EventKind("critical", "Measurements are gone for good.", "Was a database restored?"),
     "client-new": EventKind("info", "A client was seen for the first time."),
@@ -149,18 +159,32 @@ GATEWAYS: Final = {
         "warning", "A volume is on a different backend now.", "Check the agent's file."
     ),
     "volume-conflict": EventKind("warning", "Gateways name different backends.", "Make them agree."),
-    "volume-pending": EventKind("warning", "A volume is shown by a gateway it does not belong to.", _WATCH),
+    "volume-pending": EventKind(
+        "warning",
+        "A volume is shown by a gateway it does not belong to, and does not count for that one.",
+        "`sla volumes pending`, then `sla volumes approve VOLUME --gateway NAME`, or `revoke` in its place.",
+    ),
     "volume-shared": EventKind("info", "A volume is used through several gateways."),
     "volume-approved": EventKind("info", "A person approved a volume of a gateway."),
     "volume-revoked": EventKind("info", "A person revoked a volume of a gateway."),
     "judged-without": EventKind(
-        "warning", "Slices are judged without a gateway that does not own its volume any more.", _WATCH
+        "warning",
+        "Slices are judged without a gateway that does not own its volume any more.",
+        "Nothing if the volume has moved; else `sla volumes approve VOLUME --gateway NAME`.",
     ),
-    "streams-foreign": EventKind("warning", "A gateway sends streams that are not its own.", _WATCH),
+    "streams-foreign": EventKind(
+        "warning",
+        "A gateway sends streams that are not its own; they are left out.",
+        "Look at the agent of the gateway that is the subject, and who runs it.",
+    ),
 }
 AGENTS: Final = {
     "certificate-expires": EventKind("critical", "A certificate of an agent ends soon.", "Enrol it again."),
-    "certificate-not-renewed": EventKind("warning", "An agent's certificate was not renewed.", _WATCH),
+    "certificate-not-renewed": EventKind(
+        "warning",
+        "An agent's certificate was not renewed; the old one is good until it expires.",
+        "The text says why: the server's authority, or `tls` in the agent's `state_dir`.",
+    ),
     "lease-expired": EventKind("warning", "An agent went back to its own caps.", "Why is it cut off?"),
     "plane-died": EventKind(
         "critical", "A data plane has died.", "The agent's log.", begins="plane", by="subject"
@@ -293,7 +317,11 @@ SERVER: Final = {
     "file-missing": EventKind("critical", "A Parquet file is missing.", "Restore it from a backup."),
 }
 DELIVERY: Final = {
-    "event-reserve-filling": EventKind("warning", "A process raises more events than are taken.", _WATCH),
+    "event-reserve-filling": EventKind(
+        "warning",
+        "A process raises more events than are taken.",
+        "`sla get processes`: is delivery away? Else the disk of `DATA_DIR/events` is too slow.",
+    ),
     "events-lost": EventKind("critical", "Events were counted, but not kept.", "`details` has the counts."),
     "event-receiver-failed": EventKind(
         "critical", "The server cannot take events of others.", "Mend `[events.receive]`, and restart."
@@ -360,7 +388,7 @@ CLUSTER: Final = {
     "cluster-engine-reduced": EventKind(
         "warning",
         "The engine cannot write each message to disk before it acknowledges it.",
-        "Install nats-server 2.12 or newer; docs/operations/cluster.md.",
+        "Install nats-server 2.12 or newer; see `docs/operations/cluster.md`.",
     ),
     "cluster-store-off": EventKind(
         "critical",

@@ -50,7 +50,7 @@ SAYS = {
     "agreement": ("erp-gold", "storage-team to acme", "p95 of latency at most 5.00 ms up to 3,000 IOPS"),
     "volume": ("batch is throttled to", "on disk-0", "held to 290 weighted IOPS"),
     "backend": ("371 weighted IOPS", "largest load at which the promise was kept"),
-    "backends": ("41 %", "900 weighted IOPS"),
+    "backends": ("53 %", "700 weighted IOPS"),
     "policies": ("Version 3", "70 % of the harm", "likely cause", "Only 12 intervals, 30 needed."),
     "policy": ("not tried on stored I/O", "40 of 168"),
     "gateways": ("13.7 %", "gateway-a"),
@@ -321,7 +321,7 @@ def test_the_views_of_one_thing_lead_to_each_other(site: Site, page: Page) -> No
         until(
             driver, lambda: len(driver.execute_script(drawn)) == 5, "points, two fits, what it can take, now"
         )
-        assert driver.execute_script(drawn)[3:] == [["what it can take", 900], ["load now", 371]]
+        assert driver.execute_script(drawn)[3:] == [["what it can take", 700], ["load now", 371]]
         assert "the load is 371 weighted IOPS now" in text(driver, "#curve-title")
         driver.find_element(By.LINK_TEXT, "curve").send_keys(Keys.ENTER)
         until(driver, lambda: driver.current_url.endswith("?curve=erp-gold%2Flatency%2F0"), "its address")

@@ -774,7 +774,7 @@ class FakeSource:
                             "backend": "disk-0",
                             "sla": "erp-gold",
                             "objective": "latency",
-                            "cost_per_s": 900.0,
+                            "cost_per_s": 700.0,
                             "points": 1_204,
                             "reason": "largest load at which the promise was kept",
                         }

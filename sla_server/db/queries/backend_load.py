@@ -2,14 +2,16 @@
 
 Rollups are keyed by (slot, stream), as ``history`` says, so slots and streams are both named. A backend may
 have thousands of streams and a range thousands of slots: of a range with more than ``ROWS_MAX`` rows only one
-slot or hour in so many is read, evenly over the range (``read_every``). What is shown of those is exact.
+slot or hour in so many is read, evenly over the range (``read_every``). What is shown of those is exact. Over
+some days they are of all times of the day: every 24th hour would show nothing but midnights.
 Slots are taken together until there are at most ``POINTS_MAX`` of them: no screen shows more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import gcd
 from typing import Final
 
 import numpy as np
@@ -31,6 +33,7 @@ POINTS_MIN: Final = 24
 NAMED: Final = 6
 """Volumes with a load of their own in the answer; all others together are the rest."""
 STREAMS_A_STATEMENT: Final = 10_000
+HOURS_A_DAY: Final = 24
 Numbers = npt.NDArray[np.int64]
 
 
@@ -84,29 +87,34 @@ def read_load(
     if not streams or last_us < first_us:
         return BackendLoad([], [])
     times = range(first_us, last_us + 1, step_us)
-    most = max(ROWS_MAX, POINTS_MIN * len(streams))
-    every = -(-len(times) * len(streams) // most)
+    every = 1 if is_fine else one_hour_in(len(times), len(streams))
     times = times[::every]
     ids = sorted(streams)
-    found = np.array(
-        [row for some in chunks(ids, STREAMS_A_STATEMENT) for row in _rows(connection, table, times, some)],
-        dtype=np.int64,
-    ).reshape(-1, 5)
+    found = np.concatenate(
+        [rows for some in chunks(ids, STREAMS_A_STATEMENT) for rows in _rows(connection, table, times, some)]
+    )
     return _summed(found, _Times(times, every, now_us), [streams[each] for each in ids], np.array(ids))
 
 
-def _rows(connection: Connection, table: Table, times: range, ids: Sequence[int]) -> list[Sequence[int]]:
-    """(time, stream, cost in thousandths, I/Os, bytes) of each."""
+def one_hour_in(hours: int, streams: int) -> int:
+    """How many hours there are to one that is read."""
+    every = -(-hours * streams // max(ROWS_MAX, POINTS_MIN * streams))
+    while hours > 2 * HOURS_A_DAY and gcd(every, HOURS_A_DAY) > 1:
+        every += 1
+    return every
+
+
+def _rows(connection: Connection, table: Table, times: range, ids: Sequence[int]) -> Iterator[Numbers]:
+    """(time, stream, cost in thousandths, I/Os, bytes) of each; arrays, as there may be over a million."""
     time, stream = table.primary_key.columns
     counts = table.c.reads + table.c.writes, table.c.read_bytes + table.c.write_bytes
-    found: list[Sequence[int]] = []
     for some in by_partition(times, SPANS[table.name]):
         # The bounds say nothing new; they show PostgreSQL which partitions to leave out.
         bounds = time >= some[0], time <= some[-1]
         statement = select(time, stream, table.c.cost_milli, *counts).where(*bounds)
         wanted = one_of(connection, time, some), one_of(connection, stream, ids)
-        found += [tuple(row) for row in connection.execute(statement.where(*wanted))]
-    return found
+        rows = [tuple(row) for row in connection.execute(statement.where(*wanted))]
+        yield np.array(rows, dtype=np.int64).reshape(-1, 5)
 
 
 @dataclass(frozen=True, slots=True)

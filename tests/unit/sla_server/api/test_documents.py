@@ -290,7 +290,7 @@ def test_admission_asks_nothing_of_services(
     assert web.post("/api/v1/admission", data=wanted).status_code == 401
     answer = web.post("/api/v1/admission", data=wanted, headers=bearer).json
     assert (answer["answer"], answer["policy_version"]) == ("yes", 3)
-    assert answer["backends"][0]["capacity"] == 900.0
+    assert answer["backends"][0]["capacity"] == 700.0
     refused = web.post("/api/v1/admission", data=wanted.replace("gold", "tin"), headers=bearer)
     assert (refused.status_code, refused.json["errors"][0]["field"]) == (422, "spec.priority")
     assert web.post("/api/v1/admission", data="", headers=bearer).status_code == 400

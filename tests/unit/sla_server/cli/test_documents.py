@@ -204,9 +204,9 @@ def test_admit_answers_with_figures(sla: Terminal, file: Path) -> None:
     assert done.output.splitlines() == [
         "yes",
         "disk-0: yes",
-        "  capacity 900 cost/s (policy 3, erp-gold/latency)",
+        "  capacity 700 cost/s (policy 3, erp-gold/latency)",
         "  promised 50, these would add 500",
-        "  350 left",
+        "  150 left",
     ]
     file.write_text(simple("new", volumes="batch", value_ms=20).replace("500,", "5000,"))
     done = sla("admit", "-f", str(file))

@@ -533,6 +533,20 @@ def test_promises_say_for_whom_and_since_when_the_worst_first(sla: Terminal) -> 
     assert "trouble, name" in sla("get", "promises", "--sort", "worst").output
 
 
+def test_a_promise_that_fits_no_filter_is_not_shown_and_a_limit_does_not_hide_it(sla: Terminal) -> None:
+    row = api.snapshot()["slas"][0]
+    states = {"iops": "violating", "latency": "ok"}
+    rows = [{**row, "objective": objective, "state": state} for objective, state in states.items()]
+    sla.context.live.put(api.snapshot(slas=rows))
+    assert "erp-gold/latency" in sla("get", "promises", "erp-gold/latency", "--limit", "1").output
+    for asked in (("erp-gold", "--state", "idle"), ("erp-gold/latency", "--state", "violating")):
+        assert sla("get", "promises", *asked).output.startswith("No promise fits the filters")
+    said = sla("get", "slas", "erp-gold", "--labels", "no=such").output
+    assert said == "No agreement in force has the labels no=such.\n"
+    said = sla("get", "promises", "erp-golt", "--state", "idle").output
+    assert said.splitlines()[1].strip() == "Near it: erp-gold"
+
+
 def test_many_promises_come_page_by_page_or_as_many_as_are_wanted(
     sla: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 import dashboard
 import sla_server
 from sla_server.cli.main import cli
+from sla_server.events import catalogue
 
 PLACES = {
     "page": (Path(dashboard.__file__).parent, ("**/*.js", "**/*.html")),
@@ -56,3 +57,13 @@ def test_commands_that_people_are_told_to_type_exist(place: str) -> None:
     assert len(found) > 10, "commands are found"
     wrong = [f"{where}: sla {line}:{problem}" for where, line in found if (problem := problem_of(line))]
     assert wrong == []
+
+
+def test_the_runbook_says_what_to_do_and_sets_off_what_is_typed() -> None:
+    """Its entries are the runbook: one that sends its reader there leads in a circle."""
+    kinds = [each for group in catalogue.GROUPS.values() for each in group.items()]
+    said = [(name, text) for name, kind in kinds for text in (kind.meaning, kind.action)]
+    assert [name for name, text in said if "runbook" in text.lower()] == []
+    assert [name for name, text in said if text.count("`") % 2] == []
+    plain = [(name, re.sub(r"`[^`]*`", "", text)) for name, text in said]
+    assert [name for name, text in plain if re.search(r"\bsla(-server)? [a-z]|\w/\w+\.md|--\w", text)] == []

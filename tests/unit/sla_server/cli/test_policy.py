@@ -18,7 +18,7 @@ REPORT = {
             "backend": "disk-0",
             "sla": "erp-gold",
             "objective": "latency",
-            "cost_per_s": 700.0,
+            "cost_per_s": 600.0,
             "reason": "largest load at which the promise was kept",
         }
     ],
@@ -29,7 +29,7 @@ REPORT = {
 def test_show_has_report_and_caps(sla: Terminal) -> None:
     lines = sla("policy", "show", "3").output.splitlines()
     assert lines[0].startswith("policy version 3: in-force")
-    assert "capacity of disk-0 for erp-gold/latency: 900 cost/s" in lines
+    assert "capacity of disk-0 for erp-gold/latency: 700 cost/s" in lines
     [row] = [line.split() for line in lines if line.startswith("batch ") and " Mon " in line]
     assert row == ["batch", "300", "cost/s", "Mon", "00", "UTC", "450", "1"]
     assert sla("policy", "show").output.splitlines() == lines, "the newest"
@@ -74,10 +74,10 @@ def test_diff_names_volumes_and_capacities(sla: Terminal, monkeypatch: pytest.Mo
     rows = [{**newest, "version": 4, "report": REPORT}, newest]
     monkeypatch.setattr(sla.source, "policies", lambda *_: rows)
     lines = sla("policy", "diff", "3", "4").output.splitlines()
-    assert lines[0] == "capacity of disk-0 for erp-gold/latency: 900 -> 700 cost/s"
+    assert lines[0] == "capacity of disk-0 for erp-gold/latency: 700 -> 600 cost/s"
     assert lines[-1].split() == ["batch", "2", "1", "0", "1", "0", "400", "300"]
     found = json.loads(sla("policy", "diff", "3", "4", "-o", "json").output)
-    assert found["capacity"][0]["after"] == 700.0
+    assert found["capacity"][0]["after"] == 600.0
     assert sla("policy", "diff", "3", "3").output == "versions 3 and 3 cap the same\n"
 
 
@@ -114,6 +114,7 @@ def test_the_version_in_force_is_asked_for_by_its_state(
         {**newest, "version": 2, "state": "superseded"},
     ]
     monkeypatch.setattr(sla.source, "policies", lambda *_: rows)
+    sla.source.asked.clear()
     assert sla("policy", "explain", "batch").output.startswith("policy version ")
     wanted = [asked[1] for asked in sla.source.asked if isinstance(asked[1], Wanted)]
     assert [(each.limit, each.values["state"]) for each in wanted] == [

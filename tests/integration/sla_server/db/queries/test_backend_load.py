@@ -120,6 +120,19 @@ def test_a_long_range_of_many_streams_reads_some_of_its_slots(
     assert len(read) == 1, "one statement of one partition"
 
 
+@pytest.mark.parametrize("streams", [180, 1_000, 4_000, 64_000])
+@pytest.mark.parametrize("days", [7, 30])
+def test_hours_that_are_read_of_many_are_not_always_the_same_of_the_day(streams: int, days: int) -> None:
+    """A backup at three at night would be the load of every day, or of none."""
+    hours = days * 24
+    every = backend_load.one_hour_in(hours, streams)
+    read = range(0, hours, every)
+    most = max(backend_load.ROWS_MAX, backend_load.POINTS_MIN * streams)
+    assert (len(read) - 1) * streams <= most, "the bound on rows holds"
+    of_the_day = {hour % 24 for hour in read}
+    assert len(of_the_day) == min(24, len(read)), "each hour of the day is read before one is read again"
+
+
 def test_many_slots_become_few_points_and_many_volumes_a_rest(
     shared: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
