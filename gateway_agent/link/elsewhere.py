@@ -109,7 +109,11 @@ class Attempt:
 
     def _dial(self) -> None:
         family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
-        dialled = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            dialled = socket.socket(family, socket.SOCK_STREAM)
+        except OSError:  # out of descriptors: the session that there is stays
+            self.close()
+            return
         dialled.setblocking(False)
         self.transport = dialled
         if dialled.connect_ex(self._address) not in (0, errno.EINPROGRESS):

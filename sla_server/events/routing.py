@@ -94,6 +94,7 @@ class RoutingTable:
                 *(each.spec_json() for each in self.recipients.values()),
                 *(each.spec_json() for each in self.routes),
                 *({**each.document.spec_json(), "applied_us": each.applied_us} for each in self.silences),
+                *({"kind": "Recipient", "metadata": {"name": name}} for name in sorted(self.unreadable)),
             ],
             "of_agreements": {name: list(names) for name, names in self.of_agreements.items()},
         }
@@ -148,13 +149,18 @@ def _identity(row: Any) -> tuple[str, str]:
 
 
 def stored_table(documents: Iterable[Row], agreements: Iterable[Row]) -> RoutingTable:
-    """From rows of SQL in force; documents of another release are left out, as delivery does."""
-    held = []
+    """From rows of SQL in force; documents of another release are left out, as delivery does.
+
+    What waits for such a recipient waits on (``unreadable``): servers are upgraded one after the other.
+    """
+    held, unreadable = [], set()
     for row in documents:
         if row["kind"] in NOTIFICATION_KINDS:
             try:
                 document = NOTIFICATION_KINDS[row["kind"]].from_json(row["spec"])
             except ValidationError:
+                if row["kind"] == "Recipient":
+                    unreadable.add(str(row["name"]))
                 continue
             author = str(row.get("applied_by") or "")
             held.append(NotificationInForce(document, row["version"], row["applied_us"], author=author))
@@ -163,7 +169,7 @@ def stored_table(documents: Iterable[Row], agreements: Iterable[Row]) -> Routing
         for row in agreements
         if (names := (((row.get("spec") or {}).get("spec") or {}).get("parties") or {}).get("recipients"))
     }
-    return RoutingTable.of(held, named)
+    return replace(RoutingTable.of(held, named), unreadable=frozenset(unreadable))
 
 
 class DocumentRouter:

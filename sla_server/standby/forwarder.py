@@ -25,6 +25,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 import socket
 from collections.abc import Callable
 from typing import Final
@@ -34,7 +36,7 @@ import structlog
 from pmdaemon.runtime.client_user import client_uid
 from pmdaemon.runtime.config import parse_address
 from pmdaemon.runtime.logs import LimitedLog
-from pmdaemon.runtime.sockets import open_listener
+from pmdaemon.runtime.sockets import dial_error, open_listener
 from sla_server.lease_file import LeaseState
 
 log = structlog.get_logger("forwarder")
@@ -46,6 +48,9 @@ BACKLOG: Final = 1024
 AGAIN_S: Final = 0.5
 NOTICED_S: Final = 0.2  # one that is gone as it is accepted is warned of there, as of an unknown user
 SPARE_FILES: Final = 64
+SILENCE_S: Final = 60.0
+"""So long one side may be gone without a word, or read nothing of what waits for it. The acting server gives
+an agent up long before, and an agent its server."""
 
 
 class LinkForwarder:
@@ -89,6 +94,7 @@ class LinkForwarder:
         target = lease.links if lease.holder != lease.node and self._listen[1] else ""
         if target != self._target:
             self._target, self._is_reached, self._reach_again_ns = target, False, 0
+            self._end_server()  # first: who comes while connections end would be led nowhere
             await self._end_links()
         if target and not self._is_reached and self._now_ns() >= self._reach_again_ns:
             self._is_reached = await _is_reached(target)
@@ -120,7 +126,7 @@ class LinkForwarder:
         assert link is not None
         self._links.add(link)
         try:
-            if self._may_pass(writer):
+            if self._target and self._may_pass(writer):
                 await self._pass_on(reader, writer, self._target)
         except asyncio.CancelledError:  # its server acts no more, or this one does: no error of the task
             writer.transport.abort()
@@ -142,24 +148,25 @@ class LinkForwarder:
         return False
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: str) -> None:
-        host, port = parse_address(target)
         try:
-            async with asyncio.timeout(CONNECT_S):
-                far_reader, far_writer = await asyncio.open_connection(host, port, limit=PIECE_BYTES)
-        except OSError as exc:  # among them TimeoutError
+            far_reader, far_writer = await _dial(target)
+        except OSError as exc:
             self._log.warning(self._now_ns(), "acting-server-not-reached", at=target, error=str(exc))
             if target == self._target:
                 self._is_reached = False
                 self._end_server()
             return
-        far = far_writer.get_extra_info("socket")
-        far.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for each in (writer, far_writer):
+            _limit_silence(each.get_extra_info("socket"))
         ways = [
             asyncio.ensure_future(_pump(one, other))
             for one, other in ((reader, far_writer), (far_reader, writer))
         ]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            far_writer.transport.abort()  # it may be gone with its machine: what waits for it would wait on
+            raise
         finally:
             for way in ways:
                 way.cancel()
@@ -167,10 +174,35 @@ class LinkForwarder:
             far_writer.close()  # once what is written has left
 
 
+async def _dial(target: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection to the acting server.
+
+    Raises:
+        OSError: it is not reached, within the limit or at all; or what it says of itself is no address.
+    """
+    try:
+        host, port = parse_address(target)
+    except ValueError as exc:  # of another release
+        raise OSError(errno.EINVAL, str(exc)) from exc
+    async with asyncio.timeout(CONNECT_S):  # whose TimeoutError is an OSError
+        reader, writer = await asyncio.open_connection(host, port, limit=PIECE_BYTES)
+    if code := dial_error(writer.get_extra_info("socket")):
+        writer.transport.abort()
+        raise OSError(code, os.strerror(code))
+    return reader, writer
+
+
+def _limit_silence(sock: socket.socket) -> None:
+    """Have the system end a connection whose other side is gone, or has read nothing for ``SILENCE_S``."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, round(SILENCE_S / 2)))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, round(SILENCE_S / 6)))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(SILENCE_S * 1000))
+
+
 async def _is_reached(target: str) -> bool:
     try:
-        async with asyncio.timeout(CONNECT_S):
-            _, writer = await asyncio.open_connection(*parse_address(target))
+        _, writer = await _dial(target)
     except OSError:
         return False
     await asyncio.sleep(NOTICED_S)

@@ -38,11 +38,13 @@ log = structlog.get_logger("standby")
 REFRESH_S: Final = 5.0
 AGAIN_S: Final = 1.0
 SQL_LIMIT_S: Final = 600.0  # a statement of a database that is nearly away
-JOIN_S: Final = 0.2  # the process ends in any case: nothing of the thread has to be kept
 
 
 class DocumentSource(Protocol):
     """What is asked of SQL."""
+
+    def document_state(self) -> Sequence[Row]:
+        """What changes with each change of the rest."""
 
     def documents(self, kind: str | None = None, in_force: bool = False) -> Sequence[Row]:
         """Rows of documents."""
@@ -63,11 +65,16 @@ class StoredRouting:
         self._source = source
         self._file = file
         self._published: dict[str, Any] | None = None
+        self._state: Sequence[Row] = ()
         self._is_away = False
 
     def refresh(self) -> None:
-        """Once; what is as it was is not written again."""
+        """Once; what is as it was is not read again: ten thousand agreements take a second of a processor."""
         try:
+            state = self._source.document_state()
+            if state == self._state:
+                self._is_away = False
+                return
             table: RoutingTable = stored_table(
                 self._source.documents(None, True), self._source.agreements(True)
             )
@@ -78,9 +85,12 @@ class StoredRouting:
             return
         self._is_away = False
         content = table.as_json()
-        if content != self._published and self._file.publish(table):
+        if content != self._published:
+            if not self._file.publish(table):
+                return
             self._published = content
             log.info("documents-in-force", documents=len(content["documents"]))
+        self._state = state
 
     def run(self, stop: Stop) -> None:
         """Until the stop."""
@@ -105,7 +115,7 @@ def run(config: ResolvedConfig, stop: Stop) -> int:
     clock, lease = server_clock(), LeaseFile(config.runtime_dir)
     forwarder = LinkForwarder(settings.listen, lease.read, settings.agent_uids(), most, clock.monotonic_ns)
     initialized()
-    asyncio.run(_forward(forwarder, stop))
+    asyncio.run(_forward(forwarder, stop))  # nothing of the thread has to be kept: it ends with the process
     log.info("stopped", reason=stop.reason)
     return 1 if threads.failed else 0
 
@@ -120,17 +130,32 @@ def _prepare(config: ResolvedConfig, routing: StoredRouting, stop: Stop) -> None
 
 
 async def _forward(forwarder: LinkForwarder, stop: Stop) -> None:
-    problem, wait_s = "", LOOK_S
+    """Until the stop, which ends a dial that is under way: this server is to act, and its machine is gone."""
+    loop, following = asyncio.get_running_loop(), asyncio.ensure_future(_follow(forwarder))
+
+    def end() -> None:
+        loop.remove_reader(stop.fileno())
+        following.cancel()
+
+    loop.add_reader(stop.fileno(), end)
     try:
-        while not stop.is_set():
-            watchdog.beat()
-            try:
-                await forwarder.follow()
-                problem, wait_s = "", LOOK_S
-            except ConfigError as exc:  # taken by another program: events are delivered all the same
-                if str(exc) != problem:
-                    log.warning("agents-not-forwarded", problem=str(exc))
-                problem, wait_s = str(exc), AGAIN_S
-            await asyncio.sleep(wait_s)
+        await following
+    except asyncio.CancelledError:
+        pass
     finally:
+        loop.remove_reader(stop.fileno())
         await forwarder.close()
+
+
+async def _follow(forwarder: LinkForwarder) -> None:
+    problem, wait_s = "", LOOK_S
+    while True:
+        watchdog.beat()
+        try:
+            await forwarder.follow()
+            problem, wait_s = "", LOOK_S
+        except ConfigError as exc:  # taken by another program: events are delivered all the same
+            if str(exc) != problem:
+                log.warning("agents-not-forwarded", problem=str(exc))
+            problem, wait_s = str(exc), AGAIN_S
+        await asyncio.sleep(wait_s)

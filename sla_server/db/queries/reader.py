@@ -280,6 +280,14 @@ class SqlReader:
             self._rows(statement.where(table.c.ended_us.is_(None)) if in_force else statement), ("spec",)
         )
 
+    def document_state(self) -> list[Row]:
+        """Figures that change with each change of an agreement or a document: to read them only then."""
+        found = []
+        for of in (schema.agreements.c, schema.documents.c):
+            figures = func.count(of.version), func.count(of.ended_us)
+            found += self._rows(select(*figures, func.max(of.applied_us), func.max(of.ended_us)))
+        return found
+
     @staticmethod
     def _newest_versions() -> Any:
         table = schema.agreements

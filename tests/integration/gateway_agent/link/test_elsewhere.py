@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import resource
 import selectors
 import socket
 import time
@@ -167,3 +168,20 @@ def test_servers_that_all_refuse_are_asked_again_within_a_second(bench: Bench) -
         waits_s.append((due_ns - bench.clock.monotonic_ns()) / 1e9)
         bench.clock.advance(waits_s[-1])
     assert max(waits_s) == 1.0
+
+
+def test_a_silent_session_stays_when_there_is_no_descriptor_for_another_dial(bench: Bench) -> None:
+    with bench.open_first() as first:
+        bench.connection.silent(True)
+        bench.turn()
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with socket.socket() as highest:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (highest.fileno(), before[1]))
+        try:
+            for _ in range(20):
+                bench.turn()
+                bench.clock.advance(EVERY_NS / 2e9)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        first.sendall(b"late")
+        bench.until(lambda: bench.peer.told == ["opened", "late"])

@@ -14,7 +14,9 @@ import pytest
 
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.clock import boot_ns
+from pmdaemon.runtime.stop import Stop
 from sla_server.lease_file import LeaseState
+from sla_server.standby import forwarder, process
 from sla_server.standby.forwarder import LinkForwarder
 from tests.support.ports import free_port
 
@@ -222,5 +224,134 @@ def test_an_address_that_another_program_has_is_an_error_that_names_it() -> None
             async with Acting("n2") as acting:
                 with pytest.raises(ConfigError, match=r"pmdaemon\.listen"):
                     await bench.acts("n2", acting.port)
+
+    _run(body)
+
+
+def _full_listener() -> tuple[socket.socket, list[socket.socket]]:
+    """One that answers no dial any more, as a machine without power."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(0)
+    waiting = []
+    for _ in range(4):
+        waiting.append(socket.socket())
+        waiting[-1].setblocking(False)
+        waiting[-1].connect_ex(listener.getsockname())
+    return listener, waiting
+
+
+def test_a_dial_of_a_server_that_is_gone_holds_no_takeover_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process is ended as its server begins to act, and just then it dials the one that is gone."""
+    monkeypatch.setattr(forwarder, "CONNECT_S", 2 * LIMIT_S)
+
+    async def body() -> None:
+        listener, waiting = _full_listener()
+        bench, stop = Bench(), Stop()
+        bench.lease = LeaseState("n1", "n2", 7, links=f"127.0.0.1:{listener.getsockname()[1]}")
+        running = asyncio.ensure_future(process._forward(bench.forwarder, stop))
+        await asyncio.sleep(0.05)  # it dials; without that the test is only easier
+        stop.set()
+        await running
+        for each in (listener, *waiting):
+            each.close()
+
+    _run(body)
+
+
+def test_what_waits_for_a_server_that_acts_no_more_is_let_go_of() -> None:
+    """A machine that is gone reads nothing: what waits for it would hold a descriptor."""
+
+    async def body() -> None:
+        bench = Bench()
+        with socket.create_server(("127.0.0.1", 0)) as listener:  # which accepts and reads nothing
+            port = listener.getsockname()[1]
+            await bench.acts("n2", port)
+            _, writer = await bench.dial()
+            while not writer.transport.get_write_buffer_size():
+                writer.write(bytes(1 << 20))
+                await asyncio.sleep(0.01)
+            assert port in _dialled_ports()
+            await bench.acts("", 0)
+            writer.transport.abort()
+            while port in _dialled_ports():
+                await asyncio.sleep(0.01)
+        await bench.forwarder.close()
+
+    _run(body)
+
+
+def _dialled_ports() -> set[int]:
+    """Ports of the other ends of this process's connections."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        path = f"/proc/self/fd/{name}"
+        with contextlib.suppress(OSError):
+            if os.readlink(path).startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(name))) as duplicate:
+                    if duplicate.family == socket.AF_INET:
+                        found.add(duplicate.getpeername()[1])
+    return found
+
+
+def test_an_agent_that_reads_nothing_keeps_no_connection_when_its_server_has_closed_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(forwarder, "SILENCE_S", 1.0)
+
+    async def body() -> None:
+        bench = Bench(most=1)
+        ended = asyncio.Event()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(OSError):
+                if await reader.read(1) == b"m":
+                    while not ended.is_set():
+                        writer.write(bytes(1 << 20))
+                        await asyncio.wait_for(writer.drain(), LIMIT_S)
+            writer.close()
+            ended.set()
+
+        acting = await asyncio.start_server(serve, "127.0.0.1", 0)
+        await bench.acts("n2", acting.sockets[0].getsockname()[1])
+        with socket.create_connection(("127.0.0.1", bench.port)) as agent:
+            agent.sendall(b"m")  # and reads nothing
+            await ended.wait()
+        acting.close()
+        await bench.forwarder.close()
+
+    _run(body)
+
+
+def test_an_address_that_this_release_cannot_read_is_not_reached() -> None:
+    async def body() -> None:
+        bench = Bench()
+        bench.lease = LeaseState("n1", "n2", 7, links="sla-2.example.org:7412")
+        await bench.forwarder.follow()
+        with pytest.raises(ConnectionRefusedError):
+            await bench.answer()
+        await bench.forwarder.close()
+
+    _run(body)
+
+
+def test_a_dial_that_meets_itself_reaches_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port of the ephemeral range that no process listens on may be given to the dial itself."""
+    opened = asyncio.open_connection
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    async def from_its_own_port(host: str, to: int, **how: Any) -> Any:
+        return await opened(host, to, local_addr=("127.0.0.1", to), **how)
+
+    async def body() -> None:
+        bench = Bench()
+        monkeypatch.setattr(forwarder.asyncio, "open_connection", from_its_own_port)
+        await bench.acts("n2", port)
+        monkeypatch.setattr(forwarder.asyncio, "open_connection", opened)
+        with pytest.raises(ConnectionRefusedError):
+            await bench.answer()
+        await bench.forwarder.close()
 
     _run(body)

@@ -18,11 +18,18 @@ class Source:
         self.rows: list[dict[str, Any]] = []
         self.agreed: list[dict[str, Any]] = []
         self.is_away = False
+        self.read = 0
+
+    def document_state(self) -> list[dict[str, Any]]:
+        if self.is_away:
+            raise DatabaseUnavailable("sla", "it is away")
+        return [{"rows": json.dumps([self.rows, self.agreed])}]
 
     def documents(self, kind: str | None = None, in_force: bool = False) -> list[dict[str, Any]]:
         assert (kind, in_force) == (None, True)
         if self.is_away:
             raise DatabaseUnavailable("sla", "it is away")
+        self.read += 1
         return self.rows
 
     def agreements(self, in_force: bool = True) -> list[dict[str, Any]]:
@@ -77,7 +84,7 @@ def test_what_its_last_term_has_left_is_replaced_and_then_written_only_when_it_c
     routing = StoredRouting(source, RoutingFile(tmp_path, write))
     for _ in range(3):
         routing.refresh()
-    assert len(written) == 1
+    assert len(written) == source.read == 1
     assert _names(RoutingReader(tmp_path)) == set()
 
 
@@ -109,3 +116,12 @@ def test_a_file_that_could_not_be_written_is_written_the_next_time(tmp_path: Pat
     assert not (tmp_path / FILE).exists()
     routing.refresh()
     assert _names(RoutingReader(tmp_path)) == {"oncall"}
+
+
+def test_what_waits_for_a_recipient_of_another_release_waits_on(tmp_path: Path) -> None:
+    source, reader = Source(), RoutingReader(tmp_path)
+    newer = {**_recipient("oncall"), "spec": {"kind": "Recipient", "spec": {"telepathy": {}}}}
+    source.rows = [_recipient("night"), newer]
+    StoredRouting(source, RoutingFile(tmp_path)).refresh()
+    assert _names(reader) == {"night"}
+    assert reader.router.table.unreadable == {"oncall"}

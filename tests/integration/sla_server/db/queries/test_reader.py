@@ -403,6 +403,25 @@ def test_episodes(rig):
     assert [row["episode_id"] for row in rig.reader.episodes(before=newest[0]["cursor"])] == ["a"]
 
 
+def test_the_state_of_documents_changes_with_each_change_of_one(rig):
+    seen = [rig.reader.document_state()]
+    agreement = {"name": "erp", "version": 1, "document": "x", "spec": {}, "applied_us": T0}
+    document = {"kind": "Recipient", **agreement}
+    for change in (
+        ("agreements", agreement),
+        ("documents", document),
+        ("agreements", {**agreement, "version": 2, "applied_us": T0 - 5}),  # by a clock that was set back
+        ("agreements", {"name": "erp", "version": 1, "ended_us": T0 + 1}),
+        ("documents", {"kind": "Recipient", "name": "erp", "version": 1, "ended_us": T0 + 1}),
+        ("documents", {**document, "name": "hr", "applied_us": T0 - 9}),
+        ("documents", {"kind": "Recipient", "name": "hr", "version": 1, "ended_us": T0}),
+    ):
+        record(rig, change)
+        seen.append(rig.reader.document_state())
+        assert rig.reader.document_state() == seen[-1]
+    assert all(seen[place] not in seen[:place] for place in range(len(seen)))
+
+
 def test_episodes_of_one_agreement_and_one_of_them(rig):
     record(
         rig,
