@@ -2,7 +2,7 @@
 
 Minutes blur bursts (``steady``); cuts do not, and are stored for two days or so, for the back-test and for
 export. They are many: at most ``[policy] cut_rows`` rows are read, of all that time where it has no more,
-else of a part of each hour, one with another (``chosen_cuts``). A file that is gone or damaged takes its cuts
+else of some of each hour's minutes (``chosen_cuts``). A file that is gone or damaged takes its cuts
 away and ends no job: minutes say which bins are complete.
 
 A cut is spread evenly over the bins that it overlaps. Longer ones than two bins, such as those of a gateway
@@ -32,7 +32,7 @@ LONG_CUT: Final = 2  # bins
 IO_KINDS: Final = 3  # entries of missed_io above are of what completions do not show (``wire.cut``)
 MILLI: Final = 1000
 PEAK: Final = 0.95
-MIX: Final = 7919  # a prime: the part of an hour that is read moves from hour to hour
+MIX: Final = 7919  # a prime: which minutes of an hour are read moves from hour to hour
 Span = tuple[int, int]
 
 
@@ -58,28 +58,44 @@ def bin_length_us(interval_s: float) -> int:
     return length_us if length_us <= MOST_BIN_US else 0
 
 
-def chosen_cuts(files: Sequence[CutFile], most_rows: int) -> tuple[list[int], list[Span]]:
+def chosen_cuts(
+    files: Sequence[CutFile],
+    most_rows: int,
+    slot_us: int = 60 * US_A_SECOND,
+    bin_us: int = LEAST_BIN_US,
+) -> tuple[list[int], list[Span]]:
     """Which files are read, by number, and which times of them; no times: all.
 
-    All files are read in the same times: a bin without some of its backend's streams would say nothing.
+    All files are read in the same times: a bin without some of its backend's streams would say nothing. Times
+    are of whole slots, and begin as much earlier as a cut may reach into them: bins of a part of a slot are
+    left out (``steady.is_complete``).
+
+    Args:
+        files: all that there are.
+        most_rows: read at most so many, about.
+        slot_us: length of a rollup.
+        bin_us: of a bin.
     """
     rows = sum(each.rows for each in files)
     if rows <= most_rows or not files:
         return list(range(len(files))), []
-    if not most_rows:
+    begin_us, end_us = min(each.min_us for each in files), max(each.max_us for each in files)
+    first, last = -(-begin_us // slot_us), end_us // slot_us
+    wanted = min((end_us - begin_us) * most_rows // (rows * slot_us), last - first)
+    if wanted < 1:
         return [], []
-    parts = -(-rows // most_rows)
-    first = min(each.min_us for each in files) // US_AN_HOUR
-    last = max(each.max_us for each in files) // US_AN_HOUR
-    length_us = US_AN_HOUR // parts
-    begins = (hour * US_AN_HOUR + hour * MIX % parts * length_us for hour in range(first, last + 1))
-    spans = [(begin, begin + length_us) for begin in begins]
-    wanted = [
+    hours = -((begin_us - end_us) // US_AN_HOUR)
+    length = max(wanted // hours, 1)
+    count = wanted // length
+    room = (last - first) // count - length
+    starts = (first + (last - first) * i // count + i * MIX % (room + 1) for i in range(count))
+    spans = [(start * slot_us - LONG_CUT * bin_us, (start + length) * slot_us) for start in starts]
+    wanted_files = [
         number
         for number, each in enumerate(files)
         if any(begin <= each.max_us and each.min_us < end for begin, end in spans)
     ]
-    return wanted, spans
+    return wanted_files, spans
 
 
 def read_cuts(spark: SparkSession, paths: Sequence[str], spans: Sequence[Span]) -> DataFrame:

@@ -37,6 +37,7 @@ from sla_server.policy_jobs.transforms import (
     SLOT_DDL,
     STREAM_COLUMNS,
     US_A_DAY,
+    US_AN_HOUR,
 )
 
 if TYPE_CHECKING:
@@ -171,13 +172,16 @@ def _holidays(store: PolicyStore, calendar: str) -> frozenset[date]:
     raise NoSuchCalendar(calendar)
 
 
-def statistics(spark: SparkSession, snapshot: StatisticsSnapshot, cut_rows: int = 0) -> Statistics:
+def statistics(
+    spark: SparkSession, snapshot: StatisticsSnapshot, cut_rows: int = 0, read: JobInputs | None = None
+) -> Statistics:
     """The snapshot's rows; nothing is read yet.
 
     Args:
         spark: the session.
         snapshot: of the statistics.
         cut_rows: of raw cuts, read at most so many.
+        read: what the driver has read: which of them depends on lengths there.
 
     Raises:
         FilesNotForSpark: it has no connector for them.
@@ -187,12 +191,15 @@ def statistics(spark: SparkSession, snapshot: StatisticsSnapshot, cut_rows: int 
         slots=_rows(spark, snapshot, SLOTS, SLOT_DDL, snapshot.slot_files),
         missed=_rows(spark, snapshot, MISSED, MISSED_DDL, snapshot.missed_files),
         hours=_rows(spark, snapshot, HOURS, HOUR_DDL, snapshot.hour_files, snapshot.hour_days),
-        cuts=_cuts(spark, snapshot, cut_rows),
+        cuts=_cuts(spark, snapshot, cut_rows, read),
     )
 
 
-def _cuts(spark: SparkSession, snapshot: StatisticsSnapshot, most_rows: int) -> DataFrame | None:
-    numbers, spans = chosen_cuts(snapshot.cut_files, most_rows)
+def _cuts(
+    spark: SparkSession, snapshot: StatisticsSnapshot, most_rows: int, read: JobInputs | None
+) -> DataFrame | None:
+    lengths = (US_AN_HOUR // read.slots_an_hour, read.bin_us) if read is not None and read.bin_us else ()
+    numbers, spans = chosen_cuts(snapshot.cut_files, most_rows, *lengths)
     paths = [snapshot.cut_path(snapshot.cut_files[number]) for number in numbers]
     paths = [path for path in paths if "://" in path or os.access(path, os.R_OK)]
     return read_cuts(spark, [for_spark(path) for path in paths], spans) if paths else None

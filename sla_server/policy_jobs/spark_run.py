@@ -150,7 +150,7 @@ def on_statistics(
         begun(rows)
 
         def in_session(spark: SparkSession) -> tuple[T, str]:
-            found = action(spark, inputs.statistics(spark, snapshot, cut_rows), read)
+            found = action(spark, inputs.statistics(spark, snapshot, cut_rows, read), read)
             return found, master_of(spark, settings.master)
 
         click.echo(

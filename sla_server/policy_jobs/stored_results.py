@@ -33,7 +33,8 @@ def basis_of(read: JobInputs, settings: PolicyJobConfig) -> str:
     """What a result depends on besides the statistics, as a digest."""
     said = hashlib.sha256()
     releases = [version(name) for name in ("storage-sla-server", "pyspark")]
-    small = [settings.window_days, settings.half_life_days, read.slots_an_hour, settings.cut_rows, *releases]
+    cuts = settings.cut_rows, read.bin_us
+    small = [settings.window_days, settings.half_life_days, read.slots_an_hour, *cuts, *releases]
     said.update(json.dumps(small).encode())
     scope = read.scope
     tables = (scope.promises, scope.volumes, scope.clients, scope.classes, read.volumes, read.hours.zones)

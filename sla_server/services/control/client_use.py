@@ -195,6 +195,8 @@ class ClientUses:
         known, cuts = self._known.get(table.gateway_id), table.recent
         if known is None or known.newest is None or known.streams != len(table.streams) or len(cuts) < 2:
             return False
+        if not known.streams:  # all rows of its cuts are of streams not announced
+            return False
         return cuts[1] is known.newest and cuts[0].number == known.newest.number + 1
 
     def _take_next(self, tables: Sequence[GatewayTable], at: Pick | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -219,7 +220,7 @@ def test_of_many_cuts_a_part_of_each_hour_is_read() -> None:
     assert chosen_cuts([], 10) == ([], [])
     numbers, spans = chosen_cuts(files, 1000)
     assert numbers == [0, 1, 2, 3]
-    assert [end - begin for begin, end in spans] == [HOUR_US // 4] * 4
+    assert [end - begin for begin, end in spans] == [14 * SLOT_US + 2 * SECOND_US] * 4
     assert len({begin % HOUR_US for begin, _ in spans}) > 1, "not always the same part"
     short = [
         File(each.min_us + part * HOUR_US // 8, each.min_us + (part + 1) * HOUR_US // 8 - 1, 125)
@@ -227,7 +228,34 @@ def test_of_many_cuts_a_part_of_each_hour_is_read() -> None:
         for part in range(8)
     ]
     numbers, spans = chosen_cuts(short, 1000)
-    assert len(numbers) == 8
+    assert 8 <= len(numbers) <= 12
     assert all(
         any(begin < short[n].max_us and short[n].min_us < end for begin, end in spans) for n in numbers
     )
+
+
+@pytest.mark.parametrize(("streams", "minutes"), [(1000, 2880), (4000, 900), (16000, 240), (64000, 50)])
+@pytest.mark.parametrize("bin_s", [1, 10])
+def test_of_large_fleets_whole_minutes_are_read(streams: int, minutes: int, bin_s: int) -> None:
+    """A part of a minute shows no bin that counts; and no more is read than may be."""
+    begin_us = 17 * SLOT_US + SECOND_US // 3
+    rows = streams * 60 // bin_s
+    files = [
+        File(begin_us + number * SLOT_US, begin_us + (number + 1) * SLOT_US, rows)
+        for number in range(minutes)
+    ]
+    most = 4_000_000 // bin_s
+    numbers, spans = chosen_cuts(files, most, SLOT_US, bin_s * SECOND_US)
+    whole = [(end - begin) // SLOT_US for begin, end in spans]
+    assert 0.5 * most <= sum(whole) * rows <= most
+    for first_us, end_us in spans:
+        assert end_us % SLOT_US == 0
+        assert first_us % SLOT_US == SLOT_US - 2 * bin_s * SECOND_US, "with cuts that reach into it"
+        assert files[0].min_us - SLOT_US < first_us < end_us <= files[-1].max_us
+    assert all(later[0] >= former[1] - 2 * bin_s * SECOND_US for former, later in pairwise(spans))
+    assert numbers == [
+        number
+        for number, each in enumerate(files)
+        if any(first_us <= each.max_us and each.min_us < end_us for first_us, end_us in spans)
+    ]
+    assert chosen_cuts(files, rows // 2, SLOT_US, bin_s * SECOND_US) == ([], [])

@@ -53,3 +53,20 @@ def test_use_that_is_taken_up_cut_by_cut_is_that_of_the_last_cuts(seed: int) -> 
             for table in tables:
                 found, wanted = (uses.values[:, table.numbers] for uses in (followed, again))
                 assert np.array_equal(found, wanted)
+
+
+def test_cuts_that_are_only_of_streams_not_announced_count_nowhere() -> None:
+    usage_table = UsageTable()
+    tables = [GatewayTable(gateway, usage_table) for gateway in GATEWAYS[:2]]
+    announced(tables[0], CLIENTS[:1])
+    uses = ClientUses()
+    for second in range(1, 5):
+        for table in tables:
+            made = cut(table.gateway_id, second, {"v/c0": (10, 1.0)})
+            table.keep(made, table.rows_of(made.counters[0]))
+        uses.refresh(tables)
+    before = uses.values.sum()
+    assert before > 0
+    announced(tables[1], CLIENTS[:1])
+    uses.refresh(tables)
+    assert uses.values.sum() == before
