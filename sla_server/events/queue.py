@@ -178,7 +178,6 @@ class EventQueue:
         self.damaged = sum(max(1, extent.records) for extent in self._queue.report.extents)
         self._chunks: OrderedDict[int, tuple[int, list[QueuedEvent]]] = OrderedDict()
         self._shown: int | None = None
-        self._next_us = 0  # the clock may be set back
 
     @property
     def queue_id(self) -> str:
@@ -201,19 +200,20 @@ class EventQueue:
         return self._queue.fullness_ratio
 
     def append(self, items: Sequence[QueuedEvent], recorded_us: int | None = None) -> range:
-        """Add records under one sync, with ``recorded_us``, each later than any before, in place of their own.
+        """Add records under one sync, with ``recorded_us`` in place of their own; returns their numbers.
 
-        Returns:
-            Their numbers.
+        Where the clock was set back between two, all from there on have it a microsecond later.
 
         Raises:
             QueueFull: none was added. QueuePoisoned: the disk fails.
         """
-        if recorded_us is None:
-            return self._queue.put_many([item.encode() for item in items])
-        first_us = max(recorded_us, self._next_us)
-        self._next_us = first_us + len(items)
-        return self._queue.put_many([item.encode(first_us + place) for place, item in enumerate(items)])
+        records, before_us = [], 0
+        for item in items:
+            if recorded_us is not None:
+                recorded_us += item.event.at_us < before_us
+            before_us = item.event.at_us
+            records.append(item.encode(recorded_us))
+        return self._queue.put_many(records)
 
     def show(self) -> None:
         """From the first call on ``read`` gives only what was durable at the newest call."""
@@ -585,7 +585,7 @@ def _identity(item: QueuedEvent) -> tuple[str, str, str, int]:
 
 
 def _accepted(item: QueuedEvent) -> tuple[int, int, int]:
-    """Place in the order of acceptance; of a former release, what was accepted together has one time."""
+    """Place in the order of acceptance: what was accepted together came as it was noticed."""
     return item.event.recorded_us, item.event.at_us, item.seq
 
 
