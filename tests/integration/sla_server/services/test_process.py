@@ -19,6 +19,7 @@ from pmdaemon.runtime.stop import Stop
 from pmdaemon.space.config import SpaceConfig
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from sla_server.api.config import ApiConfig
 from sla_server.events.recipients.config import NotifyConfig
 from sla_server.services import process
 from sla_server.services.config import ServicesConfig
@@ -54,6 +55,7 @@ class World:
             database=None,
             services=ServicesConfig(judge_every_s=0.05),
             notify=NotifyConfig(),
+            api=ApiConfig(),
             space=SpaceConfig(),
             storage=StorageConfig(),
             cluster=None,
@@ -75,7 +77,7 @@ class World:
     def until(self, mailbox: Mailbox, wanted: Callable[[frame.Frame], bool]) -> frame.Frame:
         """Play dbmanager until a wanted frame arrives."""
         end = time.monotonic() + LIMIT_S
-        while time.monotonic() < end:
+        while time.monotonic() < end and self.thread.is_alive():
             self.keep_records()
             for message in mailbox.take(max_messages=1):
                 found = frame.decode(message.payload)
