@@ -16,7 +16,7 @@ Theory of operation:
 Without workers a file that blocks stalls every volume of the plane; such files get workers. Of a file with
 workers what is in memory is read by the loop all the same, where the file system says what is
 (``RWF_NOWAIT``). In such a try the kernel may begin to read ahead, which could wait for a device that takes
-no more. So there is none while a read of this file is with the workers: one that hangs is the last.
+no more. So there is none while a request of this file is with the workers: one that hangs is the last.
 
 What makes data stable (a flush, FUA) waits for a disk, and block status looks for where data end, whatever
 the file: a thread of the export does these (``SyncedRunner``).
@@ -222,7 +222,7 @@ class FileSession(NbdSession):
     @property
     def _may_read_at_once(self) -> bool:
         storage = self._storage
-        return self._runner.is_loop or (storage.tells_cached and not storage.reads_waiting)
+        return self._runner.is_loop or (storage.tells_cached and not storage.jobs_waiting)
 
     def _do_small(self) -> int:
         """Do as many small requests as one reply buffer holds; returns the work done, 0 for none."""
@@ -341,7 +341,7 @@ class FileSession(NbdSession):
         queue.popleft()
         self.requests.sent_pos = max(self.requests.sent_pos, request[6])
         self._jobs += 1
-        self._storage.reads_waiting += is_read
+        self._storage.jobs_waiting += 1
         job = StorageJob(self._storage, request, data, self._on_jobs, is_structured=self._mode.structured)
         self._runner.submit(job)
         return _REQUEST_WORK
@@ -416,7 +416,7 @@ class FileSession(NbdSession):
             job = jobs.popleft()
             self._jobs -= 1
             size, is_read, is_reply = len(job.data), job.request[2] == p.Cmd.READ, False
-            self._storage.reads_waiting -= is_read
+            self._storage.jobs_waiting -= 1
             if not self.is_closed:
                 arrived_ns, sent_ns, word, _ = self.inflight.pop(job.request[1])
                 word |= FAILED_BIT if job.error else 0

@@ -72,7 +72,7 @@ class VolumeStorage:
         may_have_holes: whether a read should look for some.
         preadv: that of the file; what it does not read whole at once is for ``read``.
         tells_cached: whether a read with ``RWF_NOWAIT`` says what would have to wait for the storage.
-        reads_waiting: how many are with the workers; thread: the loop's.
+        jobs_waiting: how many are with the workers; thread: the loop's.
 
     Args:
         volume: for error texts.
@@ -104,7 +104,7 @@ class VolumeStorage:
         self.facts = p.ExportFacts(size_bytes, _FLAGS | (p.TX_READ_ONLY if read_only else p.TX_CHANGES))
         self.preadv = partial(os.preadv, self._fd)
         self.tells_cached = self._tells_cached()
-        self.reads_waiting = 0
+        self.jobs_waiting = 0
         opened = os.fstat(self._fd)
         self._is_device = stat.S_ISBLK(opened.st_mode)
         self.may_have_holes = not self._is_device and opened.st_blocks * SECTOR_BYTES < size_bytes

@@ -72,14 +72,17 @@ def test_what_is_not_or_only_in_part_is_a_workers_and_what_is_behind_it_waits_fo
     assert list(cached.answers()) == [4], "and the loop reads again"
 
 
-def test_while_a_worker_reads_the_loop_tries_nothing_of_this_file_for_no_connection(cached):
+@pytest.mark.parametrize(
+    ("first", "asked"), [(read(1, MIB - 4096, 4096), [MIB - 4096]), (write(1, 0, DATA[:4096]), [])]
+)
+def test_while_a_worker_has_a_request_the_loop_tries_nothing_of_this_file(cached, first, asked):
     sock = FakeSocket()
     other = cached.another(sock)
-    cached.arrive(read(1, MIB - 4096, 4096))
+    cached.arrive(first)
     before = list(cached.tried)
     cached.rig.deliver(sock, read(1, 0, 4096))
     assert len(cached.pool.jobs) == 2
-    assert cached.tried == before == [MIB - 4096], "a device that hangs is asked once"
+    assert cached.tried == before == asked, "a device that hangs is asked once"
     cached.pool.run()
     cached.rig.deliver(sock, read(2, 0, 4096))
     assert cached.tried == [*before, 0]
