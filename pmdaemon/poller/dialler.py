@@ -52,6 +52,7 @@ from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.config import parse_address
 from pmdaemon.runtime.files import write_whole
 from pmdaemon.runtime.sockets import dial_error
+from pmdaemon.runtime.term import ALWAYS, Term
 
 FIRST_S: Final = 0.5
 MAX_S: Final = 30.0
@@ -104,10 +105,12 @@ class Dialler:
 
     Args:
         offer: hands a connected socket to a pair.
+        term: outside of it nobody is dialled.
     """
 
-    def __init__(self, offer: Offer, clock: Clock, rng: random.Random) -> None:
+    def __init__(self, offer: Offer, clock: Clock, rng: random.Random, term: Term = ALWAYS) -> None:
         self._offer = offer
+        self._term = term
         self._clock = clock
         self._rng = rng
         self._epoll = select.epoll()
@@ -181,6 +184,9 @@ class Dialler:
                     self._dial(entry)
 
     def _dial(self, entry: _Entry) -> None:
+        if not self._term.is_on():  # the gateway would leave the server that acts now for this one
+            self._failed(entry, "another server acts")
+            return
         address = parse_address(entry.target.address)
         try:
             sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)

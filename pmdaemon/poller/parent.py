@@ -82,6 +82,7 @@ from pmdaemon.runtime.logs import LimitedLog
 from pmdaemon.runtime.sockets import accept, open_listener
 from pmdaemon.runtime.stop import ParentPipe, Stop
 from pmdaemon.runtime.template import Template
+from pmdaemon.runtime.term import Term
 from pmdaemon.wire.messages.server import RecordRows
 
 REVIEW_NS: Final = 10**9
@@ -386,7 +387,8 @@ class Daemon:
         self._for_others = [listen(forwarded, "pmdaemon.forwarded")] if forwarded else []
         self._list = GatewayList(config)
         offer = functools.partial(self.pair_manager.new, is_dialled=True)
-        self._dialler = Dialler(offer, self._clock, random.Random())  # noqa: S311 - guards nothing
+        term = Term.of_environment(config.runtime_dir)
+        self._dialler = Dialler(offer, self._clock, random.Random(), term)  # noqa: S311 - guards nothing
         self._dialled_file = DialledFile(config.dialled_path)
         self._review_at_ns = 0
         self._accept_at_ns: int | None = None  # until then nothing is accepted; None: it is

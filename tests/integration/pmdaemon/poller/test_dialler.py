@@ -11,6 +11,7 @@ import select
 import socket
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
@@ -24,6 +25,7 @@ from pmdaemon.poller.dialler import (
     Target,
 )
 from pmdaemon.runtime.clock import FakeClock
+from pmdaemon.runtime.term import LEASE_FILE, Term
 
 
 class NoChance(random.Random):
@@ -85,6 +87,20 @@ def test_dials_and_gives_the_connection_away(bench: Bench) -> None:
     bench.dialler.step()
     assert not select.select([bench.dialler], [], [], 0)[0], "data is the pair's business"
     far.close()
+
+
+def test_outside_its_term_a_server_dials_nobody(bench: Bench, tmp_path: Path) -> None:
+    term = Term(tmp_path, 7, lambda: 1)
+    bench.dialler = Dialler(bench.offer, bench.clock, NoChance(), term)
+    bench.dialler.replace([Target("gw-a", bench.address)])
+    bench.dialler.step()
+    assert bench.dialler.states()[0]["reason"] == "another server acts"
+    due_ns = bench.dialler.due_ns()
+    assert due_ns is not None and due_ns > bench.clock.monotonic_ns(), "it does not spin"
+    (tmp_path / LEASE_FILE).write_text('{"fence": 7, "until_ns": 2}')
+    bench.clock.advance(60.0)
+    bench.connect().close()
+    assert len(bench.taken) == 1
 
 
 def test_dials_again_when_the_gateway_hangs_up(bench: Bench) -> None:
