@@ -140,5 +140,5 @@ def test_the_policy_job_publishes_and_the_policy_is_put_in_force(stage: Stage) -
         stage.sla("policy", "pin", str(version))
     policy = stage.wait(lambda: (stage.live() or {}).get("policy"), "the policy in force")
     assert policy["version"] == version
-    capacity = stored[0]["report"]["capacity"]
+    capacity = stage.get(f"policies/{version}")["report"]["capacity"]
     assert capacity, "a capacity, or the reason why there is none, for each promise"
