@@ -13,7 +13,7 @@ from sla_server.api.errors import BadInput, NotFound
 from sla_server.rows import Row
 
 _CAP_CURSOR: Final = re.compile(r".+:[0-9]{1,3}")
-_SEE: Final = "See 'sla policy list', or GET /api/v1/policies"
+_SEE: Final = "GET /api/v1/policies lists the versions"
 
 
 def policy(context: AppContext, _request: Request, version: str) -> Response:

@@ -117,7 +117,7 @@ def read_beside(directory: Path, bounds: Callable[[str], tuple[int, int]]) -> li
             return []
         with view[DATA_START : DATA_START + header.ring_bytes] as ring:
             found = scan(ring, header.seed).intact
-            if int(found["seq"].min(initial=last_seq)) > after_seq + 1:
+            if (int(found["seq"].min()) if len(found) else last_seq) > after_seq + 1:
                 raise DbError(f"record {after_seq + 1} of {path} was written over. Take another backup")
             wanted = found[(found["seq"] > after_seq) & (found["seq"] <= last_seq)]
             wanted = wanted[np.argsort(wanted["seq"])]
