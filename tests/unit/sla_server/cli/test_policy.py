@@ -171,7 +171,7 @@ def test_versions_are_chosen(
 def test_a_version_that_was_never_stored_cannot_be_pinned(sla: Terminal) -> None:
     told = sla("policy", "pin", "9").output
     assert "no policy version 9" in told
-    assert "See 'sla policy list'" in told
+    assert "'sla get policies' lists the versions" in told
 
 
 def test_jobs_are_listed(sla: Terminal) -> None:
