@@ -100,13 +100,13 @@ def _volume(facts: Row, times: Times) -> Explanation:
     name, is_now = facts["name"], facts["is_now"]
     be, moment = is_or_was(facts, times)
     # Those of the whole volume first: what one of its clients may have is less to it.
-    throttles = sorted(as_rows(facts.get("throttles")), key=_is_of_a_part)
+    throttles = sorted(as_rows(facts.get("throttles")), key=words.is_of_a_part)
     newest = next(iter(as_rows(facts.get("decisions"))), None)
     observed = _observed(facts, newest)
     if throttles:
         tightest = next(row for row in throttles if not _is_replaced(row, throttles))
         status = "throttled"
-        alike = [row for row in throttles if _is_alike(row, tightest)]
+        alike = [row for row in throttles if words.is_alike(row, tightest)]
         limit = words.rates(_in_force(alike, facts)) or "a rate that is no longer stored"
         purpose = _purpose(_as_then(tightest, facts), times)
         headline = f"{words.capped(tightest)} {be} throttled to {limit}{moment}, {purpose}."
@@ -198,7 +198,7 @@ def _is_replaced(throttle: Row, throttles: Sequence[Row]) -> bool:
     """Whether a throttle by hand takes the place of the policy's on the same target."""
     if throttle.get("source") != "policy" or throttle.get("reason") == words.AGREED:
         return False
-    return any(other.get("source") == MANUAL and _is_alike(other, throttle) for other in throttles)
+    return any(other.get("source") == MANUAL and words.is_alike(other, throttle) for other in throttles)
 
 
 def _as_then(throttle: Row, facts: Row) -> Row:
@@ -237,19 +237,9 @@ def _rates_then(throttle: Row, facts: Row) -> Row | None:
 def _is_only(throttle: Row, facts: Row) -> bool:
     """Whether no other throttle of the volume, or of the same client of it, is in force."""
     return all(
-        other["throttle_id"] == throttle["throttle_id"] or not _is_alike(other, throttle)
+        other["throttle_id"] == throttle["throttle_id"] or not words.is_alike(other, throttle)
         for other in as_rows(facts.get("throttles"))
     )
-
-
-def _is_of_a_part(throttle: Row) -> bool:
-    """Whether it is about a client of the volume, or about its group."""
-    return bool(throttle.get("client") or throttle.get("group_name"))
-
-
-def _is_alike(one: Row, other: Row) -> bool:
-    """Whether two throttles are about the same: a volume, or one client of it."""
-    return words.capped(one) == words.capped(other)
 
 
 def _purpose(throttle: Row, times: Times) -> str:
@@ -308,7 +298,7 @@ def _why_throttled(throttles: Sequence[Row], facts: Row, times: Times) -> list[s
         proof = decision if decision is not None and not facts["is_now"] else throttle
         lines.append(evidence.proof_line(proof, figures, facts["at_us"], times, is_now=facts["is_now"]))
     counting = [row for row in throttles if not _is_replaced(row, throttles)]
-    if any(_is_alike(row, other) for row, other in itertools.combinations(counting, 2)):
+    if any(words.is_alike(row, other) for row, other in itertools.combinations(counting, 2)):
         lines.append("Of several throttles the lowest rate holds.")
     return lines
 

@@ -220,3 +220,13 @@ def silence(server: Row | None) -> str:
     stands_by = str((server or {}).get("stands_by") or "")
     said = f"{stands_by[0].upper()}{stands_by[1:]}" if stands_by else "The services part is silent"
     return f"{said}: what is so at this moment is not known, only what is stored."
+
+
+def is_of_a_part(throttle: Row) -> bool:
+    """Whether it is about a client of the volume, or about its group."""
+    return bool(throttle.get("client") or throttle.get("group_name"))
+
+
+def is_alike(one: Row, other: Row) -> bool:
+    """Whether two throttles are about the same: a volume, or one client of it."""
+    return capped(one) == capped(other)
