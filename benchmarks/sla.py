@@ -8,7 +8,8 @@ O_DIRECT. The same scenarios run on the simulator (``sla_simulated``), whose fig
 
 A second is bad when the p95 of any victim's I/Os due in it is over the promise. Back under the promise is
 the first second that is followed by another good one. Whether neighbours are left alone when no agreement is
-at risk is asked of the same storage without victims: enforced, and then only observed.
+at risk is asked twice: beside victims, of neighbours that ask for little, and of greedy ones when the victims
+have gone: enforced, and then only observed.
 
 Options: ``--only NAME``, ``--seconds 40`` (of enforcing), ``--backend NAME`` (modelled, nbdkit or direct, or
 several: each scenario on each of them; those that have another one of their own have no goals there),
@@ -53,6 +54,7 @@ STATIC_S: Final = {False: 14.0, True: 27.0}
 """Of a step of the search, by whether the scenario is bursty: 8 % of 25 seconds are two, of 12 none."""
 STATIC_STEPS: Final = 5
 IDLE_S: Final = 8.0
+MODEST_S: Final = 10.0
 OBSERVE_S: Final = 6.0
 ENFORCE_S: Final = 40.0
 SETTLED_S: Final = 2.0  # a greedy neighbour has filled the disk's queue
@@ -82,6 +84,8 @@ class Result:
         bad_ratio: bad seconds of all others under control.
         kept_iops: of all greedy neighbours in those seconds.
         changes_per_min: direction changes of the cap that changed most.
+        modest_ratio: what neighbours that ask for little get beside the victims, of what they ask for.
+        modest_throttles: caps seen meanwhile.
         idle_ratio: the neighbours' rate once no agreement is at risk, of that without any control just then.
         fault: what a hang, or I/Os that fail, led to.
     """
@@ -94,6 +98,8 @@ class Result:
     bad_ratio: float = 1.0
     kept_iops: float = 0.0
     changes_per_min: float = 0.0
+    modest_ratio: float | None = None
+    modest_throttles: int = 0
     idle_ratio: float | None = None
     fault: dict[str, Any] = field(default_factory=dict)
 
@@ -288,6 +294,8 @@ class Run:
     async def _enforced(self) -> None:
         await self._sla("mode", "enforce")
         await asyncio.sleep(DRAIN_S)
+        if self.scenario.is_steady:
+            await self._modest()
         moments_s: list[float] = []
         async with self._loads(self.scenario.greedy) as greedy:
             moments_s.append(time.monotonic())
@@ -302,6 +310,20 @@ class Run:
                 await self._watch(half_s)
                 end_s = time.monotonic() - 1
         self._judge(greedy, moments_s, end_s)
+
+    async def _modest(self) -> None:
+        """What neighbours get that ask for so little that no agreement is at risk."""
+        async with self._loads(self.scenario.modest) as modest:
+            start_s = time.monotonic() + SETTLED_S
+            end_s = start_s + MODEST_S
+            while time.monotonic() < end_s:
+                caps = (await self._sample()).values()
+                self.result.modest_throttles += sum(cap is not None for cap in caps)
+                await asyncio.sleep(SAMPLE_S)
+        asked = sum(len(between(load.done + load.hung, start_s, end_s)) for load in modest)
+        done = sum(rate(load, start_s, end_s) * MODEST_S for load in modest)
+        self.result.modest_ratio = done / asked if asked else 0.0
+        await asyncio.sleep(DRAIN_S)
 
     async def _idle(self) -> None:
         """The neighbours' rate when all victims have stopped and the server has released its caps."""
@@ -489,6 +511,10 @@ def values(found: dict[str, tuple[Scenario, Result]]) -> dict[str, float]:
             made[f"kept_{name}_ratio"] = min(
                 result.kept_iops / result.static_iops if result.static_iops else 0.0 for result in some
             )
+    modest = [result for _, result in results if result.modest_ratio is not None]
+    if modest:
+        made["modest_ratio"] = min(result.modest_ratio or 0.0 for result in modest)
+        made["modest_throttles"] = sum(result.modest_throttles for result in modest)
     idle = [result.idle_ratio for _, result in results if result.idle_ratio is not None]
     if idle:
         made["idle_ratio"] = min(idle)

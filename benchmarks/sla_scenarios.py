@@ -21,6 +21,7 @@ TRACES: Final = Path(__file__).parents[1] / "tests" / "fixtures" / "traces"
 DISK_IOPS: Final = 400
 BURST_S: Final = 1.5  # of a bursty neighbour: 1,000 I/Os, more than the disk does in that time
 PAUSE_S: Final = 2.5
+MODEST_IOPS: Final = 60.0  # of all neighbours that ask for little: with the victims' a third of the storage
 FAULT_S: Final = 30.0
 """How long storage hangs or fails."""
 
@@ -87,6 +88,17 @@ class Scenario:
     def has_fault(self) -> bool:
         """Whether the storage hangs or fails, which no cap can mend."""
         return self.event in ("hangs", "fails")
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether victims and storage behave alike all the time."""
+        return not self.event and not self.is_bursty
+
+    @property
+    def modest(self) -> tuple[Client, ...]:
+        """Its neighbours, asking for little: MODEST_IOPS of all."""
+        rate_iops = MODEST_IOPS / len(self.greedy)
+        return tuple(replace(client, rate_iops=rate_iops, depth=0, trace="") for client in self.greedy)
 
     @property
     def gateways(self) -> dict[str, list[str]]:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 import pytest
 
 from benchmarks import harness, sla, sla_simulated
 from benchmarks.fio_load import FioLoad, ios_of
-from benchmarks.sla_scenarios import PROMISES_MS, SCENARIOS, matrix
-from tests.support.load import Timed
+from benchmarks.sla_scenarios import PROMISES_MS, SCENARIOS, Client, matrix
+from tests.support.load import Load, Timed
 
 
 def results() -> dict:
     """Each scenario, back after 2 s; of polls of 250 ms after 1 s."""
     found = {}
     for scenario in SCENARIOS:
-        made = sla.Result(4.0, 100.0, 90.0, 0, [1.0 if scenario.interval_s < 1 else 2.0], 0.0, 88.0, 1.0, 1.0)
+        back_s = 1.0 if scenario.interval_s < 1 else 2.0
+        made = sla.Result(4.0, 100.0, 90.0, 0, [back_s], 0.0, 88.0, 1.0, modest_ratio=1.0, idle_ratio=1.0)
         if scenario.has_fault:
             made.fault = {"shown_after_windows": 2.5, "throttled": False, "slices": ["bad", "bad"]}
         found[scenario.name] = scenario, made
@@ -86,6 +87,41 @@ def test_neighbours_that_are_left_alone_are_compared_with_the_same_storage_witho
     with pytest.raises(StopIteration):
         step.send(None)
     assert (mode, run.result.idle_ratio) == ("observe", pytest.approx(ratio, abs=0.01))
+
+
+@pytest.mark.parametrize(("capped_iops", "ratio", "caps"), [(None, 1.0, 0), (30.0, 0.5, 20)])
+def test_a_cap_on_neighbours_that_ask_for_little_shows(
+    monkeypatch: pytest.MonkeyPatch, capped_iops: float | None, ratio: float, caps: int
+) -> None:
+    clock_s = 1000.0
+    load = Load(Path("a.nbd"), "batch", 1, 60.0)
+
+    async def sleep(seconds: float) -> None:
+        nonlocal clock_s
+        load.done += [Timed(clock_s + at / 60, clock_s + at / 60) for at in range(round(seconds * 60))]
+        if capped_iops:  # every second I/O is held back for longer than the span
+            load.done[1::2] = [io._replace(end_s=1100.0) for io in load.done[1::2]]
+        clock_s += seconds
+
+    @contextlib.asynccontextmanager
+    async def loads(clients: Iterable[Client]) -> AsyncIterator[list[Load]]:
+        assert [client.rate_iops for client in clients] == [60.0]
+        yield [load]
+
+    async def sample() -> dict[str, float | None]:
+        return {"batch": capped_iops}
+
+    run = sla.Run(SCENARIOS[0], None, 40.0)
+    monkeypatch.setattr(run, "_loads", loads)
+    monkeypatch.setattr(run, "_sample", sample)
+    monkeypatch.setattr(sla.asyncio, "sleep", sleep)
+    monkeypatch.setattr(sla.time, "monotonic", lambda: clock_s)
+    step = run._modest()
+    with pytest.raises(StopIteration):
+        step.send(None)
+    assert run.result.modest_ratio == pytest.approx(ratio, abs=0.02)
+    assert run.result.modest_throttles >= caps
+    assert bool(run.result.modest_throttles) is bool(caps)
 
 
 @pytest.mark.parametrize("event", ["hangs", "fails"])
