@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -16,9 +16,11 @@ from selenium.webdriver import Chrome
 from sla_server.db import migrate
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import make_engine
-from tests.support.browser import fresh_page, running
+from tests.support import api
+from tests.support.browser import Page, fresh_page, running
 from tests.support.load import Load
 from tests.support.planes import Processes
+from tests.support.site import Site
 from tests.support.stage import Agent, Stage
 
 FINISH_S = 60.0  # for I/Os of a load that is stopped: a plane may stand still for some seconds
@@ -51,9 +53,18 @@ def chromium() -> Iterator[Chrome]:
 
 
 @pytest.fixture
-def page(chromium: Chrome) -> Callable[..., contextlib.AbstractContextManager[Chrome]]:
+def page(chromium: Chrome) -> Page:
     """Opens a page of a size in it, with a window and storage of its own."""
     return partial(fresh_page, chromium)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    """The page over the API tests' rows and a feed that the test decides."""
+    made = Site(api.data_dir(tmp_path))
+    yield made
+    made.close()
+    made.mailbox.close()
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,24 +12,15 @@ from selenium.webdriver.common.keys import Keys
 from sla_server.db.queries.backend_load import BackendLoad
 from tests.support import api
 from tests.support.axe import violations
-from tests.support.browser import console_errors, shape, until, wait_for
+from tests.support.browser import Page, console_errors, shape, until, wait_for
 from tests.support.site import Site
 
 pytestmark = pytest.mark.e2e
-Page = Callable[..., AbstractContextManager[Chrome]]
 TRACES = """const node = document.getElementById(arguments[0]);
   return node._fullLayout ? node.data.map((each) => ({name: each.name, kind: each.type, y: [...each.y],
     shape: each.line?.shape})) : []"""
 RANGE = """return (document.getElementById(arguments[0])._fullLayout?.xaxis.range || [])
   .map((each) => new Date(String(each).replace(' ', 'T')).getTime())"""
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(api.data_dir(tmp_path))
-    yield made
-    made.close()
-    made.mailbox.close()
 
 
 def text(driver: Chrome, css: str) -> str:

@@ -10,8 +10,8 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from tests.support import api
 from tests.support.browser import (
     OVER_A_SILENCE,
     WORDS_OF_A_LOOP,
+    Page,
     console_errors,
     from_module,
     settle,
@@ -50,16 +51,7 @@ from tests.support.ports import free_port
 from tests.support.site import Site
 
 pytestmark = pytest.mark.e2e
-Page = Callable[..., AbstractContextManager[Chrome]]
 NARROW_PX, HALF_PX, WIDE_PX = 400, 1024, 1280
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(api.data_dir(tmp_path))
-    yield made
-    made.close()
-    made.mailbox.close()
 
 
 def text(driver: Chrome, css: str) -> str:

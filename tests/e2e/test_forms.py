@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -23,11 +21,10 @@ from sla_server.api.roles import Principal, Role
 from sla_server.api.scope import LabelScope
 from tests.support import api
 from tests.support.axe import violations
-from tests.support.browser import console_errors, take_session, until, wait_for
+from tests.support.browser import Page, console_errors, take_session, until, wait_for
 from tests.support.site import Site
 
 pytestmark = pytest.mark.e2e
-Page = Callable[..., AbstractContextManager[Chrome]]
 FORMS = {
     "apply": "#editor",
     "agreements": "#actions",
@@ -40,12 +37,9 @@ FORMS = {
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(api.data_dir(tmp_path))
-    made.mailbox.answer = answer
-    yield made
-    made.close()
-    made.mailbox.close()
+def site(site: Site) -> Site:
+    site.mailbox.answer = answer
+    return site
 
 
 def answer(header: dict[str, Any], in_force: int | None = None) -> tuple[bool, int, dict[str, Any]]:

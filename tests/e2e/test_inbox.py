@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,30 +14,25 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 
 from sla_server.events.delivery_state import write_delivery_state
-from tests.support import api
 from tests.support.axe import violations
-from tests.support.browser import console_errors, settle, until, wait_for
+from tests.support.browser import Page, console_errors, settle, until, wait_for
 from tests.support.site import Site
 
 pytestmark = pytest.mark.e2e
-Page = Callable[..., AbstractContextManager[Chrome]]
 WIDTHS_PX = (390, 1024, 1440)
 WAITING = {"event_id": "e0003", "recipient": "mail", "attempt": 4, "reason": "HTTP 503"}
 FAILING = {"name": "mail", "state": "failing", "waiting": 3, "dead_letters": 1, "last_answer": "HTTP 503"}
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(api.data_dir(tmp_path))
+def site(site: Site, tmp_path: Path) -> Site:
     folder = tmp_path / "metrics"
     folder.mkdir()
-    made.server.context.metrics.folder = folder
+    site.server.context.metrics.folder = folder
     write_delivery_state(folder, [FAILING], [WAITING])
     later = 1 << 33  # the test does not run until then: the file counts as fresh all the time
     os.utime(folder / "delivery.json", (later, later))
-    yield made
-    made.close()
-    made.mailbox.close()
+    return site
 
 
 def text(driver: Chrome, css: str) -> str:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 
 from tests.support import api, oidc
-from tests.support.browser import console_errors, until, wait_for
+from tests.support.browser import Page, console_errors, until, wait_for
 from tests.support.site import Site
 
 pytestmark = pytest.mark.e2e
-Page = Callable[..., AbstractContextManager[Chrome]]
 
 
 def test_a_browser_goes_to_the_provider_and_comes_back_signed_in(tmp_path: Path, page: Page) -> None:

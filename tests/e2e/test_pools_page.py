@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from selenium.webdriver.common.by import By
 
-from tests.support import api
-from tests.support.browser import browser, console_errors, wait_for
+from tests.support.browser import Page, console_errors, wait_for
 from tests.support.site import Site
 
 pytestmark = pytest.mark.e2e
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(api.data_dir(tmp_path))
-    yield made
-    made.close()
-    made.mailbox.close()
-
-
-def test_a_pool_has_a_bar_and_shows_its_trend_and_band(site: Site, tmp_path: Path) -> None:
-    with browser() as driver:
+def test_a_pool_has_a_bar_and_shows_its_trend_and_band(site: Site, tmp_path: Path, page: Page) -> None:
+    with page() as driver:
         driver.get(f"{site.url}pools")
         wait_for(driver, "#pools .link")
         said = " ".join(driver.find_element(By.ID, "pools-section").text.split())
@@ -46,9 +36,11 @@ def test_a_pool_has_a_bar_and_shows_its_trend_and_band(site: Site, tmp_path: Pat
         assert console_errors(driver) == []
 
 
-def test_without_pools_it_says_how_to_name_one(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pools_it_says_how_to_name_one(
+    site: Site, monkeypatch: pytest.MonkeyPatch, page: Page
+) -> None:
     monkeypatch.setattr(site.source, "pools", list)
-    with browser() as driver:
+    with page() as driver:
         driver.get(f"{site.url}pools")
         wait_for(driver, "#pools .empty")
         assert "[[space.source]]" in driver.find_element(By.ID, "pools").text

@@ -5,26 +5,16 @@ from __future__ import annotations
 import base64
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 
-from tests.support import api
-from tests.support.browser import browser, console_errors, until, wait_for
+from tests.support.browser import Page, console_errors, until, wait_for
 from tests.support.site import Site
 
 pytestmark = pytest.mark.e2e
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(api.data_dir(tmp_path))
-    yield made
-    made.close()
-    made.mailbox.close()
 
 
 def overflow(driver: Chrome) -> int:
@@ -37,8 +27,8 @@ def keep(driver: Chrome, name: str) -> None:
         driver.save_screenshot(str(Path(folder) / name))
 
 
-def test_from_the_list_to_a_report_and_onto_paper(site: Site) -> None:
-    with browser() as driver:
+def test_from_the_list_to_a_report_and_onto_paper(site: Site, page: Page) -> None:
+    with page() as driver:
         driver.get(f"{site.url}reports")
         keep(driver, "reports.png")
         driver.find_element(By.LINK_TEXT, "erp-gold-2026-12").click()
@@ -55,8 +45,8 @@ def test_from_the_list_to_a_report_and_onto_paper(site: Site) -> None:
         assert console_errors(driver) == []
 
 
-def test_on_a_phone_nothing_is_cut_off(site: Site) -> None:
-    with browser(390, 844) as driver:
+def test_on_a_phone_nothing_is_cut_off(site: Site, page: Page) -> None:
+    with page(390, 844) as driver:
         for path in ("reports", "reports/erp-gold-2026-12"):
             driver.get(f"{site.url}{path}")
             wait_for(driver, "h1")

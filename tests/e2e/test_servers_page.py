@@ -15,7 +15,7 @@ from sla_server.api.acting import ActingServer
 from sla_server.lease_file import LeaseState
 from sla_server.nodes_file import RunningNode, write_nodes
 from tests.support import api
-from tests.support.browser import browser, console_errors, until, wait_for
+from tests.support.browser import Page, console_errors, until, wait_for
 from tests.support.site import Site
 
 pytestmark = pytest.mark.e2e
@@ -55,8 +55,8 @@ def _text(driver: Chrome, css: str) -> str:
     return " ".join(driver.find_element(By.CSS_SELECTOR, css).text.split())
 
 
-def test_who_acts_who_stands_by_and_what_is_away(site: Several) -> None:
-    with browser() as driver:
+def test_who_acts_who_stands_by_and_what_is_away(site: Several, page: Page) -> None:
+    with page() as driver:
         driver.get(f"{site.url}servers")
         wait_for(driver, "[data-server=n3]")
         site.hear("n2", n3_runs=True)
@@ -79,8 +79,8 @@ def test_who_acts_who_stands_by_and_what_is_away(site: Several) -> None:
         assert [each for each in console_errors(driver) if "/health" not in each] == []  # 503: it stands by
 
 
-def test_the_banner_leads_to_the_page_of_the_server_that_acts(site: Several) -> None:
-    with browser() as driver:
+def test_the_banner_leads_to_the_page_of_the_server_that_acts(site: Several, page: Page) -> None:
+    with page() as driver:
         for view in ("agreements?state=violated", "servers", ""):
             site.hear("n2", n3_runs=True)
             driver.get(f"{site.url}{view}")
@@ -94,8 +94,8 @@ def test_the_banner_leads_to_the_page_of_the_server_that_acts(site: Several) -> 
             assert link.get_attribute("href") == f"{PAGE}/{view}"
 
 
-def test_a_page_whose_server_has_died_leads_to_the_others(site: Several) -> None:
-    with browser() as driver:
+def test_a_page_whose_server_has_died_leads_to_the_others(site: Several, page: Page) -> None:
+    with page() as driver:
         driver.get(f"{site.url}agreements")
         until(driver, lambda: driver.find_elements(By.CSS_SELECTOR, "#banner a"), "that it stands by")
         site.stop.set()

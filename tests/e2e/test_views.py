@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +17,10 @@ from selenium.webdriver.support.ui import Select
 from dashboard.views import VIEWS
 from tests.support import api
 from tests.support.axe import violations
-from tests.support.browser import console_errors, until, wait_for
+from tests.support.browser import Page, console_errors, until, wait_for
 from tests.support.site import Site
 
 pytestmark = pytest.mark.e2e
-Page = Callable[..., AbstractContextManager[Chrome]]
 THINGS = {"agreement": "erp-gold", "volume": "batch", "backend": "disk-0", "policy": "3"}
 READY = {
     "overview": "[data-sla='erp-gold/latency'] meter",
@@ -67,14 +64,6 @@ LOOKS = [(1280, False), (390, True), *([(1280, True), (390, False)] if FOLDER el
 """Width, and whether it is dark."""
 DRAWN = """return [...document.querySelectorAll('.plot, #plot')].every((each) =>
   !each.offsetParent || each.querySelector('.main-svg'))"""
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(api.data_dir(tmp_path))
-    yield made
-    made.close()
-    made.mailbox.close()
 
 
 def text(driver: Chrome, css: str = "main") -> str:

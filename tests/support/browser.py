@@ -7,7 +7,7 @@ import tempfile
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from http.cookies import SimpleCookie
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ OPTIONS = (
     "--disable-component-update --disable-sync --disable-dev-shm-usage --hide-scrollbars"
 )
 WAIT_S = 120.0
+Page = Callable[..., AbstractContextManager[Chrome]]
+"""Opens a page of a size: ``fresh_page`` in a browser that several tests share."""
 
 
 @contextmanager
