@@ -63,7 +63,7 @@ SETTLED_S: Final = 2.0  # a greedy neighbour has filled the disk's queue
 DRAIN_S: Final = 3.0
 RELEASE_LIMIT_S: Final = 60.0
 SAMPLE_S: Final = 0.5
-STEP_S: Final = 0.25
+STEP_S: Final = 0.1
 FAULTS: Final[dict[str, tuple[signal.Signals, signal.Signals]]] = {
     "hangs": (signal.SIGSTOP, signal.SIGCONT),
     "fails": (signal.SIGUSR2, signal.SIGUSR2),
@@ -382,6 +382,9 @@ class Run:
 
     def _judge(self, greedy: list[Load | FioLoad], moments_s: list[float], end_s: float) -> list[float]:
         found, spans = self.result, []
+        moments_s[0] = min(
+            (io.due_s for load in greedy for io in load.done), default=moments_s[0]
+        )  # fio starts
         for moment_s, until_s in zip(moments_s, [*moments_s[1:], end_s], strict=True):
             span = self._victims.restored(moment_s, until_s)
             found.restores_s.append(None if span is None else span[1] - span[0])
@@ -453,16 +456,9 @@ class Run:
 @contextlib.contextmanager
 def _nbdkit(stage: Stage) -> Iterator[int]:
     """The pid of an nbdkit instead of the modelled disk: one request at a time, of all connections."""
-    command = ["nbdkit", "--foreground", "--log=null", "--unix", f"{stage.sockets}/disk.sock"]
-    command += [
-        "--filter=noparallel",
-        "--filter=delay",
-        "--filter=error",
-        "memory",
-        "64M",
-        "serialize=all-requests",
-        "--threads=128",
-    ]
+    filters = [f"--filter={name}" for name in ("noparallel", "delay", "error")]
+    command = ["nbdkit", "--foreground", "--log=null", "--threads=32", *filters]
+    command += ["--unix", f"{stage.sockets}/disk.sock", "memory", "64M", "serialize=all-requests"]
     command += ["rdelay=3ms", "wdelay=3ms", "error=EIO", "error-rate=100%"]
     process = subprocess.Popen([*command, f"error-file={stage.folder / FAILS_FILE}"])
     try:
