@@ -6,14 +6,15 @@ throttles; observe; enforce. Figures rest on the load generators' own records: g
 gateways, I/O, database. Modelled and labelled so: the disk, except where nbdkit serves, or a file with
 O_DIRECT. The same scenarios run on the simulator (``sla_simulated``), whose figures have no goals.
 
-A second is bad when the p95 of any victim's I/Os due in it is over the promise. Back under the promise is
-the first second that is followed by another good one. Whether neighbours are left alone when no agreement is
-at risk is asked twice: beside victims, of neighbours that ask for little, and of greedy ones when the victims
-have gone: enforced, and then only observed.
+What neighbours keep is compared with the best static cap; of a disk that becomes slower with that of each
+half; of storage that hangs or fails not at all. A second is bad when the p95 of any victim's I/Os due in it
+is over the promise. Back under the promise is the first second that is followed by another good one. Whether
+neighbours are left alone when no agreement is at risk is asked twice: beside victims, of neighbours that ask
+for little, and of greedy ones when the victims have gone: enforced, and then only observed.
 
-Options: ``--only NAME``, ``--seconds 40`` (of enforcing), ``--backend NAME`` (modelled, nbdkit or direct, or
+Options: ``--only NAME``, ``--seconds 60`` (of enforcing), ``--backend NAME`` (modelled, nbdkit or direct, or
 several: each scenario on each of them; those that have another one of their own have no goals there),
-``--simulated`` (the simulator alone). Some three and a half minutes a scenario.
+``--simulated`` (the simulator alone). Some four minutes a scenario.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import operator
 import os
 import shutil
 import signal
@@ -56,12 +58,12 @@ STATIC_STEPS: Final = 5
 IDLE_S: Final = 8.0
 MODEST_S: Final = 10.0
 OBSERVE_S: Final = 6.0
-ENFORCE_S: Final = 40.0
+ENFORCE_S: Final = 60.0
 SETTLED_S: Final = 2.0  # a greedy neighbour has filled the disk's queue
 DRAIN_S: Final = 3.0
 RELEASE_LIMIT_S: Final = 60.0
 SAMPLE_S: Final = 0.5
-STEP_S: Final = 0.25
+STEP_S: Final = 0.1
 FAULTS: Final[dict[str, tuple[signal.Signals, signal.Signals]]] = {
     "hangs": (signal.SIGSTOP, signal.SIGCONT),
     "fails": (signal.SIGUSR2, signal.SIGUSR2),
@@ -78,7 +80,8 @@ class Result:
     Attributes:
         violation_ratio: worst victim's p95 over the promise without control.
         free_iops: of all greedy neighbours without control.
-        static_iops: of all of them under the best static cap.
+        static_iops: of all of them under the best static cap; of storage that becomes slower the mean of
+            before and after, as long as each lasted.
         observe_throttles: caps in force while the server only observed.
         restores_s: from the first bad second to back under the promise, once a disturbance.
         bad_ratio: bad seconds of all others under control.
@@ -209,7 +212,9 @@ class Run:
             await self._uncontrolled()
             await self._static()
             await self._observed()
-            await self._enforced()
+            spans_s = await self._enforced()
+            if self.scenario.event == "slower":
+                await self._static_after(spans_s)
         if not self.scenario.event:
             await self._idle()
         return self.result
@@ -258,6 +263,7 @@ class Run:
 
     async def _static(self) -> None:
         """The highest cap, the same for all neighbours, under which as good as no second is bad."""
+        self.result.static_iops = 0.0
         lowest, highest = 0.0, self.result.free_iops
         count = len(self.scenario.greedy)
         for step in range(STATIC_STEPS):
@@ -282,6 +288,19 @@ class Run:
         for client in self.scenario.greedy:
             await self._sla("throttle", "release", *client.target)
 
+    async def _static_after(self, spans_s: list[float]) -> None:
+        """The same on storage as it is now; a fixed cap would have to be another after the change.
+
+        Args:
+            spans_s: how long what the neighbours kept was measured before it, and after.
+        """
+        before = self.result.static_iops
+        await self._sla("mode", "observe")
+        await asyncio.sleep(DRAIN_S)
+        await self._static()
+        rates, whole_s = (before, self.result.static_iops), sum(spans_s)
+        self.result.static_iops = sum(map(operator.mul, rates, spans_s)) / whole_s if whole_s else 0.0
+
     async def _observed(self) -> None:
         path = self.stage.folder / "scenario.yaml"
         path.write_text(agreements(self.scenario))
@@ -291,7 +310,8 @@ class Run:
             self.result.observe_throttles = sum(cap is not None for cap in (await self._sample()).values())
         await asyncio.sleep(DRAIN_S)
 
-    async def _enforced(self) -> None:
+    async def _enforced(self) -> list[float]:
+        """How long each of the spans lasted in which the promise was held."""
         await self._sla("mode", "enforce")
         await asyncio.sleep(DRAIN_S)
         if self.scenario.is_steady:
@@ -309,7 +329,7 @@ class Run:
                 moments_s.append(time.monotonic())
                 await self._watch(half_s)
                 end_s = time.monotonic() - 1
-        self._judge(greedy, moments_s, end_s)
+        return self._judge(greedy, moments_s, end_s)
 
     async def _modest(self) -> None:
         """What neighbours get that ask for so little that no agreement is at risk."""
@@ -360,8 +380,11 @@ class Run:
         }
         return {client.volume: caps.get(client.volume) for client in self.scenario.greedy}
 
-    def _judge(self, greedy: list[Load | FioLoad], moments_s: list[float], end_s: float) -> None:
+    def _judge(self, greedy: list[Load | FioLoad], moments_s: list[float], end_s: float) -> list[float]:
         found, spans = self.result, []
+        moments_s[0] = min(
+            (io.due_s for load in greedy for io in load.done), default=moments_s[0]
+        )  # fio starts
         for moment_s, until_s in zip(moments_s, [*moments_s[1:], end_s], strict=True):
             span = self._victims.restored(moment_s, until_s)
             found.restores_s.append(None if span is None else span[1] - span[0])
@@ -377,6 +400,7 @@ class Run:
         found.kept_iops = done / lasted_s if lasted_s else 0.0
         minutes = (end_s - moments_s[0]) / 60
         found.changes_per_min = max(direction_changes(caps) for caps in self._caps.values()) / minutes
+        return [until_s - after_s for _, after_s, until_s in spans]
 
     async def _fault(self) -> None:
         """Let the disk hang or fail: when does an episode open, does a cap fall, what do slices say."""
@@ -432,15 +456,9 @@ class Run:
 @contextlib.contextmanager
 def _nbdkit(stage: Stage) -> Iterator[int]:
     """The pid of an nbdkit instead of the modelled disk: one request at a time, of all connections."""
-    command = ["nbdkit", "--foreground", "--log=null", "--unix", f"{stage.sockets}/disk.sock"]
-    command += [
-        "--filter=noparallel",
-        "--filter=delay",
-        "--filter=error",
-        "memory",
-        "64M",
-        "serialize=all-requests",
-    ]
+    filters = [f"--filter={name}" for name in ("noparallel", "delay", "error")]
+    command = ["nbdkit", "--foreground", "--log=null", "--threads=32", *filters]
+    command += ["--unix", f"{stage.sockets}/disk.sock", "memory", "64M", "serialize=all-requests"]
     command += ["rdelay=3ms", "wdelay=3ms", "error=EIO", "error-rate=100%"]
     process = subprocess.Popen([*command, f"error-file={stage.folder / FAILS_FILE}"])
     try:
@@ -508,8 +526,10 @@ def values(found: dict[str, tuple[Scenario, Result]]) -> dict[str, float]:
         some = [result for scenario, result in results if scenario.is_bursty is is_bursty]
         if some:
             made[f"bad_{name}_ratio"] = max(result.bad_ratio for result in some)
+        kept = [r for each, r in results if each.is_bursty is is_bursty and not each.has_fault]
+        if kept:
             made[f"kept_{name}_ratio"] = min(
-                result.kept_iops / result.static_iops if result.static_iops else 0.0 for result in some
+                result.kept_iops / result.static_iops if result.static_iops else 0.0 for result in kept
             )
     modest = [result for _, result in results if result.modest_ratio is not None]
     if modest:

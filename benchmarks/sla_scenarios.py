@@ -22,6 +22,7 @@ DISK_IOPS: Final = 400
 BURST_S: Final = 1.5  # of a bursty neighbour: 1,000 I/Os, more than the disk does in that time
 PAUSE_S: Final = 2.5
 MODEST_IOPS: Final = 60.0  # of all neighbours that ask for little: with the victims' a third of the storage
+WINDOW_IOS: Final = 25.0  # what a window of a poll needs (window_min_ios), and a margin
 FAULT_S: Final = 30.0
 """How long storage hangs or fails."""
 
@@ -200,7 +201,11 @@ SCENARIOS: Final = (
     Scenario("hangs", "the backend hangs", (_GOLD,), (_BATCH,), event="hangs"),
     Scenario("fails", "every I/O of the backend fails", (_GOLD,), (_BATCH,), event="fails"),
     Scenario(
-        "quick-polls", "one victim, one greedy, polled every 250 ms", (_GOLD,), (_BATCH,), interval_s=0.25
+        "quick-polls",
+        "one victim, one greedy, polled every 250 ms",
+        (Client("erp-db", rate_iops=4 * WINDOW_IOS),),
+        (_BATCH,),
+        interval_s=0.25,
     ),
 )
 

@@ -14,7 +14,7 @@
 Each step answers one question: given what the victims' windows say under the caps in force, should C change?
 It never decides twice on the same evidence, because a change shuts the gate and empties the windows.
 
-The increase differs from SLA-MODEL.md's C0/16: see docs/adr/0002-approach-the-ceiling.md.
+The increase differs from SLA-MODEL.md's C0/16: see docs/adr/0002-approach-the-ceiling.md and 0062.
 
 Pure: no clock, no I/O; ``now_ns`` is monotonic. Changed only by the controller's one thread.
 """
@@ -396,7 +396,7 @@ class BackendControl:
         used = sum(n.cost_per_s for n in self.managed.values())
         felt = max(used, s.decrease_min * self.allowed) if self._is_slack() else self.allowed
         wanted = max(floors, felt * factor)
-        self.ceiling = min(self.ceiling, felt)
+        self.ceiling = min(self.ceiling, felt, self._given())
         if wanted >= self.allowed * 0.999:
             return self._at_floor(lead, now_ns)
         self.helpless_since_ns = None
@@ -418,6 +418,13 @@ class BackendControl:
         """Whether the managed volumes do not feel C: none holds I/Os back, and they use clearly less."""
         used = sum(n.cost_per_s for n in self.managed.values())
         return not any(n.queueing for n in self.managed.values()) and used < FELT_RATIO * self.allowed
+
+    def _given(self) -> float:
+        """What the storage gave the managed volumes at the last, if none of them was held back by its cap."""
+        if not self.active or any(n.queueing for n in self.managed.values()):
+            return math.inf
+        last = sum(n.last_cost_per_s for n in self.managed.values())
+        return max(last, self.settings.decrease_min * self.allowed)
 
     def _floors(self, lead: Victim) -> float:
         return sum(floor_for(lead.priority, n) for n in self.managed.values())
@@ -564,7 +571,8 @@ class BackendControl:
         smallest = self.start / s.increase_divisor / 4  # a change that small is not worth new evidence
         if room < smallest:
             return self.allowed
-        return self.allowed + max(s.approach_ratio / self.hold_up_factor * room, smallest)
+        share = s.approach_ratio if self.ceiling < self.start else s.first_approach_ratio
+        return self.allowed + max(share / self.hold_up_factor * room, smallest)
 
     def _move(
         self, wanted: float, phase: Phase, reason: Reason, text: str, lead: Victim, now_ns: int

@@ -235,7 +235,7 @@ class BackendInventory:
             backend: only what it uses there; "": everywhere.
         """
         place, volume = self.terms_of(target), volume_of(target)
-        cost = peak = all_cost = all_ops = 0.0
+        cost = last = peak = all_cost = all_ops = 0.0
         is_held = False
         for table, use in self._used(target):
             smoothed = use.cost_per_s
@@ -243,11 +243,12 @@ class BackendInventory:
             if backend in ("", table.backend_of(volume)):
                 # The newest cut counts in full: a neighbour that just came must be cut from what it uses now.
                 cost += max(smoothed, use.last_cost_per_s)
+                last += use.last_cost_per_s
                 peak += use.peak_cost_per_s
                 is_held = is_held or use.held > 0
         full = cap is None or cost >= FULL_RATIO * cap
         floor = max(place.floor_cost(self._mean_cost(target, all_cost, all_ops)), 1.0)
-        return Neighbour(target, place.priority, cost, peak, floor, full and is_held)
+        return Neighbour(target, place.priority, cost, peak, floor, full and is_held, last_cost_per_s=last)
 
     def neighbours(
         self, backend: str, scopes: Iterable[PromiseScope], caps: Mapping[str, float | None]

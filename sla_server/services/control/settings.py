@@ -98,6 +98,8 @@ class ControlSettings(StrictModel):
     """A probe beyond the remembered ceiling goes up by C0 / 16, as blk-iolatency does."""
     approach_ratio: float = Field(default=0.5, gt=0, le=1)
     """Share of the distance to the parking place that one increase covers. See ADR 0002."""
+    first_approach_ratio: float = Field(default=0.7, gt=0, le=1)
+    """The same while the ceiling is what was used when nothing was throttled: that is known well."""
     park_ratio: float = Field(default=0.93, gt=0, le=1)
     """Park this far below the C at which risk was last met. See ADR 0002."""
     park_r: float = Field(default=0.6, gt=0)

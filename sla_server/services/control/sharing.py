@@ -58,6 +58,7 @@ class Neighbour:
         floor: never throttled below this.
         queueing: a cap hides its demand (I/Os held back).
         curve_end: cost rate at the end of its own curve while its demand is above it, else None.
+        last_cost_per_s: what it used in the newest cut.
     """
 
     volume: str
@@ -67,6 +68,7 @@ class Neighbour:
     floor: float
     queueing: bool
     curve_end: float | None = None
+    last_cost_per_s: float = math.inf
 
 
 class Neighbours(dict[str, Neighbour]):

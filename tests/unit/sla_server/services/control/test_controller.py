@@ -84,7 +84,8 @@ def test_the_demo(seed):
     assert world.greedy.rate_between(83, 89) > 490  # all of the disk
     (row,) = [r for r in rows(world.sim).values() if r["state"] != "observed"]
     assert released[1].details["ended"] == "victim-idle"
-    assert (row["state"], row["reason"], row["victim"]) == ("released", "recovery-step", "gold/latency")
+    assert (row["state"], row["victim"]) == ("released", "gold/latency")
+    assert row["reason"] in ("recovery-step", "promise-violated", "promise-at-risk")  # of its last change
 
 
 def test_few_bad_seconds_over_many_seeds():
