@@ -55,8 +55,14 @@ SAME_RATIO: Final = 0.01
 """Rates that differ by less are the same: an enforcer is no more exact."""
 
 
-def exceeds(rates: Rates, use: Usage | ClientUse, duration_s: float, tolerance: float) -> bool:
-    """Whether the newest cut used more than these rates allow; one I/O of slack for the cut's edges."""
+def exceeds(
+    rates: Rates, use: Usage | ClientUse, duration_s: float, tolerance: float, let_in: float = 1.0
+) -> bool:
+    """Whether the newest cut used more than these rates allow; one I/O of slack for the cut's edges.
+
+    Args:
+        let_in: what was sent to the storage in the cut, of what was completed in it.
+    """
     burst_s, least_s = rates.burst_s or DEFAULT_BURST_S, DEFAULT_BURST_S
     checks = (
         (rates.cost_per_s, use.last_cost_per_s, burst_s),
@@ -67,7 +73,7 @@ def exceeds(rates: Rates, use: Usage | ClientUse, duration_s: float, tolerance: 
     one_io = 1 / duration_s
     return any(
         cap is not None
-        and used
+        and used * let_in
         > cap * (1 + at_once_s / duration_s + tolerance) + one_io * (used / max(use.last_ops_per_s, 1e-9))
         for cap, used, at_once_s in checks
     )
@@ -121,6 +127,8 @@ class Throttle:
         unseen: gateways whose measured rate has still to show the cap.
         loop: of layer control, what its backend's loop has learned.
         over_cuts: gateway_id to confirmed cuts above the cap, one after another.
+        under_way: gateway_id to its I/Os at the storage when the last confirmed cut ended. What was sent there
+            before the cap completes under it: a deep queue empties for seconds.
         late_ios, longest_hold_us: I/Os that its gateways let through later than their ``max_hold_s``, since
             it was set or this process started, and the longest delay; also of one that is still held.
         expires_ns: when it expires, on the monotonic clock; None until ``expired`` was asked first.
@@ -151,6 +159,7 @@ class Throttle:
     waiting: dict[str, int] = field(default_factory=dict)
     unseen: set[str] = field(default_factory=set)
     over_cuts: dict[str, int] = field(default_factory=dict)
+    under_way: dict[str, int] = field(default_factory=dict)
     loop: LoopMemory | None = None
     late_ios: int = 0
     longest_hold_us: int = 0
@@ -258,6 +267,7 @@ class Throttle:
             self.confirmed_us = self.seen_us = None
         self.waiting[gateway_id] = gen
         self.unseen.add(gateway_id)
+        self.under_way.pop(gateway_id, None)
         # over_cuts goes on: the loop changes a cap that has no effect before three cuts are over.
 
     def join(self, gateways: Mapping[str, GatewayCaps], now_ns: int) -> None:
@@ -292,6 +302,7 @@ class Throttle:
         self.waiting.pop(gateway_id, None)
         self.unseen.discard(gateway_id)
         self.over_cuts.pop(gateway_id, None)
+        self.under_way.pop(gateway_id, None)
 
     def measured(
         self,
@@ -303,7 +314,12 @@ class Throttle:
         unix_us: int,
     ) -> bool:
         """A cut made wholly under the cap came; returns whether the state changed to seen."""
+        before, self.under_way[gateway_id] = self.under_way.get(gateway_id), use.inflight
         if exceeds(share, use, duration_s, settings.seen_tolerance_ratio):
+            completed = max(use.last_ops_per_s * duration_s, 1.0)
+            let_in = 0.0 if before is None else max(1 + (use.inflight - before) / completed, 0.0)
+            if not exceeds(share, use, duration_s, settings.seen_tolerance_ratio, let_in):
+                return False  # neither proof nor its absence
             self.over_cuts[gateway_id] = self.over_cuts.get(gateway_id, 0) + 1
             return False
         self.over_cuts[gateway_id] = 0
