@@ -60,8 +60,7 @@ def exceeds(
 ) -> bool:
     """Whether the newest cut used more than these rates allow; one I/O of slack for the cut's edges.
 
-    Args:
-        let_in: what was sent to the storage in the cut, of what was completed in it.
+    ``let_in``: what was sent to the storage in the cut, of what was completed in it.
     """
     burst_s, least_s = rates.burst_s or DEFAULT_BURST_S, DEFAULT_BURST_S
     checks = (
@@ -127,8 +126,8 @@ class Throttle:
         unseen: gateways whose measured rate has still to show the cap.
         loop: of layer control, what its backend's loop has learned.
         over_cuts: gateway_id to confirmed cuts above the cap, one after another.
-        under_way: gateway_id to its I/Os at the storage when the last confirmed cut ended. What was sent there
-            before the cap completes under it: a deep queue empties for seconds.
+        under_way: gateway_id to its I/Os at the storage when the last confirmed cut ended. What was
+            sent there before the cap completes under it: a deep queue empties for seconds.
         late_ios, longest_hold_us: I/Os that its gateways let through later than their ``max_hold_s``, since
             it was set or this process started, and the longest delay; also of one that is still held.
         expires_ns: when it expires, on the monotonic clock; None until ``expired`` was asked first.
