@@ -15,6 +15,11 @@ client that opens the file now would find the same. It lives as long as a sessio
 (``hold``, ``release``).
 
 Durability: ``flush`` and FUA return after the kernel says that the data are stable (fdatasync, RWF_DSYNC).
+It says *once* that it could not write something, to whoever asks first by a descriptor, and forgets it then:
+the next fdatasync succeeds though data are lost, perhaps another client's. So once a flush has failed all
+later ones of this opening do, and the next client opens the file again. Flushes have a descriptor of their
+own, so that no FUA takes such an error away from them, and are done one at a time, each for all that wait for
+it (``_SharedSync``).
 """
 
 from __future__ import annotations
@@ -23,8 +28,11 @@ import ctypes
 import errno
 import os
 import stat
+import threading
 from functools import partial
 from typing import Final
+
+import structlog
 
 from gateway_agent.errors import BackingFileError
 from gateway_agent.nbd import protocol as p
@@ -50,6 +58,7 @@ _FLAGS: Final = (
     | p.TX_CAN_MULTI_CONN  # a flush is one of the file, whatever connection it comes by
 )  # fmt: skip
 
+log = structlog.get_logger("storage")
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 
@@ -62,6 +71,44 @@ def _fallocate(fd: int, mode: int, offset: int, length: int) -> int:
 def _check_kind(mode: int) -> None:
     if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
         raise ValueError("it is neither a regular file nor a block device")
+
+
+class _SharedSync:
+    """Flushes of one opening of a file: one fdatasync for all that came before it began; see the module.
+
+    ``_changed`` guards all fields. ``begun`` and ``ended`` count calls; the thread that begins one makes it.
+
+    Attributes:
+        error: number for the wire of the first one that failed; 0 while none has.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.error = 0
+        self._fd = fd
+        self._changed = threading.Condition()
+        self._begun = self._ended = 0
+
+    def sync(self) -> int:
+        """Returns 0 when all that was written before the call is stable. Any thread."""
+        with self._changed:
+            wanted = self._begun + 1
+            while self._ended < wanted and self._begun > self._ended:
+                self._changed.wait()
+            if self._ended >= wanted or self.error:
+                return self.error
+            self._begun += 1
+        error = p.EIO
+        try:
+            os.fdatasync(self._fd)
+            error = 0
+        except OSError as exc:
+            error = p.wire_error(exc.errno or p.EIO)
+        finally:
+            with self._changed:
+                self.error = self.error or error
+                self._ended = self._begun
+                self._changed.notify_all()
+        return self.error
 
 
 class VolumeStorage:
@@ -98,9 +145,11 @@ class VolumeStorage:
             raise BackingFileError(volume, path, str(exc)) from exc
         try:
             size_bytes = self._size_bytes()
+            self._sync_fd = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
         except (OSError, ValueError) as exc:
             os.close(self._fd)
             raise BackingFileError(volume, path, str(exc)) from exc
+        self._sync = _SharedSync(self._sync_fd)
         self.facts = p.ExportFacts(size_bytes, _FLAGS | (p.TX_READ_ONLY if read_only else p.TX_CHANGES))
         self.preadv = partial(os.preadv, self._fd)
         self.tells_cached = self._tells_cached()
@@ -157,12 +206,13 @@ class VolumeStorage:
         return 0
 
     def flush(self) -> int:
-        """Make everything written so far stable."""
-        try:
-            os.fdatasync(self._fd)
-        except OSError as exc:
-            return p.wire_error(exc.errno or p.EIO)
-        return 0
+        """Make everything written so far stable; never again once it has failed, see the module."""
+        has_failed = bool(self._sync.error)
+        error = self._sync.sync()
+        if error and not has_failed:
+            effect = "flushes of its clients fail from now on; a client that connects again opens it again"
+            log.error("flush-failed", path=self._path, error=os.strerror(error), effect=effect)
+        return error
 
     def cache(self, offset: int, length: int) -> tuple[int, int]:
         """Have a first piece of the range read ahead. Returns as ``trim``."""
@@ -265,11 +315,13 @@ class VolumeStorage:
         return max(at, os.fstat(self._fd).st_size)
 
     def is_current(self) -> bool:
-        """Whether the path still names this file, with this size.
+        """Whether the path still names this file, with this size, and no flush of it has failed.
 
         Raises:
             OSError: it names nothing whose state can be read.
         """
+        if self._sync.error:
+            return False
         opened, named = os.fstat(self._fd), os.stat(self._path)
         is_same = (opened.st_dev, opened.st_ino, opened.st_rdev) == (
             named.st_dev,
@@ -286,4 +338,5 @@ class VolumeStorage:
         """One user less; the last one closes the file."""
         self._holders -= 1
         if not self._holders:
+            os.close(self._sync_fd)
             os.close(self._fd)

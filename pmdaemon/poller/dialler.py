@@ -60,6 +60,7 @@ JITTER_RATIO: Final = 0.9  # many that hang up at once are not dialled at once
 CONNECT_NS: Final = 5 * 10**9
 HEALTHY_NS: Final = 10 * 10**9
 MAX_LISTED: Final = 10_000
+OTHER_ACTS: Final = "another server acts"
 log = structlog.get_logger("dialler")
 
 Offer = Callable[[socket.socket, str], object | None]
@@ -185,7 +186,7 @@ class Dialler:
 
     def _dial(self, entry: _Entry) -> None:
         if not self._term.is_on():  # the gateway would leave the server that acts now for this one
-            self._failed(entry, "another server acts")
+            self._failed(entry, OTHER_ACTS)
             return
         address = parse_address(entry.target.address)
         try:
@@ -206,6 +207,9 @@ class Dialler:
     def _answered(self, entry: _Entry, sock: socket.socket) -> None:
         if code := dial_error(sock):
             self._failed(entry, os.strerror(code))
+            return
+        if not self._term.is_on():  # it was dialled before this server stood still
+            self._failed(entry, OTHER_ACTS)
             return
         pair = self._offer(sock, entry.target.address)
         if pair is None:

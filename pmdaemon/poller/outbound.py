@@ -176,9 +176,9 @@ class Outbound:
 
     def _send_asked(self, asked: list[tuple[Gateway, int, tuple[AgentConnection, bytes]]]) -> None:
         polls = sent_bytes = 0
-        is_on = self._term.is_on()
+        is_on = self._term.is_on
         for gateway, number, (conn, encoded) in asked:
-            if not is_on or conn.send_poll(encoded) is _GONE:
+            if not is_on() or conn.send_poll(encoded) is _GONE:
                 gateway.unask(number)
             else:
                 polls += 1

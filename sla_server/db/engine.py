@@ -5,6 +5,11 @@ queue once their transaction is committed, and a commit that power loss can undo
 begin as IMMEDIATE in writers (a read that is upgraded later fails with SQLITE_BUSY when the policy job
 committed in between) and as plain ones in readers, which also get ``query_only``.
 
+After a write or sync of SQLite's has failed, what is written to the same place of its log again may not
+reach the disk though the kernel says so (ext4, where that place had never been on the disk before), and a
+power cut takes it with all commits behind it. So the next transaction begins with an empty log: what the log
+holds is brought into the database first (``_LogRenewal``).
+
 PostgreSQL: statement and lock timeouts, UTC, and no ``synchronous_commit=off`` for the same reason.
 
 Thread: an Engine may be used by any thread; a Connection belongs to one.
@@ -20,7 +25,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, create_engine, event
-from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine import URL, ExceptionContext, make_url
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
 
 from pmdaemon.runtime.config import masked
@@ -84,13 +89,45 @@ def _sqlite_engine(config: DatabaseConfig, url: URL, read_only: bool) -> Engine:
 
     engine = create_engine(url, creator=connect, pool_size=config.pool_size, max_overflow=2, pool_timeout=10)
     begin = "BEGIN" if read_only else "BEGIN IMMEDIATE"
+    renewal = _LogRenewal(engine) if not read_only else None
 
     # isolation_level=None leaves transactions to us; without it sqlite3 commits before DDL.
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
+        if renewal is not None:
+            renewal.before(connection)
         connection.exec_driver_sql(begin)
 
     return engine
+
+
+class _LogRenewal:
+    """Whether a write or sync of SQLite's log has failed since it was last emptied; see the module."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._is_due = False
+        event.listen(engine, "handle_error", self._saw)
+
+    def _saw(self, context: ExceptionContext) -> None:
+        code = getattr(context.original_exception, "sqlite_errorcode", 0)
+        if code & 0xFF == sqlite3.SQLITE_IOERR:
+            self._is_due = True
+
+    def before(self, connection: Connection) -> None:
+        """Before a transaction begins.
+
+        Raises:
+            DatabaseUnavailable: a reader still needs the log; come again.
+        """
+        if not self._is_due:
+            return
+        is_busy, _, _ = connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").one()
+        if is_busy:
+            raise DatabaseUnavailable(
+                where(self._engine), "its log must be emptied after an I/O error, and is being read"
+            )
+        self._is_due = False
 
 
 SORT_MEMORY: Final = "32MB"

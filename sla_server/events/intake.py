@@ -71,6 +71,7 @@ class EventIntake:
         known: identities that were taken before and are in no queue any more.
         most_ids: so many identities are kept in mind.
         queued: identities of what is in the normal queue, if it was read already.
+        later_us: the latest time of acceptance of what waits elsewhere.
 
     Attributes:
         accepted: events that are in a queue. repeated: dropped by their identity. unreadable: dropped.
@@ -88,10 +89,12 @@ class EventIntake:
         known: Iterable[str] = (),
         most_ids: int = MOST_IDS,
         queued: Iterable[str] | None = None,
+        later_us: int = 0,
     ) -> None:
         self._directory = directory
         self._queues = {True: initial, False: normal}
         self._clock = clock
+        self._later_us = later_us
         self._arrived = arrived
         self._probe = probe
         self._readers: dict[Path, ReserveReader] = {}
@@ -145,7 +148,7 @@ class EventIntake:
         return added
 
     def _add(self, items: Iterable[QueuedEvent], *, is_initial: bool) -> int:
-        now_us, new, ids, repeated = self._clock.unix_us(), list[QueuedEvent](), dict[str, None](), 0
+        new, ids, repeated = list[QueuedEvent](), dict[str, None](), 0
         for item in items:
             identity = item.identity
             if identity in self._ids or identity in ids:
@@ -153,11 +156,20 @@ class EventIntake:
                 continue
             ids[identity] = None
             new.append(item)
-        self._queues[is_initial].append(new, now_us)
+        self._queues[is_initial].append(new, self._accepted_us())
         self._add_ids(ids)
         self.accepted += len(new)
         self.repeated += repeated
         return len(new)
+
+    def _accepted_us(self) -> int:
+        """Now; where the clock was set back, also while no server ran, behind all that was accepted before.
+
+        What is held back keeps its order by it.
+        """
+        newest_us = max(self._later_us, *(queue.newest_us for queue in self._queues.values()))
+        now_us = self._clock.unix_us()
+        return now_us if now_us >= newest_us else newest_us + 1
 
     @property
     def silent_ns(self) -> int:

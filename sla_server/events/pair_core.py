@@ -362,7 +362,7 @@ class PairCore:
 
     def _take(self, queue_id: str, records: Sequence[tuple[int, bytes]]) -> bool:
         own = {queue.queue_id for queue in self._mirrored}
-        now_us = self._clock.unix_us()
+        now_us = max(self._clock.unix_us(), self._main.newest_us + 1)  # behind all of before, see EventIntake
         items: list[QueuedEvent] = []
         later: list[QueuedEvent] = []
         before, left = self._taken_before.get(queue_id, 0), self._left.get(queue_id, set())

@@ -156,6 +156,7 @@ class EventQueue:
 
     Attributes:
         damaged: records that could not be read back, or that hold no event.
+        newest_us: the latest ``recorded_us`` of all that was appended or read; any thread.
 
     Raises:
         DiskQueueError, OSError: it cannot be opened.
@@ -178,6 +179,7 @@ class EventQueue:
         self.damaged = sum(max(1, extent.records) for extent in self._queue.report.extents)
         self._chunks: OrderedDict[int, tuple[int, list[QueuedEvent]]] = OrderedDict()
         self._shown: int | None = None
+        self.newest_us = 0
 
     @property
     def queue_id(self) -> str:
@@ -213,6 +215,8 @@ class EventQueue:
                 recorded_us += item.event.at_us < before_us
             before_us = item.event.at_us
             records.append(item.encode(recorded_us))
+            if (at_us := recorded_us or item.event.recorded_us) > self.newest_us:
+                self.newest_us = at_us
         return self._queue.put_many(records)
 
     def show(self) -> None:
@@ -291,6 +295,8 @@ class EventQueue:
         for message in messages:
             try:
                 items.append(decode(message.seq, message.data))
+                if (at_us := items[-1].event.recorded_us) > self.newest_us:  # at the start
+                    self.newest_us = at_us
             except EventUnreadable as exc:
                 self.damaged += 1
                 log.error("event-unreadable", queue=self.name, seq=message.seq, problem=str(exc))
@@ -393,7 +399,7 @@ class LaterQueue:
     def has_moved(self, item: QueuedEvent) -> bool:
         """Whether an event of the queue of events was moved from here, and is here still."""
         waiting = self._items.get(item.later_seq)
-        return waiting is not None and _identity(waiting) == _moved_identity(item, waiting.purpose)
+        return waiting is not None and _identity(waiting) == _identity(replace(item, purpose=waiting.purpose))
 
     def repeat_moves(self, target: EventQueue, found: dict[int, int]) -> list[int]:
         """At the start, before anything is delivered: what a crash left in both queues leaves one of them.
@@ -591,9 +597,4 @@ def _accepted(item: QueuedEvent) -> tuple[int, int, int]:
 
 def moved(item: QueuedEvent) -> QueuedEvent:
     """An item of the later queue as it enters the queue of events."""
-    is_held = item.purpose == "held"
-    return replace(item, seq=0, later_seq=item.seq, due_us=0, purpose="", is_caught_up=is_held)
-
-
-def _moved_identity(item: QueuedEvent, purpose: str) -> tuple[str, str, str, int]:
-    return item.event.event_id, item.recipient, purpose, item.reminder
+    return replace(item, seq=0, later_seq=item.seq, due_us=0, purpose="", is_caught_up=item.purpose == "held")

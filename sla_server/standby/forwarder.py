@@ -194,10 +194,11 @@ async def _dial(target: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter
 
 def _limit_silence(sock: socket.socket) -> None:
     """Have the system end a connection whose other side is gone, or has read nothing for ``SILENCE_S``."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, round(SILENCE_S / 2)))
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, round(SILENCE_S / 6)))
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(SILENCE_S * 1000))
+    with contextlib.suppress(OSError):  # it has ended while the acting server was dialled
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, round(SILENCE_S / 2)))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, round(SILENCE_S / 6)))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(SILENCE_S * 1000))
 
 
 async def _is_reached(target: str) -> bool:

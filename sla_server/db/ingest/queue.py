@@ -32,6 +32,8 @@ from pmdaemon.diskqueue.format import (
     ENTRY_BYTES,
     INDEX_START,
     RECORD_OVERHEAD_BYTES,
+    Found,
+    check,
     content,
     read_file_header,
     scan,
@@ -117,11 +119,23 @@ def read_beside(directory: Path, bounds: Callable[[str], tuple[int, int]]) -> li
             return []
         with view[DATA_START : DATA_START + header.ring_bytes] as ring:
             found = scan(ring, header.seed).intact
-            if (int(found["seq"].min()) if len(found) else last_seq) > after_seq + 1:
-                raise DbError(f"record {after_seq + 1} of {path} was written over. Take another backup")
+            if not len(found) or int(found["seq"].min()) > after_seq + 1:
+                raise _written_over(path, after_seq + 1)
             wanted = found[(found["seq"] > after_seq) & (found["seq"] <= last_seq)]
             wanted = wanted[np.argsort(wanted["seq"])]
-            return [IngestRecord(record[2], content(ring, record)[1]) for record in wanted.tolist()]
+            return [_copied(path, ring, header.seed, record) for record in wanted.tolist()]
+
+
+def _copied(path: Path, ring: memoryview, seed: int, record: Found) -> IngestRecord:
+    """A record that was intact, and still is once it has been copied: its owner goes on meanwhile."""
+    _destination, payload = content(ring, record)
+    if check(ring, seed, record[3]) != record:
+        raise _written_over(path, record[2])
+    return IngestRecord(record[2], payload)
+
+
+def _written_over(path: Path, queue_seq: int) -> DbError:
+    return DbError(f"record {queue_seq} of {path} was written over. Take another backup")
 
 
 class IngestQueue:

@@ -83,11 +83,9 @@ class JsonFile:
         self._reopen.clear()
         self._close()
         make_directory(self._path.parent, 0o700)
-        is_new = not self._path.exists()
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         self._fd = os.open(self._path, flags, 0o600)
-        if is_new:
-            sync_directory(self._path.parent)
+        sync_directory(self._path.parent)  # a process that has died since may have made it
         self._cut_torn_line()
 
     def _is_same(self) -> bool:

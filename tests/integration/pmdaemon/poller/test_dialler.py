@@ -21,6 +21,7 @@ from pmdaemon.poller.dialler import (
     FIRST_S,
     HEALTHY_NS,
     MAX_S,
+    OTHER_ACTS,
     Dialler,
     Target,
 )
@@ -102,6 +103,28 @@ def test_outside_its_term_a_server_dials_nobody(bench: Bench, tmp_path: Path) ->
     bench.clock.advance(60.0)
     bench.connect().close()
     assert len(bench.taken) == 1
+
+
+def test_what_was_dialled_before_its_term_ended_is_given_to_no_pair(bench: Bench, tmp_path: Path) -> None:
+    """The machine stood still while the gateway's host answered."""
+    now_ns = 1
+    bench.dialler = Dialler(bench.offer, bench.clock, NoChance(), Term(tmp_path, 7, lambda: now_ns))
+    (tmp_path / LEASE_FILE).write_text('{"fence": 7, "until_ns": 2}')
+    bench.dialler.replace([Target("gw-a", bench.address)])
+    bench.dialler.step()
+    now_ns = 2
+    bench.wait()
+    assert bench.taken == []
+    assert bench.dialler.states()[0] == {
+        "name": "gw-a",
+        "address": bench.address,
+        "source": "list",
+        "state": "waiting",
+        "reason": OTHER_ACTS,
+    }
+    far = bench.gateway.accept()[0]
+    assert far.recv(1) == b"", "the gateway sees the end at once"
+    far.close()
 
 
 def test_dials_again_when_the_gateway_hangs_up(bench: Bench) -> None:

@@ -15,6 +15,7 @@ from sla_server.db import backup
 from sla_server.db.archive.verify import verify
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.errors import DbError, FileDamaged
+from sla_server.db.ingest import queue as ingest_queue
 from sla_server.db.ingest.queue import read_beside
 from sla_server.db.process import directory_lock
 from tests.support.archive import HOUR_US, FilesRig, archived, later
@@ -173,6 +174,26 @@ def test_records_that_were_written_over_meanwhile_fail_the_backup(site, tmp_path
     for _ in range(40):  # more than the ring holds
         rig.queue.append_many([bytes(100_000)])
         rig.queue.delete_through(rig.queue.synced_seq - 1)
+    with pytest.raises(DbError, match=f"record {newest} of .* was written over"):
+        read_beside(queue_dir, lambda _id: (newest - 1, newest))
+    rig.close()
+
+
+def test_a_record_that_is_written_over_while_it_is_copied_fails_the_backup(site, monkeypatch):
+    fill(site)
+    rig = Rig(site.database.config, site.database.data_dir, clock=later(4))
+    rig.feed(cuts_message([make_cut(13, start_us=T0 + 4 * HOUR_US)]))
+    queue_dir = site.database.config.resolved_queue_dir(site.database.data_dir)
+    newest, plain = rig.queue.synced_seq, ingest_queue.scan
+
+    def scanned(ring, seed):
+        found = plain(ring, seed)
+        for _ in range(40):  # more than the ring holds
+            rig.queue.append_many([bytes(100_000)])
+            rig.queue.delete_through(rig.queue.synced_seq - 1)
+        return found
+
+    monkeypatch.setattr(ingest_queue, "scan", scanned)
     with pytest.raises(DbError, match=f"record {newest} of .* was written over"):
         read_beside(queue_dir, lambda _id: (newest - 1, newest))
     rig.close()

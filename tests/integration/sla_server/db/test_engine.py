@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import sqlite3
+
 import pytest
 from sqlalchemy import text
 
@@ -113,3 +116,43 @@ def test_a_damaged_file_of_sqlite_is_said_to_be_one(tmp_path):
         connection.execute(text("SELECT count(x), max(x) FROM t")).all()
     assert isinstance(caught.value, DatabaseUnavailable), "who waits for a database that is away waits for it"
     engine.dispose()
+
+
+class FailingOnce(sqlite3.Connection):
+    """A disk that takes one commit's pages and reports that it did not."""
+
+    fails = False
+
+    def commit(self) -> None:
+        if type(self).fails:
+            type(self).fails = False
+            self.rollback()
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR | 4 << 8  # a sync
+            raise error
+        super().commit()
+
+
+def test_after_an_io_error_sqlite_writes_behind_nothing_that_it_has_not_in_its_file(tmp_path, monkeypatch):
+    """What is written again where a write has failed may be lost; nothing may come behind it."""
+    monkeypatch.setattr(sqlite3, "connect", functools.partial(sqlite3.connect, factory=FailingOnce))
+    config = DatabaseConfig(lock_timeout_s=0.1)
+    engine, log = make_engine(config, tmp_path), tmp_path / "sla.db-wal"
+    run(engine, "CREATE TABLE t (x integer)", "INSERT INTO t VALUES (1)")
+    reader = make_engine(config, tmp_path, read_only=True)
+    FailingOnce.fails = True
+    with pytest.raises(DatabaseUnavailable, match="disk I/O error"):
+        run(engine, "INSERT INTO t VALUES (2)")
+    with begin(reader) as reading:
+        assert reading.execute(text("SELECT x FROM t")).scalars().all() == [1]
+        with pytest.raises(DatabaseUnavailable, match="must be emptied"):
+            run(engine, "INSERT INTO t VALUES (3)")
+    assert log.stat().st_size > 0
+    with begin(engine) as connection:
+        assert log.stat().st_size == 0
+        connection.execute(text("INSERT INTO t VALUES (4)"))
+    with begin(engine) as connection:
+        assert log.stat().st_size > 0, "once"
+        assert connection.execute(text("SELECT x FROM t")).scalars().all() == [1, 4]
+    for each in (reader, engine):
+        each.dispose()

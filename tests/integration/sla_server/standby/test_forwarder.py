@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import struct
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
@@ -101,6 +102,41 @@ def test_bytes_go_both_ways_to_the_server_that_acts() -> None:
                 await asyncio.sleep(0.01)
         await bench.forwarder.close()
 
+    _run(body)
+
+
+def test_an_agent_that_is_gone_before_the_acting_server_answers_leaves_no_connection_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dial, may_pass = forwarder._dial, LinkForwarder._may_pass
+    agents: list[asyncio.StreamWriter] = []  # as the forwarder has them: nothing else says when one is gone
+
+    def noted(self: LinkForwarder, writer: asyncio.StreamWriter) -> bool:
+        agents.append(writer)
+        return may_pass(self, writer)
+
+    async def body() -> None:
+        bench = Bench()
+        async with Acting("n2") as acting:
+            await bench.acts("n2", acting.port)
+            while acting.ended < 1:  # the look whether it is reached
+                await asyncio.sleep(0.01)
+            agent = socket.create_connection(("127.0.0.1", bench.port))
+
+            async def slow(target: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+                found = await dial(target)
+                agent.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                agent.close()
+                while agents[0].get_extra_info("socket").fileno() >= 0:
+                    await asyncio.sleep(0.01)
+                return found
+
+            monkeypatch.setattr(forwarder, "_dial", slow)
+            while acting.ended < 2:
+                await asyncio.sleep(0.01)
+        await bench.forwarder.close()
+
+    monkeypatch.setattr(LinkForwarder, "_may_pass", noted)
     _run(body)
 
 

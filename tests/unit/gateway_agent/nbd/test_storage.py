@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import threading
 
 import pytest
 
@@ -237,3 +238,82 @@ def test_the_largest_files_are_volumes(path, opened, monkeypatch):
     assert storage.block_status(0, (1 << 32) - 512, 9) == [((1 << 32) - 512, HOLE)]
     assert len(seeks.asked) <= 4
     assert storage.trim(0, (1 << 32) - 512)[0] == 0
+
+
+class FailingDisk:
+    """As the kernel is: a sync that could not write something fails once, the next one succeeds."""
+
+    def __init__(self, monkeypatch, error=errno.EIO):
+        self.fds, self._errors = [], [error] if error else []
+        self.entered, self.may_go = threading.Event(), threading.Event()
+        self.may_go.set()
+        monkeypatch.setattr(os, "fdatasync", self)
+
+    def __call__(self, fd):
+        self.fds.append(fd)
+        self.entered.set()
+        self.may_go.wait(60)
+        if self._errors:
+            raise OSError(self._errors.pop(), "what was written is lost")
+
+
+@pytest.mark.parametrize(("raised", "told"), [(errno.EIO, p.EIO), (errno.EDQUOT, p.ENOSPC)])
+def test_after_a_flush_that_failed_none_succeeds_until_the_file_is_opened_again(
+    path, opened, monkeypatch, raised, told
+):
+    make(path, MIB)
+    storage, disk = opened(), FailingDisk(monkeypatch, raised)
+    assert storage.is_current()
+    assert [storage.flush() for _ in range(3)] == [told] * 3, "of which client the lost data are nobody knows"
+    assert len(disk.fds) == 1
+    assert not storage.is_current()
+    again = opened()
+    assert again.flush() == 0
+    assert again.is_current()
+
+
+def test_a_flush_that_waits_while_another_fails_fails(path, opened, monkeypatch):
+    make(path, MIB)
+    storage, disk, found = opened(), FailingDisk(monkeypatch), []
+    disk.may_go.clear()
+    clients = [threading.Thread(target=lambda: found.append(storage.flush())) for _ in range(3)]
+    clients[0].start()
+    assert disk.entered.wait(60)
+    for client in clients[1:]:
+        client.start()
+    disk.may_go.set()
+    for client in clients:
+        client.join(60)
+    assert (found, len(disk.fds)) == ([p.EIO] * 3, 1)
+
+
+def test_a_flush_is_not_answered_by_one_that_began_before_it(path, opened, monkeypatch):
+    make(path, MIB)
+    storage, disk, found = opened(), FailingDisk(monkeypatch, 0), []
+    disk.may_go.clear()
+    clients = [threading.Thread(target=lambda: found.append(storage.flush())) for _ in range(2)]
+    clients[0].start()
+    assert disk.entered.wait(60)
+    clients[1].start()
+    disk.may_go.set()
+    for client in clients:
+        client.join(60)
+    assert (found, len(disk.fds)) == ([0, 0], 2)
+
+
+def test_fua_takes_no_error_from_a_flush(path, opened, monkeypatch):
+    """The kernel keeps for each descriptor what it has said; so they need one each."""
+    make(path, MIB)
+    written, plain = [], os.pwritev
+
+    def pwritev(fd, *how):
+        written.append(fd)
+        return plain(fd, *how)
+
+    monkeypatch.setattr(os, "pwritev", pwritev)
+    storage, disk = opened(), FailingDisk(monkeypatch)
+    assert storage.write(b"d" * 512, 0, fua=True) == 0
+    storage.flush()
+    (wrote,), (synced,) = written, disk.fds
+    assert wrote != synced
+    assert os.fstat(wrote).st_ino == os.fstat(synced).st_ino

@@ -278,14 +278,31 @@ def test_nothing_reaches_a_gateway_once_the_term_of_this_server_has_ended(tmp_pa
     rig.close()
 
 
+class EndsMeanwhile(Term):
+    looks = 1 << 30
+
+    def is_on(self) -> bool:
+        self.looks -= 1
+        return self.looks >= 0
+
+
+def test_a_term_that_ends_among_polls_of_one_go_ends_them(tmp_path: Path) -> None:
+    term = EndsMeanwhile(tmp_path, 7)
+    rig = PairRig(term=term)
+    rig.watermarks()
+    agents = [rig.up(), rig.up(OTHER)]
+    rig.pass_time(1.5)
+    for agent in agents:
+        agent.answer(next(item for item in rig.received(agent) if item.kind == Kind.POLL))
+    rig.step()
+    term.looks = 2  # as the round begins, and before the first poll
+    rig.clock.advance(1.5)
+    rig.outbound.step()
+    assert sorted(len(rig.received(agent)) for agent in agents) == [0, 1]
+    rig.close()
+
+
 def test_polls_and_caps_that_were_made_before_the_term_ended_are_not_sent_after_it(tmp_path: Path) -> None:
-    class EndsMeanwhile(Term):
-        looks = 1 << 30
-
-        def is_on(self) -> bool:
-            self.looks -= 1
-            return self.looks >= 0
-
     term = EndsMeanwhile(tmp_path, 7)
     rig = PairRig(term=term)
     rig.watermarks()

@@ -11,6 +11,7 @@ import pytest
 from pmdaemon.runtime.clock import FakeClock
 from sla_server.events.event import Event
 from sla_server.events.first_reading import FirstReading
+from sla_server.events.intake import EventIntake
 from sla_server.events.queue import LaterQueue, QueuedEvent, moved
 from sla_server.events.recipients.base import Held
 from tests.support.deliveries import InlineSender, Rig, ToAll, event
@@ -154,6 +155,31 @@ def test_what_was_accepted_together_keeps_its_order_where_the_clock_was_set_back
     for item in reversed(accepted):
         rig.later.add([QueuedEvent(item.event, recipient="r", due_us=1, purpose="held")])
     assert [item.event.event_id for item in rig.later.due(2, most=9)] == [BEGIN, END]
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize("is_initial", [False, True])
+def test_an_end_that_was_accepted_after_the_clock_was_set_back_comes_behind_its_beginning(
+    tmp_path: Path, is_initial: bool, is_restarted: bool
+) -> None:
+    """Both are held back until the silence ends; the beginning is in the queue of later events alone."""
+    sender, router, clock = InlineSender("r"), ToAll("r"), FakeClock()
+    until_us = clock.unix_us() + 60_000_000
+    router.holds = lambda _event, _name, now_us: Held("quiet", until_us) if now_us < until_us else None
+    rig = Rig(tmp_path, router, [sender], clock=clock)
+    for number, each in enumerate((begin(), end())):
+        later_us = rig.later.queue.newest_us
+        intake = EventIntake(tmp_path, rig.initial, rig.main, clock, later_us=later_us)
+        each = replace(each, at_us=clock.unix_us())
+        assert intake.accept([QueuedEvent(each)], is_initial=is_initial and number == 1) == 1
+        rig.run()
+        if number == 0:
+            clock.step_wall(-30)
+            if is_restarted:
+                rig.restart()
+    assert len(rig.later) == 2
+    rig.run(100)
+    assert sender.got() == [BEGIN, END]
 
 
 def test_an_end_is_not_due_before_its_beginning_that_a_longer_silence_holds_back_again(

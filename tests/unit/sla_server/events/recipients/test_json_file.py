@@ -12,6 +12,7 @@ import pytest
 
 from pmdaemon.runtime.clock import Deadline
 from sla_server.events.documents import FileSpec
+from sla_server.events.recipients import json_file
 from sla_server.events.recipients.base import CONFIRMED, Outcome
 from sla_server.events.recipients.json_file import JsonFile
 from tests.support.notices import notice
@@ -45,6 +46,16 @@ def test_each_notice_is_a_line_that_is_synced_before_the_answer(
     assert synced[-1] == path.stat().st_size
     assert path.stat().st_mode & 0o777 == 0o600
     assert _numbers(path) == [1, 2]
+
+
+def test_the_name_of_a_file_that_a_process_made_that_died_is_synced_before_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "out.jsonl").touch()
+    synced: list[Path] = []
+    monkeypatch.setattr(json_file, "sync_directory", synced.append)
+    assert _file(tmp_path).deliver([notice(1)], DEADLINE) == CONFIRMED
+    assert synced == [tmp_path]
 
 
 def test_a_torn_line_of_a_writer_that_died_is_cut_off(tmp_path: Path) -> None:
