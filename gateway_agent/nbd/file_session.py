@@ -86,6 +86,8 @@ class FileSession(NbdSession):
 
     def push(self, now_ns: int) -> None:
         """Begin what can begin, for one turn."""
+        if not (self._ready or self._later or self._replies):  # as a rule: ``_do_plain`` has done it all
+            return self._watch_or_end()
         self._send_on()
         work = 0
         while work < TURN_BYTES and not self.is_closed:
