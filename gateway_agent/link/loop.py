@@ -238,4 +238,6 @@ class LinkLoop:
         self._core.session.drain(Bye(self._stop.reason))
         if self._server.due_ns is None:
             self._server.turn()
+        for connection in [*self._planes, self._server]:
+            connection.abandon()
         self._selector.close()

@@ -36,12 +36,16 @@ def serve(run: Processes, folder: Path, *command: str) -> subprocess.Popen[bytes
     sock = folder / "real.sock"
     sock.unlink(missing_ok=True)
     server = run.start("nbdkit", "-f", "-U", str(sock), "--threads=1", *command)
-    wait_for("nbdkit listens", lambda: is_listening(sock))
+    wait_for("nbdkit listens", lambda: is_listening(sock) or server.poll() is not None)
+    assert server.poll() is None
     return server
 
 
-def serve_file(run: Processes, folder: Path, *filters: str) -> subprocess.Popen[bytes]:
-    return serve(run, folder, *filters, "file", str(folder / "disk.img"))
+def serve_file(
+    run: Processes, folder: Path, filters: tuple[str, ...] = (), *settings: str
+) -> subprocess.Popen[bytes]:
+    names = [f"--filter={each}" for each in filters]
+    return serve(run, folder, *names, "file", str(folder / "disk.img"), *settings)
 
 
 def content_of(path: Path, size: int = SIZE) -> bytes:
@@ -203,7 +207,7 @@ def test_errors_of_single_requests_are_errors_and_the_others_are_right(
 ) -> None:
     flag = tmp_path / "fails"
     serve_file(
-        run, tmp_path, "--filter=error", "--filter=delay", "error=ENOSPC", f"error-file={flag}",
+        run, tmp_path, ("error", "delay"), "error=ENOSPC", f"error-file={flag}",
         "error-pread-rate=20%", "error-pwrite-rate=20%", "rdelay=1ms", "wdelay=2ms",
     )  # fmt: skip
     volume = Volume(run, tmp_path, relay)
@@ -228,7 +232,7 @@ def test_errors_of_single_requests_are_errors_and_the_others_are_right(
 def test_a_slow_upstream_that_is_killed_fails_each_request_once_and_loses_no_answer(
     run: Processes, tmp_path: Path, relay: Relay, disk: bytes
 ) -> None:
-    server = serve_file(run, tmp_path, "--filter=delay", "rdelay=20ms", "wdelay=10ms")
+    server = serve_file(run, tmp_path, ("delay",), "rdelay=20ms", "wdelay=10ms")
     volume = Volume(run, tmp_path, relay)
     traffic = Traffic(volume, disk, 2)
     traffic.run(60)
