@@ -4,7 +4,10 @@
                                   └───────────── 5 s for both ─────────────────────────────────────►
 
 Of several servers the others are tried as well (``elsewhere``) while a dial waits for longer than
-``PATIENCE_NS``, and while the session is silent; the first that answers is used.
+``PATIENCE_NS``, and while the session is silent; the first that answers is used. Without TLS a server that
+was stopped seems to answer, since its kernel accepts connections. So after sessions in which no server has
+said anything the others are tried later, each time after twice as long, up to ``MOST_STAY_S``: the session is
+given up before that, and the dials have a back-off of their own.
 
 ``PeerConnection`` is non-blocking, with deadline and backoff. Without TLS there is no securing; with TLS
 the peer must show the server's certificate, from the pinned CA. What is said on it is the business of its
@@ -39,7 +42,7 @@ from gateway_agent.errors import GatewayError, PeerLost
 from gateway_agent.link.elsewhere import OtherServers
 from pmdaemon.errors import ConfigError
 from pmdaemon.pki.certificates import SERVER_URI
-from pmdaemon.runtime.backoff import Backoff
+from pmdaemon.runtime.backoff import Backoff, doubled
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.sockets import accept, dial_error, why_not
 from pmdaemon.runtime.transport import HandshakeFailed, TlsTransport, Transport, prepare
@@ -52,7 +55,10 @@ PATIENCE_NS: Final = 500_000_000  # with the dial of one server of several; then
 NOBODY_LISTENS_S: Final = 1.0
 """The longest wait between two rounds of several servers that all refuse connections. One of them acts soon,
 and a refusal costs it nothing."""
-HEALTHY_NS: Final = 5_000_000_000  # a connection that ends sooner was refused: do not hammer that peer
+FIRST_STAY_S: Final = 1.0
+MOST_STAY_S: Final = 64.0
+HEALTHY_NS: Final = 5_000_000_000
+"""A connection that ends sooner, or on which nothing came, was refused: do not hammer that peer."""
 RECEIVE_BYTES: Final = 256 << 10  # one backlog reply; also the share of one connection in a turn of the loop
 MAX_PENDING_BYTES: Final = 4 << 20  # several replies; a peer that leaves more unread is not reading at all
 
@@ -104,7 +110,10 @@ class PeerConnection:
         self._failures = 0  # at one address after the other
         self._refusals = 0  # of these
         self._others = OtherServers(addresses, selector, clock, tls, server_name)
-        self._is_silent = False
+        self._is_silent = False  # and others are tried
+        self._elsewhere_ns: int | None = None  # silent: from when on; None: it is not
+        self._has_answered = False  # the other side of the open connection has said something
+        self._mute = 0  # connections in a row on which nothing came
         self._peer = peer
         self._backoff = backoff
         self._selector = selector
@@ -128,7 +137,7 @@ class PeerConnection:
         """When ``turn`` has to see to the other servers; None: it need not."""
         if self._is_silent or self._others.due_ns is not None:
             return self._others.due_ns
-        return self._patient_until_ns
+        return self._elsewhere_ns if self._is_open else self._patient_until_ns
 
     @property
     def _patient_until_ns(self) -> int | None:
@@ -136,8 +145,15 @@ class PeerConnection:
         return self._due_ns - CONNECT_LIMIT_NS + PATIENCE_NS if is_dialling else None
 
     def silent(self, is_silent: bool) -> None:
-        """Whether the other side of the open connection says nothing: others are tried meanwhile."""
-        self._is_silent = is_silent and self._is_open and len(self._addresses) > 1
+        """Whether the other side of the open connection says nothing: others are tried, at once or later."""
+        if not (is_silent and self._is_open and len(self._addresses) > 1):
+            self._is_silent, self._elsewhere_ns = False, None
+            return
+        now_ns = self._clock.monotonic_ns()
+        if self._elsewhere_ns is None:
+            stay_s = doubled(FIRST_STAY_S, self._mute - 1, MOST_STAY_S) if self._mute else 0.0
+            self._elsewhere_ns = now_ns + round(stay_s * 1e9)
+        self._is_silent = now_ns >= self._elsewhere_ns
 
     def _try_elsewhere(self) -> None:
         until_ns = self._patient_until_ns
@@ -175,7 +191,7 @@ class PeerConnection:
     def dial_no_more(self) -> None:
         """The link is stopping: what is open stays so, and what is lost is not dialled again."""
         self._addresses.clear()
-        self._is_silent = False
+        self._is_silent, self._elsewhere_ns = False, None
         self._others.rest()
 
     def take(self, connected: Transport, why: str = "the server has dialled again") -> None:
@@ -245,7 +261,7 @@ class PeerConnection:
             self._opened(transport)
 
     def _opened(self, connected: Transport) -> None:
-        self._is_open = True
+        self._is_open, self._has_answered = True, False
         self._last_failures.clear()
         self._opened_ns = self._clock.monotonic_ns()
         self._selector.modify(connected, selectors.EVENT_READ, self)
@@ -264,6 +280,7 @@ class PeerConnection:
         if not data:
             self.close("the other side closed the connection")
             return
+        self._has_answered, self._mute = True, 0
         try:
             self._peer.received(data)
         except PeerLost as exc:
@@ -305,8 +322,9 @@ class PeerConnection:
             with suppress(KeyError, ValueError):  # a dial that failed at once was never registered
                 self._selector.unregister(self._socket)
             self._socket.close()
-        self._socket, self._is_open, self._is_silent = None, False, False
-        was_healthy = was_open and now_ns - self._opened_ns >= HEALTHY_NS
+        self._socket, self._is_open, self._is_silent, self._elsewhere_ns = None, False, False, None
+        was_healthy = was_open and self._has_answered and now_ns - self._opened_ns >= HEALTHY_NS
+        self._mute += was_open and not self._has_answered
         if was_healthy:
             self._backoff.succeeded()
         if not was_healthy or is_silent:

@@ -4,6 +4,7 @@ Of several servers one acts, and only that one answers. When its machine is gone
 is silent, a dial waits. So meanwhile the others are dialled, each again after ``EVERY_NS``, and the
 session stays what it is until one of them has *proved* to answer: with TLS by its certificate, else by
 keeping the connection for ``PROOF_NS`` (what forwards a port to a server that does not run closes at once).
+A server that was stopped keeps it, too: ``connection`` bounds how often a session is left for such a one.
 
     waits ──EVERY_NS──► connecting ──► (securing) ──► proved ──► ``proved`` hands it over
       ▲                     │              │

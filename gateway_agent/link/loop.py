@@ -4,7 +4,8 @@ One thread. It sleeps in ``select`` until a socket is ready, the stop is asked f
 core's next due time, a connection's next try.
 
 The server is dialled once every plane has introduced itself, or ``PLANES_GRACE_NS`` after the start: so that
-the first registration normally names all exports.
+the first registration normally names all exports. A plane that is lost later changes nothing about that: a
+dial that has begun is seen to, or its time would pass again and again.
 """
 
 from __future__ import annotations
@@ -142,6 +143,7 @@ class LinkLoop:
         self._sockets: dict[str, str] = {}  # of each of them
         self.add_planes(plane_sockets)
         self._grace_end_ns = clock.monotonic_ns() + PLANES_GRACE_NS
+        self._may_dial = False
 
     def add_inbox(self, inbox: ThreadInbox[Any], take: Callable[[Any], None]) -> None:
         """Call ``take`` with whatever comes into an inbox."""
@@ -179,8 +181,10 @@ class LinkLoop:
         self._finish()
 
     def _server_may_be_dialled(self) -> bool:
-        is_complete = all(plane.source.can_be_asked for plane in self._core.planes.values())
-        return is_complete or self._clock.monotonic_ns() >= self._grace_end_ns
+        if not self._may_dial:
+            is_complete = all(plane.source.can_be_asked for plane in self._core.planes.values())
+            self._may_dial = is_complete or self._clock.monotonic_ns() >= self._grace_end_ns
+        return self._may_dial
 
     def _connections(self) -> list[PeerConnection]:
         if self._server.due_ns is None or self._server_may_be_dialled():
@@ -234,4 +238,6 @@ class LinkLoop:
         self._core.session.drain(Bye(self._stop.reason))
         if self._server.due_ns is None:
             self._server.turn()
+        for connection in [*self._planes, self._server]:
+            connection.abandon()
         self._selector.close()

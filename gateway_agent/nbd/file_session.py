@@ -32,7 +32,7 @@ from typing import Final
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.accounting import FAILED_BIT, LENGTH_SHIFT, StreamAccount
 from gateway_agent.nbd.buffers import FINISHED_INTS, MAX_QUEUED, Finished, MemoryBudget, Request
-from gateway_agent.nbd.session import NbdSession
+from gateway_agent.nbd.session import MAX_UNSENT_BYTES, NbdSession
 from gateway_agent.nbd.sockets import Connection
 from gateway_agent.nbd.storage import HOLE_BYTES, VolumeStorage
 from gateway_agent.nbd.storage_jobs import PIECE_BYTES, JobRunner, StorageJob, may_wait, problem_of
@@ -86,6 +86,8 @@ class FileSession(NbdSession):
 
     def push(self, now_ns: int) -> None:
         """Begin what can begin, for one turn."""
+        if not (self._ready or self._later or self._replies):  # as a rule: ``_do_plain`` has done it all
+            return self._watch_or_end()
         self._send_on()
         work = 0
         while work < TURN_BYTES and not self.is_closed:
@@ -117,14 +119,16 @@ class FileSession(NbdSession):
 
     @property
     def _may_receive(self) -> bool:
-        return super()._may_receive and len(self._later) + len(self._replies) < MAX_QUEUED
+        waiting = len(self._later) + len(self._replies)
+        return self._out.unsent_bytes < MAX_UNSENT_BYTES and waiting < MAX_QUEUED
 
     # -- small requests that need no worker -----------------------------------------------------------------
 
     def admit_all(self, now_ns: int) -> None:
         """See ``volume.ThrottledSession``; what can be done at once is never under way."""
         self._do_plain(now_ns, None)
-        super().admit_all(now_ns)
+        if self.requests.queue:
+            super().admit_all(now_ns)
 
     def admit_within(self, now_ns: int, allowance: Allowance) -> None:
         """See ``volume.ThrottledSession``."""

@@ -62,7 +62,7 @@ from gateway_agent.nbd.upstream import Upstream
 from gateway_agent.nbd.upstream_further import FurtherConnections
 from gateway_agent.nbd.upstream_handshake import disconnection
 from gateway_agent.nbd.upstream_return import UpstreamReturn
-from gateway_agent.nbd.upstream_runs import RequestRuns, UsedUpstream
+from gateway_agent.nbd.upstream_runs import RequestRuns, UsedUpstream, next_in_turn
 from gateway_agent.nbd.volume import PlaneContext, Volume
 
 _NO_COOKIE: Final = -1  # cookies are unsigned
@@ -118,19 +118,19 @@ class ProxySession(NbdSession):
         """Go on with this connection, and none beside it."""
         self._upstream = upstream
         self._is_lost = False
-        first = self._used_of(upstream)
+        first = self._sending = self._used_of(upstream)
         self._used = [first]
-        self._sending = first
         self._replying: UsedUpstream | None = None  # of which a reply has come in part
         self._head_room = most_head_bytes(upstream.agreed)
         self._again = _NOTHING  # requests that are asked again, to go before any others
         self._runs: RequestRuns | None = None
-        if self._most_upstreams > 1:
+        if self._most_upstreams > 1 and self._asked is not None:
             self._runs = RequestRuns(first, self.requests.sent_pos)
             self._further = FurtherConnections(
                 self._context.loop,
                 upstream,
                 self._most_upstreams - 1,
+                self._asked,
                 self._on_further,
                 partial(self._warn, "upstream-connection-refused", may_return=False),
             )
@@ -203,7 +203,7 @@ class ProxySession(NbdSession):
         return waiting[: runs.end_pos - sent_pos]
 
     def _next_used(self) -> UsedUpstream:
-        return self._used[(self._used.index(self._sending) + 1) % len(self._used)]
+        return next_in_turn(self._used, self._sending, self._context.clock.monotonic_ns())
 
     def _leave_run(self) -> bool:
         """The run of which nothing was sent is the next connection's; whether there is such a run."""
@@ -356,7 +356,7 @@ class ProxySession(NbdSession):
         usable, finished = reader.feed(view, self._pause.total_ns(now_ns), self.inflight, now_ns)
         self._record(finished)
         if self._further is not None:
-            self._further.answered()
+            self._further.answered(used, finished)
         was_replying, self._replying = self._replying, used if reader.payload_left else None
         if self._can_pipe and (finished or reader.payload_left >= LARGE_BYTES):
             used.is_large = reader.payload_left >= LARGE_BYTES or ends_large(finished)

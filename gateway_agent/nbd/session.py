@@ -236,12 +236,13 @@ class NbdSession(ABC):
             self.close("ended")
 
     def _received(self, count: int) -> None:
-        now_ns = self._context.clock.monotonic_ns()
+        now_ns, requests, stream = self._context.clock.monotonic_ns(), self.requests, self._stream
         if not self._rests:
             self._heads_left = MOST_HEADS
-        self._await_payload(now_ns)
-        self._stream.arrived += self.requests.received(count, now_ns)
-        self._stream.sequential += self.requests.sequential
+        if requests.parse_pos > requests.end_pos:
+            self._await_payload(now_ns)
+        stream.arrived += requests.received(count, now_ns)
+        stream.sequential += requests.sequential
         self._volume.serve(self, now_ns)
 
     def _on_writable(self) -> None:
@@ -467,7 +468,8 @@ class NbdSession(ABC):
     def _record(self, finished: Finished) -> None:
         """Count requests whose answers are complete now."""
         if finished:
-            self._heads_left = max(self._heads_left - len(finished) // _HEAD_INTS, 0)
+            if len(finished) >= _HEAD_INTS:
+                self._heads_left = max(self._heads_left - len(finished) // _HEAD_INTS, 0)
             self._stream.record(finished, self._context.clock.monotonic_ns())
 
     def _watch_or_end(self) -> None:

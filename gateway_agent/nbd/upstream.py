@@ -21,6 +21,7 @@ from gateway_agent.nbd.protocol import ExportFacts
 from gateway_agent.nbd.sockets import Connection, begin_connect, connect_error, parse_upstream
 from gateway_agent.nbd.tls import TlsOpening
 from gateway_agent.nbd.upstream_handshake import Agreed, ClientHandshake, disconnection
+from gateway_agent.nbd.upstream_silence import end_when_silent
 from gateway_agent.nbd.upstream_tls import UpstreamTls
 from pmdaemon.errors import ConfigError
 
@@ -185,12 +186,15 @@ class UpstreamOpening:
             return
         sock, facts = self._sock, handshake.facts
         assert sock is not None  # READY only after receiving
+        assert self._plain is not None  # the same, or below it
         assert facts is not None  # READY only with facts
         self._end()
         made: Upstream | None = Upstream(sock, handshake.agreed, facts, self._plan)
         if not self._will_transmit:
             UpstreamFarewell(self._loop, sock, handshake.farewell)
             made = None
+        else:
+            end_when_silent(self._loop, self._plain, self._uri)
         self._on_ready(made, facts)
 
     def _start_tls(self) -> None:

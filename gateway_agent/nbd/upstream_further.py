@@ -6,7 +6,8 @@ otherwise on another connection is asked for no more. Thread: the loop's.
 
 After a loss, or a failure, a new connection may be to an upstream that was restarted and has lost what it
 acknowledged without a flush, while those that are there have not noticed (its host went down): a flush on the
-new one would succeed for changes that are gone. So it is used only when one of them has answered since.
+new one would succeed for changes that are gone. So it is used only when one of them has answered what was
+asked since: an answer to what was asked before may have been on its way.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway_agent.errors import GatewayError, UpstreamError
+from gateway_agent.nbd.buffers import COOKIE, END, FINISHED_INTS, Finished
 from gateway_agent.nbd.loop import EventLoop
 from gateway_agent.nbd.protocol import ExportFacts
+from gateway_agent.nbd.replies import AskedRequests
 from gateway_agent.nbd.upstream import Upstream, UpstreamOpening
+from gateway_agent.nbd.upstream_runs import UsedUpstream
 
 AGAIN_NS: Final = 5 * 10**9
 _MOST_DOUBLED: Final = 4  # times; an upstream that takes no more is asked by each client's session
@@ -30,6 +34,7 @@ class FurtherConnections:
         loop: what watches them.
         first: the connection that is there.
         missing: how many are wanted beside it.
+        asked: what those that are there have to answer.
         on_made: gets each, in transmission and not watched.
         on_refused: gets the reason why one could not be made.
     """
@@ -39,18 +44,22 @@ class FurtherConnections:
         loop: EventLoop,
         first: Upstream,
         missing: int,
+        asked: AskedRequests,
         on_made: Callable[[Upstream], None],
         on_refused: Callable[[GatewayError], None],
     ) -> None:
         self._loop = loop
         self._first = first
         self._missing = missing
+        self._asked = asked
         self._on_made = on_made
         self._on_refused = on_refused
         self._opening: UpstreamOpening | None = None
         self._failed = 0  # attempts, since the last one that did not
         self._needs_proof = False  # that the upstream is the one that the others are connected to
         self._unproven: Upstream | None = None
+        self._before: dict[int, int] = {}  # cookie -> end of what had no answer when that one was made
+        self._answered = 0  # requests, since then
         self._open(loop.clock.monotonic_ns())
 
     def _open(self, _now_ns: int) -> None:
@@ -73,8 +82,10 @@ class FurtherConnections:
         self._opening, self._failed = None, 0
         if upstream.is_like(self._first):
             self._unproven = upstream
+            self._before = {request[COOKIE]: request[END] for request in self._asked.values()}
+            self._answered = 0
             if not self._needs_proof:
-                self.answered()
+                self._use()
             return
         upstream.leave(self._loop)
         self._missing = 0
@@ -88,13 +99,23 @@ class FurtherConnections:
         self._open_later()
         self._failed += 1
 
-    def answered(self) -> None:
-        """One of those that are there has answered just now."""
+    def answered(self, used: UsedUpstream, finished: Finished) -> None:
+        """One of those that are there says something just now, which completes these."""
+        used.asked_ns = None
+        if self._unproven is None:
+            return
+        self._answered += len(finished) // FINISHED_INTS
+        before = self._before
+        left = sum(1 for request in self._asked.values() if before.get(request[COOKIE]) == request[END])
+        if self._answered > len(before) - left:
+            self._use()
+
+    def _use(self) -> None:
         upstream, self._unproven = self._unproven, None
-        if upstream is not None:
-            self._missing -= 1
-            self._on_made(upstream)
-            self._open(0)
+        assert upstream is not None  # callers have looked
+        self._missing -= 1
+        self._on_made(upstream)
+        self._open(0)
 
     def _open_later(self) -> None:
         wait_ns = AGAIN_NS << min(self._failed, _MOST_DOUBLED)

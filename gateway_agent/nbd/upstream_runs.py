@@ -10,7 +10,8 @@ so nothing else depends on the connection by which a request came.
 
 A run is what is sent without a change of the connection: requests that move ``RUN_BYTES`` or a little more,
 or all that are here. Bytes within a request never change the connection, so a payload may arrive in pieces.
-A connection that takes nothing of a run leaves it to the next one.
+A connection that takes nothing of a run leaves it to the next one. One that has said nothing for ``STUCK_NS``
+though it was given a run gets none while another has: if it hangs, the others go on with all that follows.
 
 Positions are those of ``buffers.RequestBuffer``. No I/O.
 """
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,6 +30,7 @@ from gateway_agent.nbd.replies import AskedRequests, Replies
 from gateway_agent.nbd.upstream import Upstream
 
 RUN_BYTES: Final = 256 << 10  # two requests of 128 KiB, 64 of 4 KiB: each run is a send of its own
+STUCK_NS: Final = 10**9
 _MOST_RUNS: Final = 256  # remembered, before it is looked which of them are answered
 
 
@@ -43,6 +45,7 @@ class UsedUpstream:
         mask: what the loop watches it for; 0: it does not.
         waits: it has something to read, but a reply of another connection comes first.
         is_large: its replies have large payloads now, which go by a pipe.
+        asked_ns: when it was given a run, having said nothing since; None: it has, or was given none.
     """
 
     upstream: Upstream
@@ -51,6 +54,7 @@ class UsedUpstream:
     mask: int = 0
     waits: bool = False
     is_large: bool = False
+    asked_ns: int | None = None
 
     def watch(
         self, loop: EventLoop, mask: int, handler: Callable[[int], None], on_failure: OnFailure
@@ -64,6 +68,17 @@ class UsedUpstream:
             loop.want(fd, mask)
         else:
             loop.forget(fd)
+
+
+def next_in_turn(used: Sequence[UsedUpstream], before: UsedUpstream, now_ns: int) -> UsedUpstream:
+    """Which connection gets the run behind one of ``before``, and is noted to have it."""
+    place = used.index(before) + 1
+    order = [*used[place:], *used[:place]]
+    fit = (each for each in order if each.asked_ns is None or now_ns - each.asked_ns < STUCK_NS)
+    found = next(fit, order[0])
+    if found.asked_ns is None:
+        found.asked_ns = now_ns
+    return found
 
 
 class RequestRuns:

@@ -144,6 +144,9 @@ class FakeSocket:
     def setsockopt(self, *_what):
         pass
 
+    def getsockopt(self, _level, _name, size):
+        return bytes(size)  # as struct tcp_info: nothing is waited for
+
     def getpeername(self):
         return ("10.0.0.7", 4711)
 

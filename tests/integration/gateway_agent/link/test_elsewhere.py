@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import resource
 import selectors
@@ -185,3 +186,34 @@ def test_a_silent_session_stays_when_there_is_no_descriptor_for_another_dial(ben
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
         first.sendall(b"late")
         bench.until(lambda: bench.peer.told == ["opened", "late"])
+
+
+QUIET_S, SILENT_S = 8.0, 13.0  # as the link with an interval of a second
+
+
+def test_two_servers_that_were_stopped_are_tried_less_and_less_often(bench: Bench) -> None:
+    """Their kernels accept connections for them, so each seems to answer, and says nothing."""
+    with bench.open_first() as first:
+        first.sendall(b"welcome")
+        bench.until(lambda: bench.peer.told == ["opened", "welcome"])
+        step_s, now_s = 0.25, 0.0
+        opened_s = [now_s]
+        while now_s < 150:
+            if bench.peer.told.count("opened") > len(opened_s):
+                opened_s.append(now_s)
+            silent_s = now_s - opened_s[-1]
+            bench.connection.silent(silent_s >= QUIET_S)
+            if bench.connection.due_ns is None and silent_s >= SILENT_S:
+                bench.connection.close("silent", is_silent=True)
+            bench.turn()
+            bench.clock.advance(step_s)
+            now_s += step_s
+        stays_s = [later - former for former, later in itertools.pairwise(opened_s)]
+        left = bench.peer.told.count("another server answers, and this one does not")
+        assert len(opened_s) > 6, "they are tried for ever"
+        assert stays_s[0] < QUIET_S + 2, "the first time at once"
+        assert left <= 5, (
+            "then a session is kept until it is given up, and dials have a back-off of their own"
+        )
+        assert min(stays_s[5:]) >= SILENT_S
+        assert stays_s[-1] >= SILENT_S + 4

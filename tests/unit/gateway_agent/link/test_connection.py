@@ -98,16 +98,20 @@ def test_of_several_servers_the_next_one_is_dialled_at_once_and_all_again_after_
 
 
 @pytest.mark.parametrize(
-    ("lasted_s", "is_silent", "next_one"), [(60, False, A), (60, True, B), (0.1, False, B)]
+    ("lasted_s", "has_answered", "is_silent", "next_one"),
+    [(60, True, False, A), (60, True, True, B), (0.1, True, False, B), (60, False, False, B)],
 )
 def test_a_connection_in_order_is_made_again_at_its_server_and_any_other_at_the_next(
-    lasted_s, is_silent, next_one
+    lasted_s, has_answered, is_silent, next_one
 ):
     clock = FakeClock()
     with selectors.DefaultSelector() as selector:
         connection = Dialling([A, B], selector, clock)
         connection.answers = {A, B}
         connection.turn()
+        if has_answered:
+            connection.far[0].send(b"x")
+            connection.ready(selectors.EVENT_READ)
         clock.advance(lasted_s)
         connection.close("lost", is_silent=is_silent)
         connection.turn()
@@ -115,6 +119,23 @@ def test_a_connection_in_order_is_made_again_at_its_server_and_any_other_at_the_
         clock.advance(1.0)
         connection.turn()
         assert connection.dialled == [A, next_one]
+        connection.end()
+
+
+def test_a_server_that_accepts_and_says_nothing_is_dialled_less_and_less_often():
+    clock = FakeClock()
+    with selectors.DefaultSelector() as selector:
+        connection = Dialling([A, B], selector, clock)
+        connection.answers = {A, B}
+        waits_s = []
+        for _ in range(5):
+            connection.turn()
+            clock.advance(60)
+            connection.close("silent", is_silent=True)
+            waits_s.append((connection.due_ns - clock.monotonic_ns()) / 1e9)
+            clock.advance(waits_s[-1])
+        assert waits_s == [1, 2, 4, 8, 8]
+        assert connection.dialled == [A, B, A, B, A]
         connection.end()
 
 

@@ -147,6 +147,34 @@ def test_a_connection_that_takes_nothing_leaves_its_run_to_the_next(openings):
     assert sorted(found[1] for raw in each.sent() for found in parsed(raw)) == [1, 2, 3]
 
 
+def test_a_connection_that_says_nothing_gets_no_more_while_others_answer(openings):
+    each = Several(openings)
+    for cookie in (1, 2, 3):
+        each.say(read(cookie))
+    each.answer(1, p.simple_reply(1) + b"r" * 512)
+    each.answer(0, p.simple_reply(3) + b"r" * 512)
+    hanging = bytes(each.fars[2].sent)
+    for cookie in range(4, 20):
+        each.rig.loop.fire(1)
+        each.say(read(cookie))
+        (asked,) = [far for far, raw in enumerate(each.sent()) if raw.endswith(read(cookie))]
+        each.answer(asked, p.simple_reply(cookie) + b"r" * 512)
+    assert bytes(each.fars[2].sent) == hanging
+    assert all(raw.count(read(1)[:4]) > 5 for raw in each.sent()[:2]), "the others have their turns"
+    each.answer(2, p.simple_reply(2) + b"r" * 512)
+    for cookie in (20, 21, 22):
+        each.say(read(cookie))
+    assert len(each.fars[2].sent) > len(hanging), "it has answered"
+
+
+def test_where_all_are_slow_each_has_its_turn(openings):
+    each = Several(openings)
+    for cookie in range(1, 10):
+        each.say(read(cookie))
+        each.rig.loop.fire(2)
+    assert [len(raw) for raw in each.sent()] == [3 * p.REQUEST.size] * 3
+
+
 def test_while_a_reply_has_come_in_part_those_of_the_others_wait(openings):
     each = Several(openings)
     each.say(read(1, 2000))
@@ -311,10 +339,13 @@ def test_one_that_cannot_be_made_is_tried_again_and_nothing_waits_for_it(opening
     each.open_next()
     assert openings == [], "one after the other"
     each.answer(0, p.simple_reply(1) + b"r" * 512)
+    assert openings == [], "that was asked before it was made"
     each.say(read(2))
+    each.answer(0, p.simple_reply(2) + b"r" * 512)
     each.open_next()
-    each.answer(1, p.simple_reply(2) + b"r" * 512)
-    for cookie in (3, 4, 5):
+    each.say(read(3))
+    each.answer(1, p.simple_reply(3) + b"r" * 512)
+    for cookie in (4, 5, 6):
         each.say(read(cookie))
     assert openings == []
     assert all(each.sent()), "three are there"
@@ -387,6 +418,25 @@ def test_a_flush_never_goes_to_a_restarted_upstream_that_has_lost_what_it_would_
     each.rig.loop.fire(1)
     assert [error for _, error, _ in replies(each.near.sent)] == [0, p.EIO, p.EIO]
     assert bytes(restarted.sent) == DISC
+
+
+def test_an_answer_to_what_was_asked_before_proves_no_new_connection(openings):
+    """It may have been on its way when the upstream was restarted."""
+    each = Several(openings, most=2, opened=2)
+    each.say(write(1, b"w" * 512))
+    each.answer(1, p.simple_reply(1))  # acknowledged, and not stable
+    each.say(read(2))
+    each.end(1)
+    each.rig.loop.fire(5)
+    restarted = each.open_next()
+    each.answer(0, p.simple_reply(2) + b"r" * 512)
+    for cookie in (3, 4):
+        each.say(p.request(p.Cmd.FLUSH, cookie, 0, 0))
+    assert restarted.sent == b""
+    each.answer(0, p.simple_reply(3))
+    for cookie in (5, 6):
+        each.say(read(cookie))
+    assert restarted.sent, "that one was asked since: it is the same upstream"
 
 
 def test_what_an_ended_connection_did_not_take_goes_to_another(openings):
