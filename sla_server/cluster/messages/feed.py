@@ -38,8 +38,12 @@ import nats.js.errors
 import structlog
 
 from pmdaemon.runtime.backoff import Backoff
-from sla_server.cluster.messages import names
-from sla_server.cluster.messages.catalogue import Destination, DestinationKind
+from sla_server.cluster.messages.catalogue import (
+    SHARED_PENDING,
+    Destination,
+    DestinationKind,
+    engine_name,
+)
 from sla_server.cluster.messages.credit import BlockedBy, PullLedger, ReceiveShares, Unit
 from sla_server.cluster.messages.errors import MessagesError, SessionClosed
 from sla_server.cluster.messages.link import ANSWER_S, EngineLink, size_bytes
@@ -54,7 +58,6 @@ ACK_LIMIT_S: Final = 60.0
 SEEN: Final = 10_000
 """Identities that a feed remembers; what comes again after a failover is at most its credit."""
 PULL_S: Final = 5.0
-_SHARED_PENDING: Final = 100_000  # of a queue: each of its consumers has credit of its own
 _CREATE_S: Final = 60.0
 _NO_MORE: Final = ("404", "408")
 _COMPLETED: Final = "Batch Completed"
@@ -342,17 +345,24 @@ class DestinationFeed:
     async def _make_consumer(self) -> None:
         is_queue = self.destination.kind is DestinationKind.QUEUE
         ack_wait_s, action = self._consumer.ack_wait_s, "create"
+        begin: dict[str, Any] = {}
         with contextlib.suppress(nats.js.errors.NotFoundError):
             # Others share it, and keep what they hold as often as their own time asks for: never shorten it.
             there = await self.link.stream.consumer_info(self.destination.stream, self.engine_name)
             ack_wait_s, action = max(ack_wait_s, there.config.ack_wait or 0.0), "update"
+            # Of a topic whose mirror was promoted: where it began, which cannot be changed.
+            begin = {
+                "deliver_policy": there.config.deliver_policy,
+                "opt_start_seq": there.config.opt_start_seq,
+            }
         config = nats.js.api.ConsumerConfig(
             durable_name=self.engine_name,
             filter_subject=self.destination.subject,
             ack_policy=nats.js.api.AckPolicy.EXPLICIT,
             ack_wait=ack_wait_s,
-            max_ack_pending=_SHARED_PENDING if is_queue else 2 * self._consumer.credit,
+            max_ack_pending=SHARED_PENDING if is_queue else 2 * self._consumer.credit,
             max_deliver=-1,
+            **begin,
         )
         # Not the library's way, which overwrites: "not found" may come from a node that is behind.
         await self.link.ask(
@@ -421,12 +431,6 @@ class DestinationFeed:
         task = asyncio.create_task(self.link.client.publish(reply, b"+ACK"))
         self._repeats.add(task)  # the loop itself keeps no task alive
         task.add_done_callback(self._repeats.discard)
-
-
-def engine_name(destination: Destination, consumer: str) -> str:
-    """Consumers of a queue share one of the engine; each subscriber of a topic has its own."""
-    who = "queue" if destination.kind is DestinationKind.QUEUE else names.encode(consumer)
-    return f"{who}-{names.encode(destination.name)}"
 
 
 def refusal_of(headers: Mapping[str, str]) -> str:
