@@ -123,7 +123,7 @@ def promote(destination: str, node: str, yes: bool) -> None:
         async with mirror_place.opened(admin, copies(own)) as (link, catalogue):
             # Again: it may have been minutes.
             again = await mirror_promotion.plan(link, catalogue, destination, node)
-            return await mirror_promotion.promote(link, again, click.echo)
+            return await mirror_promotion.promote(link, catalogue, again, click.echo)
 
     info = ask(made)
     leader = (info.get("cluster") or {}).get("leader") or "this node"

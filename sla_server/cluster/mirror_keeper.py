@@ -2,7 +2,8 @@
 
 Each node does so for its own, so each mirror has one keeper, beside its store: it removes what the primary
 does not have any more, writes down what both have (``mirror_records``), and sees that no queue is without the
-consumer that keeps its mirror from emptying it. What begins and ends is logged, and so in ``_LOG``: a mirror
+consumer that keeps its mirror from emptying it. The node that leads a primary sees that a mirror that cannot
+follow does not fill it. What begins and ends is logged, and so in ``_LOG``: a mirror
 that comes or goes, a primary that does not answer, or does again.
 
 State: what was said last of each mirror; nothing that outlives it. Thread: the agent's.
@@ -20,8 +21,8 @@ from pmdaemon.runtime.clock import Clock
 from sla_server.cluster.messages.catalogue import Catalogue
 from sla_server.cluster.messages.link import BorrowedLink, EngineLink
 from sla_server.cluster.messages.mirror_records import observe, recorded
-from sla_server.cluster.messages.mirror_streams import LIMIT_S, parts_of
-from sla_server.cluster.messages.mirrors import keep_queues, trim
+from sla_server.cluster.messages.mirror_streams import LIMIT_S, parts_of, stream_info
+from sla_server.cluster.messages.mirrors import keep_queues, sweep, trim
 
 log = structlog.get_logger("cluster")
 ROUND_S: Final = 2.0
@@ -58,7 +59,7 @@ class MirrorKeeper:
             await asyncio.sleep(ROUND_S if found else IDLE_S)
 
     async def round(self, link: EngineLink, catalogue: Catalogue, safe: set[str]) -> int:
-        """Once for each mirror here; how many there are.
+        """Once for each mirror here, and each primary that is led from here; how many there are.
 
         ``safe`` has the queues that are known to have their consumer; new ones are added.
         """
@@ -69,7 +70,17 @@ class MirrorKeeper:
             del self._answers[mirror]
         for mirror in own:
             await self._keep(link, catalogue, mirror, safe)
-        return len(own)
+        primaries = {parts[0] for name in names if (parts := parts_of(name)) is not None}
+        return len(own) + sum([await self._sweep(link, stream) for stream in sorted(primaries)])
+
+    async def _sweep(self, link: EngineLink, stream: str) -> bool:
+        """Whether the primary is led from here."""
+        info = await stream_info(link, stream)
+        if info is None or str((info.get("cluster") or {}).get("leader", "")).lower() != self._node:
+            return False
+        if removed := await sweep(link, stream):
+            log.info("mirror-not-waited-for", primary=stream, messages=removed)
+        return True
 
     async def _keep(self, link: EngineLink, catalogue: Catalogue, mirror: str, safe: set[str]) -> None:
         parts = parts_of(mirror)

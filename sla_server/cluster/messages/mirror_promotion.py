@@ -49,6 +49,7 @@ from sla_server.cluster.messages.mirror_streams import (
     stream_info,
     stream_names,
 )
+from sla_server.cluster.messages.mirrors import keep_queues
 
 SILENT_S: Final = 15.0
 """A primary that answers nothing for so long elects no more: an election takes 4 to 9 s."""
@@ -176,6 +177,7 @@ def _stage_of(primary: Info, mirror: str, own: Info, destination: Destination) -
 
 async def promote(
     link: EngineLink,
+    catalogue: Catalogue,
     promotion: Promotion,
     say: Callable[[str], None] = lambda _text: None,
 ) -> Info:
@@ -202,6 +204,7 @@ async def promote(
     if stage is Stage.COPYING:
         await _wait_copied(link, destination, mirror)
         await _make_subscribers(link, destination, promotion.seen)
+        await keep_queues(link, catalogue, stream)  # sessions acknowledge there what they still hold
         await _update(link, destination, [_passed_over(destination)])
         stage = Stage.NUMBERS
     if stage is Stage.NUMBERS:

@@ -138,7 +138,7 @@ async def _consumers(link: EngineLink, stream: str) -> tuple[ConsumerRecord, ...
                 int((part.get("ack_floor") or {}).get("stream_seq", 0)),
             )
             for part in more
-            if part["config"].get("durable_name")
+            if part["config"].get("ack_policy") == "explicit"  # not those by which the engine copies
         ]
         offset += len(more)
         if not more or offset >= int(answer.get("total", 0)):

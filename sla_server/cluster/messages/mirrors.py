@@ -10,6 +10,9 @@ what all of its consumers have, so a queue without any would be emptied by its m
 of the domain has its consumer before there is a mirror (``keep_queues``), and so has one that is created
 later before it is announced (``Catalogue.create``).
 
+*Keeping up.* The engine keeps an acknowledged message until each mirror has it. ``sweep`` removes what would
+be kept for one that cannot follow, so that it never fills its primary.
+
 *Trimming.* The engine does not tell a mirror what was acknowledged at the primary. ``trim`` removes that, so
 a mirror has what the primary had some seconds ago, and not everything that ever passed.
 
@@ -295,6 +298,35 @@ async def trim(link: EngineLink, mirror: str) -> int:
     if 0 < int(there.get("num_deleted", 0)) <= MOST_DELETED and here["last_seq"] >= there["first_seq"]:
         removed += await _trim_gaps(link, mirror, primary["config"]["name"])
     return removed
+
+
+async def sweep(link: EngineLink, stream: str) -> int:
+    """Remove what is acknowledged at a primary, and kept there for a mirror that cannot follow; how many.
+
+    The engine keeps a message until its copier has it, too, however long that is away. Without this a mirror
+    whose link is cut would fill its primary. What is removed the mirror never needs.
+    """
+    if (info := await stream_info(link, stream)) is None or not is_served(info):
+        return 0
+    found = (await link.ask(f"CONSUMER.LIST.{stream}", {})).get("consumers") or ()
+    own = [part for part in found if part["config"].get("ack_policy") == "explicit"]
+    removed = 0
+    for subject, floor in floors(own).items():
+        # Only where there is something: a purge is a step of the whole group.
+        first = await _next(link, stream, subject, 1)
+        if first is not None and first.sequence <= floor:
+            answer = await link.ask(f"STREAM.PURGE.{stream}", {"filter": subject, "seq": floor + 1})
+            removed += int(answer.get("purged", 0))
+    return removed
+
+
+def floors(consumers: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Subject -> the sequence up to which all of its consumers have acknowledged. Pure."""
+    found: dict[str, int] = {}
+    for part in consumers:
+        subject, floor = str(part["config"]["filter_subject"]), int(part["ack_floor"]["stream_seq"])
+        found[subject] = min(found.get(subject, floor), floor)
+    return {subject: floor for subject, floor in found.items() if floor}
 
 
 async def _trim_gaps(link: EngineLink, mirror: str, stream: str) -> int:

@@ -14,7 +14,7 @@ from sla_server.cluster.admin import META_STEPDOWN, Admin, ClusterState
 from sla_server.cluster.errors import ClusterError
 from sla_server.cluster.membership import Membership
 from sla_server.cluster.messages import Destination, MessageSession
-from sla_server.cluster.messages.mirrors import MirrorRow
+from sla_server.cluster.messages.mirrors import MirrorRow, sweep
 from sla_server.cluster.server_conf import SYSTEM_USER
 from tests.support.cluster import READY_S, LocalCluster
 
@@ -93,10 +93,11 @@ def test_a_mirror_whose_link_is_cut_says_how_many_messages_it_is_behind_and_for_
                 received = consumer.receive(LIMIT_S)
                 assert received is not None
                 received.acknowledge()
+            session.link.run(sweep(session.link, queue.stream))  # as the primary's node does
         while (row := _row(cluster, index)) is None or row.behind_messages != EACH - 5:
             assert not deadline.passed, row
     finally:
         cluster.links.let_go(ways)
-    # No node looks after it here, so what was acknowledged before the cut is still in it.
-    while (row := _row(cluster, index)) is None or (row.messages, row.behind_messages) != (2 * EACH - 5, 0):
+    # Some of what was acknowledged meanwhile may have been on its way already.
+    while (row := _row(cluster, index)) is None or row.behind_messages or row.messages < 2 * EACH - 5:
         assert not deadline.passed, row

@@ -19,7 +19,7 @@ from sla_server.cluster.messages.errors import MirrorRefused
 from tests.support.cluster import READY_S, configurations
 from tests.support.node_processes import Nodes, done, make_members, sla, status
 
-LIMIT_S: Final = 2 * READY_S
+LIMIT_S: Final = READY_S
 OpenSession = Callable[[], MessageSession]
 _numbers = itertools.count(700)
 

@@ -20,7 +20,7 @@ from sla_server.cluster.messages.mirror_streams import (
     parts_of,
     refuse_mirror,
 )
-from sla_server.cluster.messages.mirrors import MirrorRow, gaps, trim
+from sla_server.cluster.messages.mirrors import MirrorRow, floors, gaps, trim
 
 
 @pytest.mark.parametrize("name", ["orders", "a.b_c", "_m", "a_mn1", "a__m", "x_", "SLA_orders_mn1"])
@@ -166,3 +166,11 @@ def test_destinations_of_the_cluster_itself_belong_to_no_domain_of_a_mirror() ->
         catalogue._add(found)  # as if it was read
     assert [found.name for found in catalogue.of_stream("SLA_a")] == ["a", "b"]
     assert catalogue.of_stream(Destination("_DMQ").stream) == []
+
+
+def test_what_all_consumers_of_a_subject_have_acknowledged_is_kept_for_no_mirror() -> None:
+    def consumer(subject: str, floor: int) -> dict[str, Any]:
+        return {"config": {"filter_subject": subject}, "ack_floor": {"stream_seq": floor}}
+
+    found = floors([consumer("a", 7), consumer("a", 5), consumer("b", 9), consumer("c", 0), consumer("c", 9)])
+    assert found == {"a": 5, "b": 9}
