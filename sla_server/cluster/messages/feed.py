@@ -45,7 +45,7 @@ from sla_server.cluster.messages.catalogue import (
     engine_name,
 )
 from sla_server.cluster.messages.credit import BlockedBy, PullLedger, ReceiveShares, Unit
-from sla_server.cluster.messages.errors import MessagesError, SessionClosed
+from sla_server.cluster.messages.errors import MessagesError, NotConfirmed, SessionClosed
 from sla_server.cluster.messages.link import ANSWER_S, EngineLink, size_bytes
 from sla_server.cluster.messages.producer import IDENTITY
 from sla_server.cluster.messages.transaction_records import MARK, Mark
@@ -114,6 +114,7 @@ class Received:
         self.size_bytes = size_bytes(self.data, self.headers)
         self.stream = feed.destination.stream
         self.engine_consumer = feed.engine_name
+        self.epoch = feed.epoch
         self._since_s = time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def held_s(self) -> float:
@@ -189,6 +190,8 @@ class DestinationFeed:
         self._pause = Backoff(0.1, PULL_S)
         self._is_ready = False
         self._is_closed = False
+        self.epoch = 0
+        self._created = ""
         self._visibility = visibility
         self._undecided: deque[Received] = deque()
         self._deciding: asyncio.Task[None] | None = None
@@ -210,10 +213,24 @@ class DestinationFeed:
                 raise SessionClosed(self._consumer.name)  # it was given back
             return
 
-        async def attempt() -> None:
-            await self.link.client.request(received.reply, b"+ACK", timeout=ANSWER_S)
+        what = f"acknowledgement of {received.identity}"
 
-        await self.link.retry(attempt, f"acknowledgement of {received.identity}", limit_s)
+        async def attempt() -> None:
+            try:
+                if received.epoch == self.epoch:
+                    await self.link.client.request(received.reply, b"+ACK", timeout=ANSWER_S)
+                    return
+            except (TimeoutError, nats.errors.TimeoutError, nats.errors.NoRespondersError):
+                await self._look_for_another()
+                if received.epoch == self.epoch:
+                    raise
+            # The engine's consumer was lost and made again, and knows nothing of it. What comes again here is
+            # recognised, acknowledged and dropped; elsewhere it is handed out.
+            if self._release(received):
+                self._seen.add(received.identity)
+            raise NotConfirmed(what, limit_s, "its consumer was made again")
+
+        await self.link.retry(attempt, what, limit_s)
         if self._release(received):
             self.acknowledged += 1
             self.last_acknowledged = received.identity
@@ -365,13 +382,26 @@ class DestinationFeed:
             **begin,
         )
         # Not the library's way, which overwrites: "not found" may come from a node that is behind.
-        await self.link.ask(
+        made = await self.link.ask(
             f"CONSUMER.DURABLE.CREATE.{self.destination.stream}.{self.engine_name}",
             {"stream_name": self.destination.stream, "config": config.as_dict(), "action": action},
         )
+        self._see(made)
         if not self._is_ready:
             self._is_ready = True
             self._consumer.add_ready_feed()
+
+    def _see(self, info: Mapping[str, Any]) -> None:
+        """What is held of a former consumer (its primary was lost: ``mirror_promotion``) is not its own."""
+        created = str((info or {}).get("created", ""))
+        if self._created and created and created != self._created:
+            self.epoch += 1
+            log.warning("consumer-made-again", destination=self.destination.name, held=len(self._held))
+        self._created = created or self._created
+
+    async def _look_for_another(self) -> None:
+        with contextlib.suppress(TimeoutError, nats.errors.Error):
+            self._see(await self.link.ask(f"CONSUMER.INFO.{self.destination.stream}.{self.engine_name}", {}))
 
     def _deliver(self, message: nats.aio.msg.Msg) -> None:
         headers = message.headers or {}
@@ -383,6 +413,8 @@ class DestinationFeed:
             self._room.set()
             if identity in self._seen:
                 self._acknowledge_again(message.reply)
+            elif (held := self._held[identity]).epoch != self.epoch:  # this consumer's now
+                held.reply, held.epoch = message.reply, self.epoch
             return
         received = Received(self, message, identity)
         self._held[identity] = received
