@@ -221,7 +221,7 @@ class DestinationFeed:
                     await self.link.client.request(received.reply, b"+ACK", timeout=ANSWER_S)
                     return
             except (TimeoutError, nats.errors.TimeoutError, nats.errors.NoRespondersError):
-                await self._look_for_another()
+                await self._find_another()
                 if received.epoch == self.epoch:
                     raise
             # The engine's consumer was lost and made again, and knows nothing of it. What comes again here is
@@ -399,7 +399,7 @@ class DestinationFeed:
             log.warning("consumer-made-again", destination=self.destination.name, held=len(self._held))
         self._created = created or self._created
 
-    async def _look_for_another(self) -> None:
+    async def _find_another(self) -> None:
         with contextlib.suppress(TimeoutError, nats.errors.Error):
             self._see(await self.link.ask(f"CONSUMER.INFO.{self.destination.stream}.{self.engine_name}", {}))
 

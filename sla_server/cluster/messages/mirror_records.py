@@ -58,8 +58,13 @@ class MirrorRecord:
                 ConsumerRecord(str(part["name"]), str(part["filter_subject"]), int(part["floor"]))
                 for part in fields["consumers"]
             )
-            known = ("at_unix_us", "primary_last", "primary_messages", "mirror_last")
-            return cls(*(int(fields[name]) for name in known), consumers=consumers)
+            return cls(
+                int(fields["at_unix_us"]),
+                int(fields["primary_last"]),
+                int(fields["primary_messages"]),
+                int(fields["mirror_last"]),
+                consumers,
+            )
         except (KeyError, TypeError) as exc:
             raise ValueError(f"no record of a mirror: {type(exc).__name__}") from exc
 
