@@ -21,6 +21,7 @@ from sla_server.cli.ca import authority_of
 from sla_server.cli.cluster_account import account
 from sla_server.cli.cluster_dmq import dmq
 from sla_server.cli.cluster_log import log
+from sla_server.cli.cluster_mirror import MIRRORS, mirror, mirror_json
 from sla_server.cli.cluster_node import ask, copies, print_answers, resolved
 from sla_server.cli.errors import BadUsage
 from sla_server.cli.formatting import Column, build, console
@@ -73,6 +74,7 @@ def cluster() -> None:
 cluster.add_command(account)
 cluster.add_command(dmq)
 cluster.add_command(log)
+cluster.add_command(mirror)
 
 
 @cluster.command()
@@ -310,6 +312,7 @@ def _as_json(state: ClusterState) -> dict[str, Any]:
         "trouble": state.trouble,
         "nodes": [{**asdict(node), "digest": node.digest} for node in state.nodes],
         "streams": [asdict(stream) for stream in state.streams],
+        "mirrors": [mirror_json(row) for row in state.mirrors],
     }
 
 
@@ -333,6 +336,8 @@ def _print(state: ClusterState) -> None:
     console().print(build(NODES, rows, 0))
     if state.streams:
         console().print(build(STREAMS, [asdict(stream) for stream in state.streams], 0))
+    if state.mirrors:
+        console().print(build(MIRRORS, [mirror_json(row) for row in state.mirrors], 0))
     for text in troubles(state):
         click.echo(f"in trouble: {text}")
 

@@ -35,9 +35,14 @@ from typing import Any, Final
 from sla_server.cluster.access import ADMIN, CONSUMER, MONITOR, PRODUCER, PRODUCT_USER, inbox_of
 from sla_server.cluster.errors import BadAccount
 from sla_server.cluster.messages import names
-from sla_server.cluster.messages.catalogue import ANNOUNCEMENTS, BUCKET, Destination, DestinationKind
+from sla_server.cluster.messages.catalogue import (
+    ANNOUNCEMENTS,
+    BUCKET,
+    Destination,
+    DestinationKind,
+    engine_name,
+)
 from sla_server.cluster.messages.errors import BadSelector
-from sla_server.cluster.messages.feed import engine_name
 from sla_server.cluster.messages.transaction_records import STREAM as TRANSACTIONS
 from sla_server.cluster.messages.transaction_records import lock_subject, state_subject
 from sla_server.cluster.server_conf import ROUTE_USER, SYSTEM_USER, Secrets

@@ -29,12 +29,15 @@ from nats.js.api import StreamInfo
 from nats.js.errors import ServiceUnavailableError
 
 from pmdaemon.pki import contexts
-from pmdaemon.runtime.clock import Deadline
+from pmdaemon.runtime.clock import Deadline, SystemClock
 from sla_server.cluster import essentials
 from sla_server.cluster.access import PRODUCT_USER
 from sla_server.cluster.config import ClusterConfig
 from sla_server.cluster.errors import ClusterRefused, ClusterUnreachable
 from sla_server.cluster.membership import Membership
+from sla_server.cluster.messages import mirror_streams, mirrors
+from sla_server.cluster.messages.link import BorrowedLink
+from sla_server.cluster.messages.mirrors import MirrorRow
 from sla_server.cluster.server_conf import SYSTEM_USER
 from sla_server.cluster.server_facts import NOTHING_SAID, ServerFacts
 
@@ -121,6 +124,8 @@ class ClusterState:
     nodes: tuple[NodeRow, ...]
     streams: tuple[StreamRow, ...]
     trouble: str = ""
+    mirrors: tuple[MirrorRow, ...] = ()
+    """Asynchronous copies; those that the engine keeps together are with their streams."""
 
     @property
     def leader(self) -> str:
@@ -192,7 +197,13 @@ class Admin:
         try:
             streams, silent = await self.streams(), await self.silent_streams()
             trouble = f"no node answers for {', '.join(silent)}: its copies do not run" if silent else ""
-            return ClusterState(nodes, streams, trouble)
+            has_mirrors = any(
+                mirror_streams.parts_of(name) for name in (*(row.name for row in streams), *silent)
+            )
+            found = await self.mirrors() if has_mirrors else ()
+            return ClusterState(
+                nodes, tuple(row for row in streams if not mirror_streams.parts_of(row.name)), trouble, found
+            )
         except ClusterRefused as exc:
             return ClusterState(nodes, (), str(exc))
 
@@ -247,9 +258,27 @@ class Admin:
         found = await self._request(STREAM_LIST, PRODUCT_USER, {})
         return sorted(str(name) for name in found.get("missing") or ())
 
+    async def mirrors(self) -> tuple[MirrorRow, ...]:
+        """Asynchronous mirrors of destinations, by name.
+
+        Raises:
+            ClusterUnreachable: no node answers.
+            ClusterRefused: there is no majority.
+        """
+        link = BorrowedLink(await self.client(PRODUCT_USER), f"sla-{self._config.node}")
+        with _translated("listing the mirrors"):
+            return await mirrors.rows(link, SystemClock())
+
     async def only_on(self, node: str) -> list[str]:
-        """Streams of a single copy that this node has: they cannot be handed over."""
-        return [row.name for row in await self.streams() if row.replicas < 2 and row.leader == node]
+        """Streams of a single copy that this node has: they cannot be handed over.
+
+        A mirror is no copy of its stream here, and none that something is lost with.
+        """
+        return [
+            row.name
+            for row in await self.streams()
+            if row.replicas < 2 and row.leader == node and not mirror_streams.parts_of(row.name)
+        ]
 
     async def stepdown(self, stream: str, to: str = "") -> StreamRow:
         """Have the leader of a stream hand over; returns when another one leads.
@@ -324,7 +353,7 @@ class Admin:
         if any(row.name == node for row in await self.nodes()):
             raise ClusterRefused(f"{node} still runs. Stop it first; 'sla cluster drain {node}' before that")
         deadline = Deadline(0 if lose else ELECTION_S)
-        while (silent := await self.silent_streams()) and not deadline.passed:
+        while (silent := await self._silent_primaries()) and not deadline.passed:
             await asyncio.sleep(0.5)  # the node may have led them until a moment ago
         if silent and not lose:
             raise ClusterRefused(
@@ -332,6 +361,10 @@ class Admin:
                 f"lost. Start {node} and copy what it has; or give that up with --lose"
             )
         await self._request(REMOVE, SYSTEM_USER, {"peer": node})
+
+    async def _silent_primaries(self) -> list[str]:
+        """Without mirrors: what is only in those is lost already."""
+        return [name for name in await self.silent_streams() if not mirror_streams.parts_of(name)]
 
     async def _led_by(self, node: str) -> list[str]:
         """Subjects of the stepdowns that take from a node what it leads."""

@@ -22,6 +22,7 @@ FORMAT: Final = 1
 """Of streams, subjects and tags as this release makes them; a release that changes it cannot be mixed."""
 PREFIX: Final = "essential."
 SITE: Final = "site."
+NODE: Final = "node."
 DIGEST_CHARACTERS: Final = 16
 
 
@@ -43,10 +44,15 @@ def digest(parameters: Mapping[str, str]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:DIGEST_CHARACTERS]
 
 
+def node_tag(name: str) -> str:
+    """By which the engine finds the node that a stream is to be kept on."""
+    return f"{NODE}{name.lower()}"
+
+
 def tags(config: ClusterConfig) -> list[str]:
     """What the engine of this node carries."""
     shown = [f"{PREFIX}{key}:{value}" for key, value in sorted(of(config).items())]
-    return [f"{SITE}{config.site}", *shown]
+    return [f"{SITE}{config.site}", node_tag(config.node), *shown]
 
 
 def of_tags(found: Iterable[str]) -> dict[str, str]:

@@ -34,6 +34,7 @@ from sla_server.cluster.config import ClusterConfig, page_address
 from sla_server.cluster.leases import ACTING, ClusterLease, LeaseKeeper, LeaseRecord, LeaseTask
 from sla_server.cluster.log_spool import LogSpool, copied
 from sla_server.cluster.log_stream import LogForwarder
+from sla_server.cluster.mirror_keeper import MirrorKeeper
 from sla_server.cluster.node import Node
 from sla_server.cluster.server_facts import ServerFacts
 from sla_server.cluster.shared import NodeDocuments
@@ -165,6 +166,8 @@ class NodeProcess:
             self._clock,
         )
         agent.add_task(keeper.run)
+        copies = min(config.replicas, len(config.peers) + 1)
+        agent.add_task(MirrorKeeper(config.node, copies, self._clock).run)
         if self._runtime_dir is not None and config.takeover.enabled:
             self._add_lease(agent, self._runtime_dir, member.identity)
         return node, NodeWatch(config, member, self._raise, self._publish_nodes), agent

@@ -24,9 +24,8 @@ import nats.errors
 import nats.js.errors
 
 from pmdaemon.runtime.clock import FakeClock
-from sla_server.cluster.messages.catalogue import Catalogue, Destination
+from sla_server.cluster.messages.catalogue import Catalogue, Destination, engine_name
 from sla_server.cluster.messages.errors import NotConfirmed
-from sla_server.cluster.messages.feed import engine_name
 from sla_server.cluster.messages.link import EngineLink, Trouble, classify
 from sla_server.cluster.messages.session import MessageSession
 from sla_server.cluster.messages.transaction import Transaction

@@ -6,7 +6,9 @@ should an announcement be lost (it is one message that no one keeps), every ``RE
 destinations to come (wildcards) are called with what is new.
 
 A destination is created in this order: its JetStream stream, its document, the announcement. A crash between
-them leaves a stream without a document; to create the destination again finds it and goes on.
+them leaves a stream without a document; to create the destination again finds it and goes on. A queue that is
+not the first of its domain has its consumer before its document (``keep_queue``): the domain may have a
+mirror, which would empty a queue without one (``mirrors``).
 
 Thread: the link's, all of it.
 """
@@ -43,6 +45,9 @@ ANNOUNCEMENTS: Final = "sla.announce"
 REFRESH_S: Final = 5.0
 DUPLICATES_S: Final = 600.0
 """For so long the engine knows identities of messages; a producer gives up earlier."""
+LEAST_ACK_WAIT_S: Final = 1.0
+SHARED_PENDING: Final = 100_000
+"""Of a queue, handed out and not acknowledged: each of its consumers has credit of its own."""
 _CREATE_S: Final = 60.0
 _ATOMIC_SINCE: Final = (2, 12)
 
@@ -164,6 +169,16 @@ class Catalogue:
         self._wake = asyncio.Event()
         self.has_batches = False
 
+    @property
+    def replicas(self) -> int:
+        """Of what is made for the cluster itself."""
+        return self._replicas
+
+    def of_stream(self, stream: str) -> list[Destination]:
+        """Destinations of a domain that are known, those of the cluster itself left out."""
+        found = [destination for destination in self._found.values() if destination.stream == stream]
+        return [destination for destination in found if not destination.name.startswith("_")]
+
     async def open(self) -> None:
         """Make the bucket if there is none, read it, and keep up with it."""
         self.find_abilities()
@@ -218,6 +233,10 @@ class Catalogue:
             NotConfirmed: the cluster has no majority; repeat it.
         """
         await self._link.retry(lambda: self._make_stream(wanted), f"stream of {wanted.name!r}", _CREATE_S)
+        if any(other.name != wanted.name for other in self.of_stream(wanted.stream)):
+            await self._link.retry(
+                lambda: keep_queue(self._link, wanted), f"consumer of {wanted.name!r}", _CREATE_S
+            )
         there = await self._link.retry(
             lambda: self._make_document(wanted), f"destination {wanted.name!r}", _CREATE_S
         )
@@ -294,6 +313,37 @@ class Catalogue:
                 log.debug("catalogue-not-read", problem=str(exc))  # the next round reads it
             except Exception:  # without this task no destination of later would be found
                 log.exception("catalogue-not-read")
+
+
+def engine_name(destination: Destination, consumer: str) -> str:
+    """Consumers of a queue share one of the engine; each subscriber of a topic has its own."""
+    who = "queue" if destination.kind is DestinationKind.QUEUE else names.encode(consumer)
+    return f"{who}-{names.encode(destination.name)}"
+
+
+async def keep_queue(link: EngineLink, destination: Destination) -> None:
+    """Make the engine's consumer of a queue if there is none; nothing for topics; for ``retry``.
+
+    The first session that receives gives it its own settings (``feed``).
+    """
+    if destination.kind is not DestinationKind.QUEUE:
+        return
+    name = engine_name(destination, "")
+    try:
+        await link.ask(f"CONSUMER.INFO.{destination.stream}.{name}", {})
+    except nats.js.errors.NotFoundError:
+        config = nats.js.api.ConsumerConfig(
+            durable_name=name,
+            filter_subject=destination.subject,
+            ack_policy=nats.js.api.AckPolicy.EXPLICIT,
+            ack_wait=LEAST_ACK_WAIT_S,
+            max_ack_pending=SHARED_PENDING,
+            max_deliver=-1,
+        )
+        await link.ask(
+            f"CONSUMER.DURABLE.CREATE.{destination.stream}.{name}",
+            {"stream_name": destination.stream, "config": config.as_dict(), "action": "create"},
+        )
 
 
 def stream_config(destination: Destination, *, has_batches: bool) -> nats.js.api.StreamConfig:

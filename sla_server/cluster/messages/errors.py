@@ -9,6 +9,7 @@ ClusterError (sla_server.cluster.errors)
     ├── StateInUse                another process makes identifiers from this directory
     ├── DestinationMissing        no destination of that name
     ├── DestinationDiffers        it exists with other settings
+    ├── MirrorRefused             there cannot be such a mirror, or it cannot be promoted
     ├── DestinationFull           it refuses more until some is consumed (retryable)
     ├── PayloadTooLarge           it does not fit into one message of the engine
     ├── FragmentsDamaged          fragments are missing, or not what was sent
@@ -110,6 +111,10 @@ class DestinationDiffers(MessagesError):
             f"{key} is {there!r}, not {here!r}" for key, (here, there) in sorted(differences.items())
         )
         super().__init__(f"destination {name!r} exists with other settings: {named}. Ask for the same")
+
+
+class MirrorRefused(MessagesError):
+    """There cannot be such a mirror, there is none, or it cannot be promoted now; it says what to do."""
 
 
 class DestinationFull(MessagesError):

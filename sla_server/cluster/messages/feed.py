@@ -38,10 +38,14 @@ import nats.js.errors
 import structlog
 
 from pmdaemon.runtime.backoff import Backoff
-from sla_server.cluster.messages import names
-from sla_server.cluster.messages.catalogue import Destination, DestinationKind
+from sla_server.cluster.messages.catalogue import (
+    SHARED_PENDING,
+    Destination,
+    DestinationKind,
+    engine_name,
+)
 from sla_server.cluster.messages.credit import BlockedBy, PullLedger, ReceiveShares, Unit
-from sla_server.cluster.messages.errors import MessagesError, SessionClosed
+from sla_server.cluster.messages.errors import MessagesError, NotConfirmed, SessionClosed
 from sla_server.cluster.messages.link import ANSWER_S, EngineLink, size_bytes
 from sla_server.cluster.messages.producer import IDENTITY
 from sla_server.cluster.messages.transaction_records import MARK, Mark
@@ -54,7 +58,6 @@ ACK_LIMIT_S: Final = 60.0
 SEEN: Final = 10_000
 """Identities that a feed remembers; what comes again after a failover is at most its credit."""
 PULL_S: Final = 5.0
-_SHARED_PENDING: Final = 100_000  # of a queue: each of its consumers has credit of its own
 _CREATE_S: Final = 60.0
 _NO_MORE: Final = ("404", "408")
 _COMPLETED: Final = "Batch Completed"
@@ -111,6 +114,7 @@ class Received:
         self.size_bytes = size_bytes(self.data, self.headers)
         self.stream = feed.destination.stream
         self.engine_consumer = feed.engine_name
+        self.epoch = feed.epoch
         self._since_s = time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def held_s(self) -> float:
@@ -186,6 +190,8 @@ class DestinationFeed:
         self._pause = Backoff(0.1, PULL_S)
         self._is_ready = False
         self._is_closed = False
+        self.epoch = 0
+        self._created = ""
         self._visibility = visibility
         self._undecided: deque[Received] = deque()
         self._deciding: asyncio.Task[None] | None = None
@@ -207,10 +213,24 @@ class DestinationFeed:
                 raise SessionClosed(self._consumer.name)  # it was given back
             return
 
-        async def attempt() -> None:
-            await self.link.client.request(received.reply, b"+ACK", timeout=ANSWER_S)
+        what = f"acknowledgement of {received.identity}"
 
-        await self.link.retry(attempt, f"acknowledgement of {received.identity}", limit_s)
+        async def attempt() -> None:
+            try:
+                if received.epoch == self.epoch:
+                    await self.link.client.request(received.reply, b"+ACK", timeout=ANSWER_S)
+                    return
+            except (TimeoutError, nats.errors.TimeoutError, nats.errors.NoRespondersError):
+                await self._find_another()
+                if received.epoch == self.epoch:
+                    raise
+            # The engine's consumer was lost and made again, and knows nothing of it. What comes again here is
+            # recognised, acknowledged and dropped; elsewhere it is handed out.
+            if self._release(received):
+                self._seen.add(received.identity)
+            raise NotConfirmed(what, limit_s, "its consumer was made again")
+
+        await self.link.retry(attempt, what, limit_s)
         if self._release(received):
             self.acknowledged += 1
             self.last_acknowledged = received.identity
@@ -342,26 +362,46 @@ class DestinationFeed:
     async def _make_consumer(self) -> None:
         is_queue = self.destination.kind is DestinationKind.QUEUE
         ack_wait_s, action = self._consumer.ack_wait_s, "create"
+        begin: dict[str, Any] = {}
         with contextlib.suppress(nats.js.errors.NotFoundError):
             # Others share it, and keep what they hold as often as their own time asks for: never shorten it.
             there = await self.link.stream.consumer_info(self.destination.stream, self.engine_name)
             ack_wait_s, action = max(ack_wait_s, there.config.ack_wait or 0.0), "update"
+            # Of a topic whose mirror was promoted: where it began, which cannot be changed.
+            begin = {
+                "deliver_policy": there.config.deliver_policy,
+                "opt_start_seq": there.config.opt_start_seq,
+            }
         config = nats.js.api.ConsumerConfig(
             durable_name=self.engine_name,
             filter_subject=self.destination.subject,
             ack_policy=nats.js.api.AckPolicy.EXPLICIT,
             ack_wait=ack_wait_s,
-            max_ack_pending=_SHARED_PENDING if is_queue else 2 * self._consumer.credit,
+            max_ack_pending=SHARED_PENDING if is_queue else 2 * self._consumer.credit,
             max_deliver=-1,
+            **begin,
         )
         # Not the library's way, which overwrites: "not found" may come from a node that is behind.
-        await self.link.ask(
+        made = await self.link.ask(
             f"CONSUMER.DURABLE.CREATE.{self.destination.stream}.{self.engine_name}",
             {"stream_name": self.destination.stream, "config": config.as_dict(), "action": action},
         )
+        self._see(made)
         if not self._is_ready:
             self._is_ready = True
             self._consumer.add_ready_feed()
+
+    def _see(self, info: Mapping[str, Any]) -> None:
+        """What is held of a former consumer (its primary was lost: ``mirror_promotion``) is not its own."""
+        created = str((info or {}).get("created", ""))
+        if self._created and created and created != self._created:
+            self.epoch += 1
+            log.warning("consumer-made-again", destination=self.destination.name, held=len(self._held))
+        self._created = created or self._created
+
+    async def _find_another(self) -> None:
+        with contextlib.suppress(TimeoutError, nats.errors.Error):
+            self._see(await self.link.ask(f"CONSUMER.INFO.{self.destination.stream}.{self.engine_name}", {}))
 
     def _deliver(self, message: nats.aio.msg.Msg) -> None:
         headers = message.headers or {}
@@ -373,6 +413,8 @@ class DestinationFeed:
             self._room.set()
             if identity in self._seen:
                 self._acknowledge_again(message.reply)
+            elif (held := self._held[identity]).epoch != self.epoch:  # this consumer's now
+                held.reply, held.epoch = message.reply, self.epoch
             return
         received = Received(self, message, identity)
         self._held[identity] = received
@@ -421,12 +463,6 @@ class DestinationFeed:
         task = asyncio.create_task(self.link.client.publish(reply, b"+ACK"))
         self._repeats.add(task)  # the loop itself keeps no task alive
         task.add_done_callback(self._repeats.discard)
-
-
-def engine_name(destination: Destination, consumer: str) -> str:
-    """Consumers of a queue share one of the engine; each subscriber of a topic has its own."""
-    who = "queue" if destination.kind is DestinationKind.QUEUE else names.encode(consumer)
-    return f"{who}-{names.encode(destination.name)}"
 
 
 def refusal_of(headers: Mapping[str, str]) -> str:

@@ -257,6 +257,13 @@ class FragmentStore:
 
 def _read_group(source: BinaryIO) -> list[bytes]:
     group: list[bytes] = []
-    while len(group) < FRAGMENTS_AT_ONCE and (fragment := source.read(FRAGMENT_BYTES)):
+    while len(group) < FRAGMENTS_AT_ONCE and (fragment := _read(source)):
         group.append(fragment)
     return group
+
+
+def _read(source: BinaryIO) -> bytes:
+    fragment: bytes | None = source.read(FRAGMENT_BYTES)
+    if fragment is None:  # not the end: what has come would be stored as the whole message
+        raise BlockingIOError("the source does not block and has nothing just now; give one that waits")
+    return fragment

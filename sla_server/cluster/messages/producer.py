@@ -69,6 +69,7 @@ class Outgoing:
 
     Attributes:
         is_open: a try of it had no answer (``EngineLink.store``).
+        size_bytes: with its headers, which are in memory and at the destination as the payload is.
     """
 
     identity: str
@@ -78,8 +79,10 @@ class Outgoing:
     limit_s: float
     is_open: bool = False
     done: concurrent.futures.Future[str] = dataclasses.field(default_factory=concurrent.futures.Future)
+    size_bytes: int = 0
 
     def __post_init__(self) -> None:
+        self.size_bytes = size_bytes(self.data, self.headers)
         # As if it ran: a caller that cancels it would else end the outbox, which has to set its result.
         self.done.set_running_or_notify_cancel()
 
@@ -125,9 +128,8 @@ class Outbox:
             NotConfirmed: there was no room until the message's deadline.
             SessionClosed: the session ends.
         """
-        size_bytes = len(message.data)
         with self._windows.room:
-            while (reason := self._blocked_by(size_bytes)) is not None:
+            while (reason := self._blocked_by(message.size_bytes)) is not None:
                 if self._is_closed:
                     raise SessionClosed(self.destination.name)
                 if not wait:
@@ -139,8 +141,8 @@ class Outbox:
                     raise NotConfirmed(f"message {message.identity}", message.limit_s, reason.value)
             if self._is_closed:
                 raise SessionClosed(self.destination.name)
-            self._window.take(size_bytes)
-            self._windows.window.take(size_bytes)
+            self._window.take(message.size_bytes)
+            self._windows.window.take(message.size_bytes)
             self._waiting.append(message)
         self._link.call_soon(self._wake.set)
         return None
@@ -231,9 +233,7 @@ class Outbox:
         except MessagesError as exc:
             self._finish(message, exc)
         except nats.errors.MaxPayloadError:
-            self._finish(
-                message, PayloadTooLarge(size_bytes(message.data, message.headers), self._link.limit_bytes)
-            )
+            self._finish(message, PayloadTooLarge(message.size_bytes, self._link.limit_bytes))
         except nats.js.errors.APIError as exc:
             if classify(exc) is Trouble.FULL:
                 self._finish(message, DestinationFull(self.destination.name, exc.description or "no room"))
@@ -250,8 +250,8 @@ class Outbox:
             if not self._waiting or self._waiting[0] is not message:
                 return  # the session was closed meanwhile, and the message is answered
             self._waiting.popleft()
-            self._window.give(len(message.data))
-            self._windows.window.give(len(message.data))
+            self._window.give(message.size_bytes)
+            self._windows.window.give(message.size_bytes)
             is_full = isinstance(problem, DestinationFull)
             self._full = (
                 (Deadline(FULL_FOR_S), problem.reason) if isinstance(problem, DestinationFull) else None

@@ -20,13 +20,13 @@ from __future__ import annotations
 import contextlib
 import ssl
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from pmdaemon.runtime.clock import Deadline
+from pmdaemon.runtime.clock import Deadline, SystemClock
 from sla_server.cluster.errors import ClusterError
-from sla_server.cluster.messages import names
+from sla_server.cluster.messages import mirrors, names
 from sla_server.cluster.messages.catalogue import Catalogue, Destination
 from sla_server.cluster.messages.consumer import (
     ACK_WAIT_S,
@@ -44,6 +44,7 @@ from sla_server.cluster.messages.feed import Received
 from sla_server.cluster.messages.fragments import FIRST_IDENTITY, MANIFEST, FragmentStore, fragments_identity
 from sla_server.cluster.messages.identifiers import IdentifierSource
 from sla_server.cluster.messages.link import EngineLink
+from sla_server.cluster.messages.mirror_streams import mirror_name
 from sla_server.cluster.messages.ordered import OrderedPool
 from sla_server.cluster.messages.producer import (
     IDENTITY,
@@ -56,7 +57,7 @@ from sla_server.cluster.messages.producer import (
     expiry,
 )
 from sla_server.cluster.messages.transaction import LIMIT_S, Transaction, no_fault
-from sla_server.cluster.messages.transaction_records import MARK, State, check_identity
+from sla_server.cluster.messages.transaction_records import MARK, Mark, State, check_identity
 from sla_server.cluster.messages.transaction_recovery import PassResult, TransactionRecovery
 from sla_server.cluster.messages.transaction_register import TransactionRegister
 
@@ -154,6 +155,68 @@ class MessageSession:
         """
         destination.check()
         return self.link.run(self.catalogue.create(destination))
+
+    def add_mirror(self, name: str, node: str) -> str:
+        """Make an asynchronous mirror of a destination, and of all others of its domain, on a node.
+
+        What is confirmed is not on it yet: it is behind, says how far (``mirrors_of``), and is counted
+        nowhere as a copy. Returns the JetStream stream that it is.
+
+        Raises:
+            MirrorRefused: the node has the primary or a backup, there is none such, or ``name`` is a mirror.
+            BadName, DestinationMissing: there is no such destination, or it is reserved.
+            NotConfirmed: perhaps it is made; repeat it.
+        """
+        return self.link.run(mirrors.add(self.link, self.catalogue, name, node, SystemClock()))
+
+    def remove_mirror(self, name: str, node: str) -> None:
+        """Remove the mirror of a destination's domain on a node.
+
+        Raises:
+            MirrorRefused: there is none.
+            NotConfirmed: perhaps it is removed; repeat it.
+        """
+        self.link.run(mirrors.remove(self.link, self.catalogue, name, node))
+
+    def mirrors_of(self, name: str) -> list[mirrors.MirrorRow]:
+        """Of a destination's domain: where they are, and how far behind.
+
+        Raises:
+            DestinationMissing: there is no such destination.
+            NotConfirmed: the cluster has no majority.
+        """
+
+        async def found() -> list[mirrors.MirrorRow]:
+            stream = (await self.catalogue.get(name)).stream
+            rows = await self.link.retry(
+                lambda: mirrors.rows(self.link, SystemClock()), "mirrors", SEND_LIMIT_S
+            )
+            return [row for row in rows if row.primary == stream]
+
+        return self.link.run(found())
+
+    def read_mirror(self, name: str, node: str, begin: int = 1) -> Iterator[mirrors.MirroredMessage]:
+        """What a mirror has of a destination, on purpose: nothing is acknowledged by it, or taken away.
+
+        It may lack what was sent last, and still have what was consumed a few seconds ago. What transactions
+        have not committed is left out.
+
+        Args:
+            name: of the destination.
+            node: that has the mirror.
+            begin: sequence; with that of the last one and 1 more, what has come since.
+
+        Raises:
+            DestinationMissing: there is no such destination or mirror.
+            NotConfirmed: its node does not answer.
+        """
+        destination = self.destination(name)
+        mirror = mirror_name(destination.stream, node)
+        reading = mirrors.read(self.link, mirror, destination.subject, begin)
+        while (message := self.link.run(_next_of(reading))) is not None:
+            mark = message.headers.get(MARK)
+            if mark is None or self.link.run(self._register.is_committed(Mark.parse(mark))):
+                yield message
 
     def producer(self, name: str) -> Producer:
         """Of a destination; all of one session share its order and its window.
@@ -458,3 +521,7 @@ class MessageSession:
         )
         self._outbox(names.DEAD_MESSAGES).add(message, wait=True)
         message.done.result()
+
+
+async def _next_of(reading: AsyncIterator[mirrors.MirroredMessage]) -> mirrors.MirroredMessage | None:
+    return await anext(reading, None)

@@ -10,82 +10,22 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import nats
 import nats.errors
 import pytest
-from click.testing import CliRunner, Result
 
 from pmdaemon.runtime.clock import Deadline
 from sla_server import config as configuration
-from sla_server.cli.main import cli
 from sla_server.cluster import membership
 from tests.support.cluster import READY_S, configurations
-
-
-def _sla(path: Path, *words: str) -> Result:
-    return CliRunner().invoke(cli, ["--config", str(path), "cluster", *words])
-
-
-def _done(path: Path, *words: str) -> str:
-    result = _sla(path, *words)
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
-def _members(paths: list[Path]) -> None:
-    """Make the first the first member, and let it invite the others."""
-    _done(paths[0], "init")
-    for path in paths[1:]:
-        name = path.parent.name
-        invitation = path.parent / "invitation"
-        _done(paths[0], "invite", name, str(invitation))
-        assert invitation.stat().st_mode & 0o777 == 0o600
-        _done(path, "join", str(invitation))
-
-
-def _status(path: Path) -> dict[str, Any]:
-    result = _sla(path, "status", "-o", "json")
-    return dict(json.loads(result.stdout)) if result.exit_code in (0, 1) else {}
-
-
-class Nodes:
-    """Processes ``sla-server node``, one a file."""
-
-    def __init__(self, paths: list[Path]) -> None:
-        self.paths = paths
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-
-    def start(self, name: str) -> None:
-        path = next(path for path in self.paths if path.parent.name == name)
-        command = [sys.executable, "-m", "sla_server", "node", "--config", str(path)]
-        with (path.parent / "log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-
-    def wait_well(self, asked: int = 0) -> dict[str, Any]:
-        """What a node says of the cluster once it is well; a single answer may lack one that was slow."""
-        deadline = Deadline(READY_S)
-        while True:
-            state = _status(self.paths[asked])
-            if state.get("is_well") and len(state["nodes"]) == len(self.processes):
-                return state
-            assert not deadline.passed, state
-
-    def end(self, name: str, number: signal.Signals = signal.SIGTERM) -> int:
-        process = self.processes.pop(name)
-        process.send_signal(number)
-        return process.wait(READY_S)
-
-    def close(self) -> None:
-        for name in list(self.processes):
-            self.end(name, signal.SIGKILL)
+from tests.support.node_processes import Nodes, done, make_members, sla, status
 
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     paths = configurations(tmp_path_factory.mktemp("nodes"))
-    _members(paths)
+    make_members(paths)
     nodes = Nodes(paths)
     for path in paths:
         nodes.start(path.parent.name)
@@ -132,7 +72,7 @@ def test_all_nodes_show_the_same_digest_and_one_leads(three: Nodes) -> None:
     assert len({node["digest"] for node in state["nodes"]}) == 1
     assert state["leader"] in ("n1", "n2", "n3")
     deadline = Deadline(READY_S)
-    while "3 nodes answered" not in (text := _done(three.paths[2], "config")):
+    while "3 nodes answered" not in (text := done(three.paths[2], "config")):
         assert not deadline.passed, text
     assert "digest" in text
 
@@ -140,7 +80,7 @@ def test_all_nodes_show_the_same_digest_and_one_leads(three: Nodes) -> None:
 def _until_done(path: Path, *words: str) -> str:
     """What a command says once it has succeeded: a machine that does other things may lack an answer."""
     deadline = Deadline(READY_S)
-    while (result := _sla(path, *words)).exit_code != 0:
+    while (result := sla(path, *words)).exit_code != 0:
         assert not deadline.passed, result.output
     return result.output
 
@@ -152,12 +92,12 @@ def test_what_the_nodes_share_is_changed_on_all_by_a_command(three: Nodes) -> No
     assert all("max_connections: 700\n" in conf.read_text() for conf in confs)
     shown = json.loads(_until_done(three.paths[2], "config", "-o", "json"))
     assert (shown["acquirable"]["max_connections"], shown["behind"]) == (700, [])
-    refused = _sla(three.paths[0], "config", "set", "max_connections=1")
+    refused = sla(three.paths[0], "config", "set", "max_connections=1")
     assert (refused.exit_code, "it must be from 16 to 1000000" in refused.output) == (2, True)
     deadline, nodes = Deadline(READY_S), set[str]()
     while nodes != {"n1", "n2", "n3"}:  # each node has taken the parameters, and its log says so
         assert not deadline.passed, nodes
-        rows = [json.loads(line) for line in _sla(three.paths[0], "log", "-o", "json").stdout.splitlines()]
+        rows = [json.loads(line) for line in sla(three.paths[0], "log", "-o", "json").stdout.splitlines()]
         assert rows == sorted(rows, key=lambda row: (row["at_unix_us"], row["node"], row["counter"]))
         nodes = {row["node"] for row in rows if "event=cluster-document-taken" in row["line"]}
     assert json.loads(_until_done(three.paths[0], "dmq", "list", "-o", "json"))["messages"] == []
@@ -169,7 +109,7 @@ def test_accounts_are_made_changed_and_removed_by_commands(three: Nodes, tmp_pat
 
     def change(path: Path, *words: str) -> None:
         """Status 1: the change holds, and a slow node has not answered in time; it takes it later."""
-        result = _sla(path, "account", *words)
+        result = sla(path, "account", *words)
         assert result.exit_code in (0, 1), result.output
 
     def wait_for(count: int, text: str) -> None:
@@ -190,7 +130,7 @@ def test_accounts_are_made_changed_and_removed_by_commands(three: Nodes, tmp_pat
     assert rows == [{"name": "shop", "roles": ["producer:orders.*", "monitor"]}]
     change(three.paths[2], "remove", "shop")
     wait_for(0, password)
-    unknown = _sla(three.paths[2], "account", "remove", "shop")
+    unknown = sla(three.paths[2], "account", "remove", "shop")
     assert "there is no account shop; there are none" in unknown.output
 
 
@@ -202,13 +142,13 @@ def test_a_stream_is_moved_to_a_node_and_a_drained_node_leads_nothing(three: Nod
         rows = three.wait_well()["streams"]
         current = [name for row in rows if row["name"] == "moved" for name in row["current"]]
     target = current[0]
-    assert _done(three.paths[0], "stepdown", "moved", "--to", target) == f"stream moved is led by {target}\n"
-    text = _done(three.paths[0], "drain", target)
+    assert done(three.paths[0], "stepdown", "moved", "--to", target) == f"stream moved is led by {target}\n"
+    text = done(three.paths[0], "drain", target)
     assert "stream moved" in text
     state = three.wait_well()
     assert target not in [row["leader"] for row in state["streams"]]
     assert state["leader"] != target
-    refused = _sla(three.paths[0], "stepdown", "unknown")
+    refused = sla(three.paths[0], "stepdown", "unknown")
     assert refused.exit_code == 75
     assert "stream not found" in refused.output
 
@@ -216,9 +156,9 @@ def test_a_stream_is_moved_to_a_node_and_a_drained_node_leads_nothing(three: Nod
 def test_a_killed_node_is_missed_leaves_no_engine_and_comes_back(three: Nodes) -> None:
     three.end("n3", signal.SIGKILL)
     deadline = Deadline(READY_S)
-    while (state := _status(three.paths[0])).get("missing") != ["n3"]:
+    while (state := status(three.paths[0])).get("missing") != ["n3"]:
         assert not deadline.passed, state
-    while "n3 does not run" not in (result := _sla(three.paths[0], "status")).output:
+    while "n3 does not run" not in (result := sla(three.paths[0], "status")).output:
         assert not deadline.passed, result.output
     assert result.exit_code == 1
     three.start("n3")  # its ports and its store are free: the engine has ended with its parent
@@ -231,10 +171,10 @@ def test_other_essential_parameters_are_refused_by_name(three: Nodes) -> None:
     text = path.read_text()
     path.write_text(text.replace("[cluster]", "[cluster]\nmax_payload_bytes = 2000000"))
     command = [sys.executable, "-m", "sla_server", "node", "--config", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=READY_S, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=READY_S, check=False)
     path.write_text(text)
-    assert done.returncode == 78
-    assert "max_payload_bytes is 2000000 here and 1048576 there" in done.stderr
+    assert ended.returncode == 78
+    assert "max_payload_bytes is 2000000 here and 1048576 there" in ended.stderr
     three.start("n2")
     three.wait_well()
 
@@ -251,9 +191,9 @@ def test_an_engine_that_dies_is_started_again(three: Nodes) -> None:
 
 
 def test_a_node_leaves_after_it_was_stopped(three: Nodes) -> None:
-    assert "still runs" in _sla(three.paths[0], "leave", "n3").output
+    assert "still runs" in sla(three.paths[0], "leave", "n3").output
     assert three.end("n3") == 0
-    _done(three.paths[2], "leave", "--yes")
+    done(three.paths[2], "leave", "--yes")
     assert not (three.paths[2].parent / "data/cluster/credentials.json").exists()
     state = three.wait_well()
     assert [node["name"] for node in state["nodes"]] == ["n1", "n2"]

@@ -8,7 +8,9 @@ from typing import Any
 from nats.js.api import StreamInfo
 
 from sla_server.cli.cluster import troubles
+from sla_server.cli.cluster_mirror import mirror_json
 from sla_server.cluster.admin import ClusterState, NodeRow, StreamRow, node_row, stream_row
+from sla_server.cluster.messages.mirrors import MirrorRow
 
 
 def _answer(name: str, meta: dict[str, Any] | None) -> dict[str, Any]:
@@ -131,3 +133,14 @@ def test_a_node_that_has_turned_its_storage_off_is_in_trouble_and_leads_nothing(
     assert state.leader == "n2"
     [text] = troubles(state)
     assert text.startswith("n1 stores nothing: its engine has turned storage off")
+
+
+def test_a_mirror_that_is_behind_is_no_copy_that_is_behind() -> None:
+    row = MirrorRow(
+        "SLA_a_mn3", "SLA_a", "n3", is_running=True, hears_primary=True, behind_messages=9, behind_s=4.0
+    )
+    state = ClusterState((_row("n1"),), (_stream(behind=()),), mirrors=(row,))
+    assert state.is_well
+    assert troubles(state) == []
+    assert mirror_json(row)["text"] == "asynchronous copy, 9 messages / 4 s behind"
+    assert mirror_json(row)["kind"] == "asynchronous copy"

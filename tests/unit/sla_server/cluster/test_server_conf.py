@@ -22,8 +22,8 @@ def _text(config: ClusterConfig, *, can_sync: bool = True, tls: TlsFiles | None 
 def test_the_whole_file_of_a_node() -> None:
     config = ClusterConfig.model_validate({"node": "n1", "peers": [PEER]})
     tags = (
-        '["site.site", "essential.format:1", "essential.max_payload_bytes:1048576", "essential.name:sla", '
-        '"essential.replicas:3", "essential.sync:always", "essential.tls:off"]'
+        '["site.site", "node.n1", "essential.format:1", "essential.max_payload_bytes:1048576", '
+        '"essential.name:sla", "essential.replicas:3", "essential.sync:always", "essential.tls:off"]'
     )
     assert _text(config) == (
         "# Written at each start of the node; change [cluster] of the server's file.\n"

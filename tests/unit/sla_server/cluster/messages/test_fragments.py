@@ -7,7 +7,7 @@ import hashlib
 import io
 from collections.abc import Awaitable, Callable, Coroutine
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 import nats.js.errors
 import pytest
@@ -142,3 +142,13 @@ def test_a_failed_send_leaves_no_fragments() -> None:
     with pytest.raises(DestinationFull):
         store.store("two", io.BytesIO(bytes(6 * FRAGMENT_BYTES)))
     assert list(link.fragments) == ["sla.f.one.0"]
+
+
+def test_a_source_that_has_nothing_just_now_is_not_taken_for_its_end() -> None:
+    link = FakeLink()
+    store = FragmentStore(cast(EngineLink, link), 3, 1 << 20)
+    pieces: list[bytes | None] = [b"half", None, b"rest", b""]
+    source = SimpleNamespace(read=lambda _size: pieces.pop(0))
+    with pytest.raises(BlockingIOError, match="give one that waits"):
+        store.store("one", cast(BinaryIO, source))
+    assert link.fragments == {}

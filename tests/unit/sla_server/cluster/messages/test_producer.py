@@ -16,6 +16,7 @@ from pmdaemon.runtime.clock import Deadline
 from sla_server.cluster.messages.batch import is_repeated, store_batch
 from sla_server.cluster.messages.catalogue import Catalogue, Destination
 from sla_server.cluster.messages.consumer import cause_of_death
+from sla_server.cluster.messages.credit import BlockedBy
 from sla_server.cluster.messages.errors import BadSettings
 from sla_server.cluster.messages.identifiers import IdentifierSource
 from sla_server.cluster.messages.link import EngineLink, Trouble, classify
@@ -196,3 +197,18 @@ def test_identities_are_no_patterns() -> None:
     for bad in ("*", "a >", "a\r\nNats-Rollup: all", "\udc80", "x" * 256):
         with pytest.raises(BadSettings, match="identity"):
             producer.send(b"", identity=bad)
+
+
+def test_headers_count_for_the_windows_as_the_payload_does() -> None:
+    async def run() -> None:
+        link = FailingLink()
+        windows = SendWindows(10, 1000)
+        catalogue = cast(Catalogue, SimpleNamespace(has_batches=False))
+        outbox = Outbox(cast(EngineLink, link), catalogue, Destination("q"), windows)
+        for name in "ab":
+            message = Outgoing(name, b"", {"Long": "x" * 500}, Deadline(60), 60)
+            assert outbox.add(message, wait=False) is (None if name == "a" else BlockedBy.SESSION_BYTES)
+        outbox.close()
+        link.task.cancel()
+
+    asyncio.run(run())
