@@ -26,6 +26,7 @@ Thread: ``ev-pair``; ``fullness_ratio`` and ``len`` any.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import struct
 from collections.abc import Sequence
@@ -187,13 +188,13 @@ class MirrorStore:
     def read(self, queue_id: str, after_seq: int, most: int) -> list[tuple[int, bytes]]:
         """Number and record of events behind ``after_seq``; what is damaged is left out and forgotten."""
         found: list[tuple[int, bytes]] = []
-        for seq, place in list(self._places.get(queue_id, {}).items()):
-            if seq <= after_seq:
-                continue
+        places = self._places.get(queue_id, {})
+        seqs = list(places)
+        for seq in seqs[bisect.bisect_right(seqs, after_seq) :]:
             if len(found) >= most:
                 break
             try:
-                message = self._queue.read(place)
+                message = self._queue.read(places[seq])
             except RecordDamaged as exc:
                 self.damaged += 1
                 log.error("partner-event-damaged", queue=queue_id, seq=seq, problem=str(exc))
