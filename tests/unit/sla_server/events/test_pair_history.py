@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pmdaemon.errors import FrameTooLarge, MalformedFrame
 from pmdaemon.wire import frame
 from pmdaemon.wire.messages.mirror import (
     MIRROR_PROTO,
@@ -168,3 +169,24 @@ def test_the_longest_hello_fits_what_is_read_of_a_stranger() -> None:
     assert len(raw) < STRANGER_BYTES
     assert MirrorHello.parse(frame.decode(raw).header) == hello
     assert openings_in(hello)[3].newest == dict.fromkeys((queue.queue_id for queue in queues), MOST_SEQ)
+
+
+def test_a_former_release_says_no_openings() -> None:
+    header = {"proto": MIRROR_PROTO, "name": "a", "partner": "b", "queues": [["main", QUEUE, 7]]}
+    assert openings_in(MirrorHello.parse(header)) == []
+
+
+@pytest.mark.parametrize(
+    "openings",
+    [7, [7], [["x", [1]]], [[QUEUE, 1]], [[QUEUE, [1, 2]]], [[QUEUE, [-1]]], [[QUEUE, [True]]], [[QUEUE]]],
+)
+def test_openings_of_a_false_form_are_refused(openings: object) -> None:
+    header = {"proto": MIRROR_PROTO, "name": "a", "partner": "b", "queues": [["main", QUEUE, 7]]}
+    with pytest.raises(MalformedFrame):
+        MirrorHello.parse({**header, "openings": openings})
+
+
+def test_more_openings_than_fit_are_refused() -> None:
+    header = {"proto": MIRROR_PROTO, "name": "a", "partner": "b", "queues": [["main", QUEUE, 7]]}
+    with pytest.raises(FrameTooLarge):
+        MirrorHello.parse({**header, "openings": [[QUEUE, [1]]] * (MOST_OPENINGS + 1)})
