@@ -85,7 +85,10 @@ class Extent(NamedTuple):
 
 @dataclass
 class RecoveryReport:
-    """What recovery found, for logs and ``sla queue recover --dry-run``."""
+    """What recovery found, for logs and ``sla queue recover --dry-run``.
+
+    ``newest_seq``: number of the newest record in the ring, deleted or not.
+    """
 
     index_whole: bool = False
     index_problem: str = ""
@@ -96,6 +99,7 @@ class RecoveryReport:
     locks_released: int = 0
     list_faults: int = 0
     clean: bool = False
+    newest_seq: int = 0
     extents: list[Extent] = field(default_factory=list)
 
 
@@ -137,7 +141,7 @@ def recover(
     if header is not None:
         floor = max(floor, header.floor)
     newest = intact[int(intact["seq"].argmax())] if len(intact) else None
-    newest_seq = int(newest["seq"]) if newest is not None else 0
+    newest_seq = report.newest_seq = int(newest["seq"]) if newest is not None else 0
     write = 0
     if newest is not None:
         content_bytes = int(newest["length"]) + int(newest["destination"])

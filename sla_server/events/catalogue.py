@@ -359,6 +359,11 @@ DELIVERY: Final = {
         begins="pair-mirror",
     ),
     "pair-mirror-caught-up": EventKind("info", "The partner has them.", ends="pair-mirror"),
+    "pair-set-back": EventKind(
+        "warning",
+        "The partner's disk was set back or lost; what the partner had on it alone is delivered here.",
+        "Was an older copy restored there, or a disk replaced? If not, see to that disk.",
+    ),
     "pair-refused": EventKind(
         "warning", "A connection between the partners was refused.", "The text says why; see its certificate."
     ),

@@ -12,6 +12,7 @@ Thread: the main loop.
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -218,7 +219,8 @@ class _StoredState(BaseModel):
 class DeliveryState:
     """The file; see the module.
 
-    One that cannot be read is kept beside it, as ``state.json.unreadable``, for people.
+    One that cannot be read is kept beside it, as ``state.json.unreadable``, for people: also one that the
+    disk does not give back, since what is on its way must not wait for a person to remove it.
 
     Args:
         path: of ``state.json``.
@@ -369,7 +371,7 @@ class DeliveryState:
         """What the files have; None: there is none, or none that can be used.
 
         Raises:
-            OSError: one cannot be opened; what it says may be right.
+            OSError: it may be read later: there is no descriptor, or it belongs to another user.
         """
         found, sent = self._read_synced(), self._read_sent()
         # Of both: what a former release left beside its own file must never seem newer than what we write.
@@ -386,11 +388,15 @@ class DeliveryState:
             return _StoredState.model_validate_json(self._path.read_bytes())
         except FileNotFoundError:
             return None
-        except ValidationError as exc:
+        except (OSError, ValidationError) as exc:
             aside = self._path.with_name(f"{self._path.name}.unreadable")
-            problem = "; ".join(
-                each["msg"] for each in exc.errors(include_url=False, include_input=False)[:3]
-            )
+            if isinstance(exc, ValidationError):
+                errors = exc.errors(include_url=False, include_input=False)
+                problem = "; ".join(each["msg"] for each in errors[:3])
+            elif exc.errno == errno.EIO:
+                problem = str(exc)
+            else:
+                raise
             log.error(
                 "state-unreadable",
                 path=str(self._path),
@@ -407,8 +413,8 @@ class DeliveryState:
             return _StoredState.model_validate_json(self._sent_path.read_bytes())
         except FileNotFoundError:
             return None
-        except ValidationError:  # of a power cut: what was under way comes again under other numbers
-            log.warning("sent-state-unreadable", path=str(self._sent_path))
+        except (OSError, ValidationError) as exc:  # what was under way comes again under other numbers
+            log.warning("sent-state-unreadable", path=str(self._sent_path), problem=str(exc)[:200])
             return None
 
 

@@ -8,7 +8,8 @@ most: what the partner has delivered while this server was away is not sent agai
 pair that fails ends the pair, says so by an event, and local delivery goes on alone; the pair is opened again
 after a while (``PairRetry``).
 
-Files in DATA_DIR/events: ``partner`` (disk queue), ``partner.json`` (``pair_store``).
+Files in DATA_DIR/events: ``partner`` (disk queue), ``partner.json`` (``pair_store``), ``openings.json``
+(``pair_history``).
 
 Thread: the main loop, except where it is said.
 """
@@ -33,6 +34,7 @@ from pmdaemon.runtime.backoff import Backoff
 from pmdaemon.runtime.clock import Clock, Deadline
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadDidNotStop, ThreadGroup, ThreadInbox
+from sla_server.events import pair_history
 from sla_server.events.config import EventPairConfig
 from sla_server.events.engine import DeliveryEngine
 from sla_server.events.lane import Lane
@@ -57,7 +59,8 @@ class CooperatingPair:
         config: table ``[events.pair]``.
         data_dir: of the server, in which relative paths are.
         directory: of the queues.
-        queues: ours, in the order of a replay. later: what is due later.
+        queues: ours, in the order of a replay; nothing was added since the process has opened them, or the
+            pair was there before. later: what is due later.
         clock: both time bases.
         arrived: called by ev-pair when something was added to the last queue.
 
@@ -80,6 +83,9 @@ class CooperatingPair:
         self._clock = clock
         self._queues = list(queues)
         self._later = later
+        openings = pair_history.begin(
+            directory, {queue.queue_id: queue.newest_record for queue in (*queues, later.queue)}
+        )
         with contextlib.ExitStack() as undo:  # a store that stays locked could not be opened again
             self._store = MirrorStore(directory, config.mirror_bytes)
             undo.callback(self._store.close)
@@ -91,6 +97,7 @@ class CooperatingPair:
                 directory,
                 queues,
                 later.queue,
+                openings,
                 self._store,
                 self._ledger,
                 self._raise,
@@ -250,6 +257,10 @@ def open_pair(
 ) -> CooperatingPair | None:
     """The pair, if the configuration has one, and its store can be opened: delivery goes on without."""
     if not config.enabled:
+        try:
+            pair_history.forget(directory)
+        except OSError as exc:
+            log.error("openings-not-removed", problem=str(exc))
         return None
     try:
         return CooperatingPair(config, data_dir, directory, queues, later, clock, arrived)

@@ -4,9 +4,9 @@
 
 A server that begins is there for the other until proved otherwise, and remembers over its own restarts that
 it was lost. A partner that died and one behind a cut network look the same, so nothing is decided by which
-it is: while it is lost its events are delivered here, each in the order of its queues, after those that wait
-here already. A partition therefore costs repeats, never an event: at its end both say what they have
-delivered for the other (``pair_ledger``), and the rest is left to the server whose event it is.
+it is: while it is lost its events are delivered here, in the order in which it has recorded them, after
+those that wait here already. A partition therefore costs repeats, never an event: at its end both say what
+they have delivered for the other (``pair_ledger``), and the rest is left to the server whose event it is.
 
 *Taking over.* Events go from the store into the queue of events here, ``TAKE`` at a time, and stay in the
 store: they leave it when the partner says that no recipient needs them. Each is taken over once; when the
@@ -15,10 +15,12 @@ while the queue is fuller than ``ROOM_RATIO``, so the partner's backlog leaves r
 event of a queue that the partner has lost with its disk is taken over at once, and leaves the store when a
 queue here has it on disk: that of events, or the one of what is due later, which the main loop fills. If the
 partner's disk was set back (a snapshot, a restored copy), what it had behind that is such a queue, under an
-id of its own.
+id of its own. ``pair_history`` sees it, also when the partner has more events again than it lost.
 
 What a crash leaves: taking over begins again from the store; what was confirmed here is known from the notes,
-but for the last second.
+but for the last second. A partner that was set back has numbers in the notes that are too high, by which new
+events would count as confirmed: they are lower on disk before the store changes, and the openings by which it
+was seen are on disk after that. So a crash between the two sees it again, and gives the same id.
 
 Thread: ``ev-pair``; ``status`` any.
 """
@@ -37,12 +39,14 @@ import structlog
 
 from pmdaemon.diskqueue.errors import QueueFull
 from pmdaemon.runtime.clock import Clock
-from pmdaemon.wire.messages.mirror import MirrorConfirmed, MirroredQueue
+from pmdaemon.wire.messages.mirror import MirrorConfirmed, MirrorHello
 from sla_server.events.engine import DeliveryEngine
 from sla_server.events.lane import Lane
+from sla_server.events.pair_history import Opening, lost_queue_id, openings_in, shared_through
 from sla_server.events.pair_ledger import PartnerLedger
 from sla_server.events.pair_session import (
     KeeperSession,
+    MirrorEnded,
     MirrorSession,
     MirrorState,
     OriginSession,
@@ -83,6 +87,7 @@ class PairCore:
         directory: of the notes.
         queues: ours, in the order of a replay; the last one takes what is taken over.
         later: ours of what is due later; the partner's is handed to the main loop (``later_items``).
+        openings: of all these, the oldest first.
         store: the partner's events.
         ledger: shared with the main loop.
         raise_event: for trouble with the partner.
@@ -98,6 +103,7 @@ class PairCore:
         directory: Path,
         queues: Sequence[EventQueue],
         later: EventQueue,
+        openings: Sequence[Opening],
         store: MirrorStore,
         ledger: PartnerLedger,
         raise_event: Raise,
@@ -111,6 +117,7 @@ class PairCore:
         self._queues = list(queues)
         self._main = queues[-1]
         self._mirrored = [*queues, later]
+        self._openings = openings
         self._store = store
         self._ledger = ledger
         self._raise = raise_event
@@ -135,7 +142,8 @@ class PairCore:
         self._kept: dict[str, int] = {}
         self._most_events = store.most_events
         self._is_behind = self._is_unwritten = False
-        self._taken = 0
+        self._is_lowered = False  # numbers in the notes, and that is not on disk
+        self._taken = self._recorded_us = 0
         self.later_items: deque[QueuedEvent] = deque()
         """What the partner has held back, or has to remind of; the main loop takes it over."""
         self.reached: Reached | None = None
@@ -147,7 +155,7 @@ class PairCore:
 
     def dialled(self) -> OriginSession:
         """We have reached the partner."""
-        self._origin = OriginSession(self._names, self._clock, self._mirrored, self._ledger)
+        self._origin = OriginSession(self._names, self._clock, self._mirrored, self._openings, self._ledger)
         return self._origin
 
     def accepted(self) -> KeeperSession:
@@ -274,29 +282,56 @@ class PairCore:
 
     # The partner comes and goes.
 
-    def _greeted(self, queues: Sequence[MirroredQueue]) -> None:
-        was_lost = self._ledger.is_lost
-        for queue in queues:
-            if self._store.newest_seq(queue.queue_id) > queue.newest_seq:
-                self._set_back(queue)
-        for queue_id in self._ledger.greeted(queues):
-            for known in (self._taken_through, self._taken_before):
-                known.pop(queue_id, None)  # what was left to the partner is needed after all
+    def _greeted(self, hello: MirrorHello) -> None:
+        was_lost, known, said = self._ledger.is_lost, self._ledger.openings, openings_in(hello)
+        lost = 0
+        for queue_id, newest_seq in ((queue.queue_id, queue.newest_seq) for queue in hello.queues):
+            through = shared_through(known, said, queue_id, newest_seq)
+            if max(self._store.newest_seq(queue_id), self._ledger.newest_seq(queue_id)) > through:
+                lost += self._set_back(queue_id, through, lost_queue_id(known, queue_id, through))
+        for queue_id in self._ledger.greeted(hello.queues, said):
+            for taken in (self._taken_through, self._taken_before):
+                taken.pop(queue_id, None)  # what was left to the partner is needed after all
             self._take_ns = 0
+            lost += self._store.count(queue_id)
             log.warning("partner-lost-its-queue", queue=queue_id, events=self._store.count(queue_id))
+        if not self._write_notes() and self._is_lowered:
+            raise MirrorEnded(f"what is known of {self._names.partner} cannot be written")
+        if lost:
+            text = (
+                f"the disk of partner {self._names.partner} was set back, or lost; {lost} events that it "
+                "does not have any more, and that were not confirmed, are delivered here"
+            )
+            self._raise("pair-set-back", "warning", text, {"events": lost})
         if was_lost:
             self._is_back()
 
-    def _set_back(self, queue: MirroredQueue) -> None:
-        """The partner's disk was set back: what it had and has lost is delivered here, like a lost queue."""
-        lost_id = secrets.token_hex(8)
-        self._ledger.set_back(queue.queue_id, queue.newest_seq, lost_id)
-        self._write_notes()  # before the store: what was confirmed at the partner must not come again
-        events = self._store.set_back(queue.queue_id, queue.newest_seq, lost_id)
+    def _set_back(self, queue_id: str, through: int, lost_id: str) -> int:
+        """The partner's disk was set back: what it had and has lost is delivered here, like a lost queue.
+
+        Without any such event it may also be that a crash left numbers unused there: then cursors alone are
+        lowered, behind which there was nothing.
+
+        Returns:
+            How many events that are.
+
+        Raises:
+            MirrorEnded: it cannot be written; the partner's next dial tries again.
+        """
+        if self._store.count(lost_id):  # of another time
+            lost_id = secrets.token_hex(8)
+        self._is_lowered = True
+        events = self._store.count_behind(queue_id, through)
+        self._ledger.set_back(queue_id, through, lost_id if events else "")
+        if events and not self._write_notes():
+            raise MirrorEnded(f"what is known of {self._names.partner} cannot be written")
+        self._store.set_back(queue_id, through, lost_id)
         for known in (self._taken_through, self._taken_before):
-            known[queue.queue_id] = min(known.get(queue.queue_id, 0), queue.newest_seq)
+            known[queue_id] = min(known.get(queue_id, 0), through)
         self._take_ns = 0
-        log.warning("partner-set-back", queue=queue.queue_id, newest=queue.newest_seq, events=events)
+        if events:
+            log.warning("partner-set-back", queue=queue_id, through=through, events=events)
+        return events
 
     def _is_lost_now(self) -> None:
         self._ledger.lost()
@@ -340,10 +375,10 @@ class PairCore:
         known, kept = self._current(), self._store.queue_ids
         gone = [queue_id for queue_id in kept if queue_id not in known] if known else []
         wanted = (known or kept) if self._ledger.is_lost else []
-        for queue_id in (*gone, *wanted):
+        for queue_ids in (gone, wanted):
             if self._main.fullness_ratio >= ROOM_RATIO:
                 return False
-            records = self._store.read(queue_id, self._taken_through.get(queue_id, 0), TAKE)
+            queue_id, records = self._next_run(queue_ids)
             if not records:
                 continue
             if not self._take(queue_id, records):
@@ -354,6 +389,27 @@ class PairCore:
         self._discard_taken(gone)
         return False
 
+    def _next_run(self, queue_ids: Sequence[str]) -> tuple[str, list[tuple[int, bytes]]]:
+        """What the partner has recorded next in one of these queues, until it is another one's turn.
+
+        The end of a condition may be in its queue of the initialization period, or in that of events, and
+        the beginning in another one: it waits there, or is held back.
+        """
+        heads = [
+            (_recorded_us(*record), place, queue_id)
+            for place, queue_id in enumerate(queue_ids)
+            for record in self._store.read(queue_id, self._taken_through.get(queue_id, 0), 1)
+        ]
+        if not heads:
+            return "", []
+        (_, _, queue_id), *others = sorted(heads)
+        records = self._store.read(queue_id, self._taken_through.get(queue_id, 0), TAKE)
+        if others:
+            run = enumerate(records)
+            ends = (number for number, record in run if number and _recorded_us(*record) > others[0][0])
+            records = records[: next(ends, len(records))]
+        return queue_id, records
+
     def _discard_taken(self, gone: Sequence[str]) -> None:
         """Forget what no other server has, once it is on disk here: also what the main loop has to keep."""
         if not self.later_items:
@@ -362,7 +418,8 @@ class PairCore:
 
     def _take(self, queue_id: str, records: Sequence[tuple[int, bytes]]) -> bool:
         own = {queue.queue_id for queue in self._mirrored}
-        now_us = max(self._clock.unix_us(), self._main.newest_us + 1)  # behind all of before, see EventIntake
+        newest_us = max(self._recorded_us, self._main.newest_us + 1)  # behind all of before, see EventIntake
+        now_us = max(self._clock.unix_us(), newest_us)
         items: list[QueuedEvent] = []
         later: list[QueuedEvent] = []
         before, left = self._taken_before.get(queue_id, 0), self._left.get(queue_id, set())
@@ -380,6 +437,7 @@ class PairCore:
             event = replace(item.event, recorded_us=now_us + len(items) + len(later))
             taken = replace(item, event=event, seq=0, later_seq=0, origin=queue_id, origin_seq=seq)
             (later if item.purpose else items).append(taken)
+        self._recorded_us = now_us + len(items) + len(later)
         self._ledger.take([*items, *later])
         try:
             seqs = self._main.append(items)
@@ -425,7 +483,8 @@ class PairCore:
     def _is_mirroring(self) -> bool:
         return self._origin is not None and self._origin.state is MirrorState.MIRRORING
 
-    def _write_notes(self) -> None:
+    def _write_notes(self) -> bool:
+        """Whether they are on disk."""
         begun_ns = self._clock.monotonic_ns()
         try:
             self._ledger.notes().write(self._directory)
@@ -437,12 +496,14 @@ class PairCore:
                 text = f"what was delivered for partner {self._names.partner} cannot be written: {exc}"
                 self._raise("event-state-not-written", "critical", text, {"problem": str(exc)})
         else:
+            self._is_lowered = False
             if self._is_unwritten:
                 self._is_unwritten = False
                 text = f"what was delivered for partner {self._names.partner} is written again"
                 self._raise("event-state-written", "info", text, {})
         took_ns = self._clock.monotonic_ns() - begun_ns
         self._notes_ns = begun_ns + max(AGAIN_NS, PAUSE * took_ns)
+        return not self._is_unwritten
 
 
 def _copies(queue: EventQueue, origins: Collection[str]) -> list[int]:
@@ -452,6 +513,14 @@ def _copies(queue: EventQueue, origins: Collection[str]) -> list[int]:
         records, after = queue.records(after, CHUNK_BYTES)
         found += [seq for seq, data in records if origin_of(seq, data) in origins]
     return found
+
+
+def _recorded_us(seq: int, data: bytes) -> int:
+    """When the partner has recorded an event; 0 for what is unreadable."""
+    try:
+        return decode(seq, data).event.recorded_us
+    except (ValueError, RecursionError):
+        return 0
 
 
 def how_far(

@@ -22,6 +22,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from pmdaemon.wire.messages.mirror import MOST_RECIPIENTS, MirrorConfirmed, MirroredQueue
+from sla_server.events.pair_history import Opening
 from sla_server.events.pair_store import PartnerNotes
 from sla_server.events.queue import QueuedEvent
 from sla_server.events.sql_link import NAME
@@ -111,13 +112,25 @@ class PartnerLedger:
         """The partner's, in the order of a replay."""
         return [MirroredQueue(*each) for each in self._notes.queues]
 
-    def greeted(self, queues: Sequence[MirroredQueue]) -> list[str]:
+    @property
+    def openings(self) -> list[Opening]:
+        """Those of the partner's queues that it has named, the oldest first."""
+        return [Opening(*each) for each in self._notes.openings]
+
+    def newest_seq(self, queue_id: str) -> int:
+        """The newest number of a queue of the partner that it has spoken of."""
+        notes = self._notes
+        seqs = [notes.done.get(queue_id, 0), *(each.get(queue_id, 0) for each in notes.cursors.values())]
+        return max([*seqs, notes.open_through] if queue_id == notes.open_queue else seqs)
+
+    def greeted(self, queues: Sequence[MirroredQueue], openings: Sequence[Opening] = ()) -> list[str]:
         """The partner is there, with these queues; returns the ids of those that it had before and lost."""
         with self._lock:
             ids = {queue.queue_id for queue in queues}
             notes = self._notes
             gone = [queue_id for _, queue_id in notes.queues if queue_id not in ids]
             notes.queues = [(queue.name, queue.queue_id) for queue in queues]
+            notes.openings = [(each.opening_id, dict(each.newest)) for each in openings]
             notes.gone = [each for each in (*notes.gone, *gone) if each not in ids][-MOST_GONE:]
             self._forget_all_but(ids.union(notes.gone))
             self._is_changed = self._is_changed or self._notes.is_lost
@@ -126,23 +139,29 @@ class PartnerLedger:
             return gone
 
     def set_back(self, queue_id: str, newest_seq: int, lost_id: str) -> None:
-        """The partner has a queue up to ``newest_seq`` only; what it had behind that is ``lost_id`` now."""
+        """The partner has a queue up to ``newest_seq`` only; what it had behind that is ``lost_id`` now.
+
+        With "" there is nothing of that here.
+        """
         with self._lock:
             notes = self._notes
-            notes.gone = [*notes.gone, lost_id][-MOST_GONE:]
             for seqs in (notes.done, *notes.cursors.values()):
                 if seqs.get(queue_id, 0) > newest_seq:
-                    seqs[lost_id], seqs[queue_id] = seqs[queue_id], newest_seq
+                    seqs |= {lost_id: seqs[queue_id]} if lost_id else {}
+                    seqs[queue_id] = newest_seq
             if queue_id == notes.open_queue and notes.open_through > newest_seq:
                 notes.open_through = newest_seq
                 notes.open_seqs = [seq for seq in notes.open_seqs if seq <= newest_seq]
                 self._open = frozenset(notes.open_seqs)
+            self.is_dirty = True
+            if not lost_id:
+                return
+            notes.gone = [*(each for each in notes.gone if each != lost_id), lost_id][-MOST_GONE:]
             positions: list[dict[str, Position]] = [*notes.delivered.values(), *self._taken.values()]
             for events in positions:
                 for key, (where, seq) in events.items():
                     if where == queue_id and seq > newest_seq:
                         events[key] = lost_id, seq
-            self.is_dirty = True
 
     def back(self) -> None:
         """The partner was heard again."""

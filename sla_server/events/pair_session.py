@@ -45,12 +45,14 @@ from pmdaemon.wire.messages.mirror import (
     MirrorBeat,
     MirrorConfirmed,
     MirrorDelivered,
+    MirroredOpening,
     MirroredQueue,
     MirrorEvents,
     MirrorHello,
     MirrorKept,
     MirrorWelcome,
 )
+from sla_server.events.pair_history import Opening
 from sla_server.events.pair_ledger import PartnerLedger
 from sla_server.events.pair_store import MirrorStore
 from sla_server.events.queue import EventQueue, decode, origin_of
@@ -195,6 +197,7 @@ class OriginSession(MirrorSession):
 
     Args:
         queues: in the order of a replay.
+        openings: of these queues, the oldest first.
         ledger: takes what the partner has delivered for us.
 
     Attributes:
@@ -205,7 +208,12 @@ class OriginSession(MirrorSession):
     role = "origin"
 
     def __init__(
-        self, names: PartnerNames, clock: Clock, queues: Sequence[EventQueue], ledger: PartnerLedger
+        self,
+        names: PartnerNames,
+        clock: Clock,
+        queues: Sequence[EventQueue],
+        openings: Sequence[Opening],
+        ledger: PartnerLedger,
     ) -> None:
         super().__init__(names, clock)
         self.reader_limit(MAX_FRAME_BYTES)  # we have dialled it, and seen its certificate
@@ -223,7 +231,13 @@ class OriginSession(MirrorSession):
             MIRROR_PROTO,
             names.name,
             names.partner,
-            tuple(MirroredQueue(queue.name, queue.queue_id, queue.newest_seq) for queue in queues),
+            tuple(MirroredQueue(queue.name, queue.queue_id, queue.newest_record) for queue in queues),
+            tuple(
+                MirroredOpening(
+                    each.opening_id, tuple(each.newest.get(queue.queue_id, 0) for queue in queues)
+                )
+                for each in openings
+            ),
         )
         self.send(hello)
 
@@ -334,7 +348,7 @@ class KeeperSession(MirrorSession):
     """The partner's events on their way to our disk; see the module.
 
     Args:
-        greeted: called with the partner's queues, before anything of them is taken.
+        greeted: called with the partner's first message, before anything of its queues is taken.
         store: takes events.
         ledger: takes confirmations, and says what was delivered here.
     """
@@ -347,7 +361,7 @@ class KeeperSession(MirrorSession):
         clock: Clock,
         store: MirrorStore,
         ledger: PartnerLedger,
-        greeted: Callable[[Sequence[MirroredQueue]], None],
+        greeted: Callable[[MirrorHello], None],
     ) -> None:
         super().__init__(names, clock)
         self._store = store
@@ -393,7 +407,7 @@ class KeeperSession(MirrorSession):
             raise PeerRefused(
                 "name", f"it looks for {excerpt(hello.partner)}; events.pair.name says {self.names.name}"
             )
-        self._greeted(hello.queues)
+        self._greeted(hello)
         self.state = MirrorState.MIRRORING
         self._add_delivered(self._ledger.delivered())
         self._is_welcome_due = True

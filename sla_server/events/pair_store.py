@@ -18,14 +18,15 @@ In memory there are the numbers alone. ``PartnerNotes`` is the rest, a small fil
 partner's queues, how far its recipients have come, what was delivered for it here, and whether it is lost.
 
 Durability: ``add`` returns when the records are on disk. A deletion may be undone by a crash; it is repeated
-by the partner's next confirmation, or by the notes. Notes are written once a second at most, unsynced: what
-a kill takes of them may be delivered twice.
+by the partner's next confirmation, or by the notes. Notes are written once a second at most, and at once
+when the partner says what it has (``pair_core``): what a crash takes of them may be delivered twice.
 
 Thread: ``ev-pair``; ``fullness_ratio`` and ``len`` any.
 """
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import struct
 from collections.abc import Sequence
@@ -110,6 +111,10 @@ class MirrorStore:
         """How many events of a queue it has."""
         return len(self._places.get(queue_id, ()))
 
+    def count_behind(self, queue_id: str, seq: int) -> int:
+        """How many of those are behind a number."""
+        return sum(each > seq for each in self._places.get(queue_id, ()))
+
     def has(self, queue_id: str, seq: int) -> bool:
         """Whether it has this event."""
         return seq in self._places.get(queue_id, ())
@@ -161,6 +166,9 @@ class MirrorStore:
         Raises:
             QueuePoisoned: the disk fails.
         """
+        if not self.count_behind(queue_id, newest_seq):
+            self._newest[queue_id] = min(newest_seq, self.newest_seq(queue_id))
+            return 0
         record = _HEAD.pack(_NO_QUEUE, 0) + _HEAD.pack(queue_id.encode(), newest_seq) + lost_id.encode()
         try:
             self._set_backs[lost_id] = self._queue.put(record, kind=SET_BACK, reserved=True)
@@ -180,13 +188,13 @@ class MirrorStore:
     def read(self, queue_id: str, after_seq: int, most: int) -> list[tuple[int, bytes]]:
         """Number and record of events behind ``after_seq``; what is damaged is left out and forgotten."""
         found: list[tuple[int, bytes]] = []
-        for seq, place in list(self._places.get(queue_id, {}).items()):
-            if seq <= after_seq:
-                continue
+        places = self._places.get(queue_id, {})
+        seqs = list(places)
+        for seq in seqs[bisect.bisect_right(seqs, after_seq) :]:
             if len(found) >= most:
                 break
             try:
-                message = self._queue.read(place)
+                message = self._queue.read(places[seq])
             except RecordDamaged as exc:
                 self.damaged += 1
                 log.error("partner-event-damaged", queue=queue_id, seq=seq, problem=str(exc))
@@ -263,6 +271,7 @@ class PartnerNotes(BaseModel):
 
     Attributes:
         queues: name and id of its queues, in the order of a replay.
+        openings: of its queues, the oldest first (``pair_history``).
         gone: ids of queues that it had before, and has lost with its disk.
         cursors: of its recipients, by queue id.
         done: newest number of each queue that none of them needs.
@@ -275,6 +284,7 @@ class PartnerNotes(BaseModel):
 
     model_config = ConfigDict(strict=True)
     queues: list[tuple[str, str]] = Field(default_factory=list)
+    openings: list[tuple[str, dict[str, Cursor]]] = Field(default_factory=list)
     gone: list[str] = Field(default_factory=list)
     cursors: dict[str, dict[str, Cursor]] = Field(default_factory=dict)
     done: dict[str, Cursor] = Field(default_factory=dict)
@@ -299,7 +309,9 @@ class PartnerNotes(BaseModel):
     def write(self, directory: Path) -> None:
         """Replace the file.
 
+        Durability: it is on disk on return.
+
         Raises:
-            OSError: it is as it was.
+            OSError: see ``write_whole``.
         """
-        write_whole(directory / NOTES, self.model_dump_json())
+        write_whole(directory / NOTES, self.model_dump_json(), synced=True)

@@ -177,6 +177,7 @@ class EventQueue:
         settings = QueueSettings(data_path=directory / name, data_bytes=data_bytes, entries=entries)
         self._queue = DiskQueue(settings, data=data, index=index, clock=clock, helper=storage is None)
         self.damaged = sum(max(1, extent.records) for extent in self._queue.report.extents)
+        self._opened_seq = self.newest_seq
         self._chunks: OrderedDict[int, tuple[int, list[QueuedEvent]]] = OrderedDict()
         self._shown: int | None = None
         self.newest_us = 0
@@ -190,6 +191,11 @@ class EventQueue:
     def newest_seq(self) -> int:
         """The newest durable record's number."""
         return self._queue.durable_seq
+
+    @property
+    def newest_record(self) -> int:
+        """The newest record's number, deleted or not: an opening may leave numbers behind it unused."""
+        return self.newest_seq if self.newest_seq > self._opened_seq else self._queue.report.newest_seq
 
     @property
     def done_seq(self) -> int:
@@ -256,8 +262,7 @@ class EventQueue:
 
     def delete_through(self, seq: int) -> None:
         """No reader needs these any more."""
-        for after_seq in [after_seq for after_seq in self._chunks if after_seq < seq]:
-            del self._chunks[after_seq]
+        self._chunks = OrderedDict(each for each in self._chunks.items() if each[0] >= seq)
         self._queue.delete_through(seq)
 
     def discard(self, seqs: Iterable[int]) -> None:
@@ -266,11 +271,7 @@ class EventQueue:
         self._queue.discard(seqs)
 
     def sync_deletions(self) -> None:
-        """No crash undoes what was deleted so far.
-
-        Raises:
-            QueuePoisoned: the disk fails.
-        """
+        """No crash undoes what was deleted so far; as ``DiskQueue.sync_index``."""
         self._queue.sync_index()
 
     def close(self) -> None:
@@ -284,8 +285,7 @@ class EventQueue:
         while True:
             newest = self._readable_seq()
             try:
-                found = self._queue.peek(after_seq, CHUNK_BYTES)
-                messages = [message for message in found if message.seq <= newest]
+                messages = [each for each in self._queue.peek(after_seq, CHUNK_BYTES) if each.seq <= newest]
                 break
             except RecordDamaged as exc:
                 self.damaged += 1
@@ -491,8 +491,8 @@ class LaterQueue:
 
     def held_for(self, recipient: str) -> list[QueuedEvent]:
         """What is held back for a recipient."""
-        found = [item for item in self._items.values() if item.purpose == "held"]
-        return [item for item in found if item.recipient == recipient]
+        held = (item for item in self._items.values() if item.purpose == "held")
+        return [item for item in held if item.recipient == recipient]
 
     def take_held(self, recipient: str, event: Event) -> list[QueuedEvent]:
         """Forget and return what is held back for a recipient of the event's condition, oldest first."""
@@ -529,15 +529,13 @@ class LaterQueue:
 
     def put_back(self, items: Iterable[QueuedEvent]) -> None:
         """There was no room for them in the queue of events: due again."""
-        listed = list(items)
-        for place, item in enumerate(listed):
+        for place, item in enumerate(listed := list(items)):
             if item.seq in self._items:  # before all others: some were released before their own time
                 heapq.heappush(self._due, (place - len(listed), 0, 0, item.seq))
 
     def cancel(self, is_meant: Callable[[QueuedEvent], bool]) -> int:
         """Forget those; returns how many."""
-        found = [item for item in self._items.values() if is_meant(item)]
-        self.remove(found)
+        self.remove(found := [item for item in self._items.values() if is_meant(item)])
         return len(found)
 
     def held_until(self, recipient: str, event: Event) -> int | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from sla_server.events import pair_history
 from sla_server.events.event import Event
 from sla_server.events.pair_core import BatchesUnderWay, PairCore, how_far
 from sla_server.events.pair_ledger import PartnerLedger
@@ -17,6 +20,7 @@ from sla_server.events.pair_session import MirrorSession
 from sla_server.events.pair_store import MirrorStore, PartnerNotes
 from sla_server.events.recipients.base import CONFIRMED, Answer
 from tests.support.deliveries import InlineSender, Rig, ToAll
+from tests.support.faulty_disk import FaultDisk
 
 STORE_BYTES = 1 << 20
 SILENCE_S = 10.0
@@ -74,6 +78,9 @@ class PartnerServer:
             rig.folder,
             queues,
             rig.later.queue,
+            pair_history.begin(
+                rig.folder, {queue.queue_id: queue.newest_record for queue in (*queues, rig.later.queue)}
+            ),
             self.store,
             self.ledger,
             self._raise,
@@ -149,6 +156,27 @@ class PartnerServer:
         self.is_up = True
 
 
+class DiskCopy:
+    """What is on the disk of a server now.
+
+    Args:
+        server: of which.
+        folder: not there; takes the files that are on no modelled disk.
+    """
+
+    def __init__(self, server: PartnerServer, folder: Path) -> None:
+        self._disk: FaultDisk = copy.deepcopy(server.rig.disk)
+        self._folder = folder
+        shutil.copytree(server.rig.folder, folder)
+
+    def restore(self, server: PartnerServer) -> None:
+        """Put it in place of what a server that is down has there."""
+        server.rig.disk = copy.deepcopy(self._disk)
+        for path in server.rig.folder.iterdir():
+            path.unlink()
+        shutil.copytree(self._folder, server.rig.folder, dirs_exist_ok=True)
+
+
 class Partners:
     """Both, and the link.
 
@@ -173,6 +201,13 @@ class Partners:
                 self.b.run()
                 if not self._pump():
                     break
+
+    def exchange(self) -> None:
+        """What the two threads say to each other at once, without the main loop of either server."""
+        self._connect()
+        while self._pump():
+            self.a.core.step()
+            self.b.core.step()
 
     def lose(self) -> None:
         """As long as it takes for a silent partner to be lost."""

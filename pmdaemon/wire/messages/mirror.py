@@ -34,6 +34,8 @@ MOST_QUEUES: Final = 4
 MOST_RECIPIENTS: Final = 4096
 MOST_IDENTITIES: Final = 500
 """Of one MIRROR_DELIVERED."""
+MOST_OPENINGS: Final = 32
+"""So many fit the first frame, which is read before the origin has said who it is."""
 MOST_SEQ: Final = (1 << 63) - 1
 MOST_OPEN: Final = 32_768
 _QUEUE_ID: Final = re.compile(r"[0-9a-f]{16}")
@@ -43,8 +45,8 @@ _MOST_NAME: Final = 256
 class MirroredQueue(NamedTuple):
     """One queue of the origin: ``name`` says what it is for, ``queue_id`` which one it is.
 
-    ``newest_seq``: the newest number that it has on disk; a keeper that has newer ones knows that the disk of
-    the origin was set back, and that it gives their numbers again.
+    ``newest_seq``: number of the newest record on its disk; a keeper that has newer ones knows that this disk
+    was set back, and that the origin gives their numbers again.
     """
 
     name: str
@@ -52,15 +54,29 @@ class MirroredQueue(NamedTuple):
     newest_seq: int = 0
 
 
+class MirroredOpening(NamedTuple):
+    """One time that the origin has opened its queues: a random id, and their newest numbers then, in order.
+
+    A keeper that knows one which the origin no longer names knows that the disk of the origin was set back.
+    """
+
+    opening_id: str
+    newest_seqs: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class MirrorHello(WireMessage):
-    """First frame of an origin: who it is, whom it means, and its queues in the order of a replay."""
+    """First frame of an origin: who it is, whom it means, and its queues in the order of a replay.
+
+    ``openings``: of these queues, the oldest first; a former release sends none.
+    """
 
     KIND: ClassVar = Kind.MIRROR_HELLO
     proto: int
     name: str
     partner: str
     queues: Annotated[tuple[MirroredQueue, ...], Key(form="[[name, queue_id, newest_seq]]")]
+    openings: Annotated[tuple[MirroredOpening, ...], Key(form="[[opening_id, [newest_seq]]]")] = ()
 
     @classmethod
     def parse(cls, header: Header) -> MirrorHello:
@@ -82,6 +98,7 @@ class MirrorHello(WireMessage):
             name=name(header, "MIRROR_HELLO", "name"),
             partner=name(header, "MIRROR_HELLO", "partner"),
             queues=tuple(queues),
+            openings=_openings(header, len(queues)) if "openings" in header else (),
         )
 
 
@@ -298,6 +315,18 @@ def _queue_id(value: Any, what: str) -> str:
     if not isinstance(value, str) or not _QUEUE_ID.fullmatch(value):
         raise MalformedFrame(f"{what}: queue {excerpt(value)}, expected 16 hexadecimal digits")
     return value
+
+
+def _openings(header: Header, queues: int) -> tuple[MirroredOpening, ...]:
+    found = []
+    for row in rows(header, "MIRROR_HELLO", "openings", MOST_OPENINGS):
+        seqs = row[1] if isinstance(row, list) and len(row) == 2 else None
+        if not isinstance(seqs, list) or len(seqs) != queues or not all(map(_is_seq, seqs)):
+            raise MalformedFrame(
+                f"MIRROR_HELLO: key 'openings' has {excerpt(row)}, expected [id, {queues} numbers]"
+            )
+        found.append(MirroredOpening(_queue_id(row[0], "MIRROR_HELLO"), tuple(seqs)))
+    return tuple(found)
 
 
 def _seqs(header: Header, what: str, key: str) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import pytest
 from pmdaemon.pki.authority import Authority
 from pmdaemon.runtime.clock import server_clock
 from pmdaemon.runtime.threads import ThreadGroup
-from sla_server.events import pair
+from sla_server.events import pair, pair_history
 from sla_server.events.catalogue import PAGE
 from sla_server.events.config import EventPairConfig, EventsConfig
 from sla_server.events.delivery import Delivery
@@ -98,6 +99,29 @@ def test_a_store_that_could_not_be_opened_at_the_start_is_tried_again(
             delivery._mend_pair()
         wait_for_port(delivery)
         assert raised.count("pair-failed") == 2
+
+
+def test_an_opening_is_on_disk_before_an_event_also_of_a_pair_that_cannot_be_opened(
+    config: SimpleNamespace, raised: list[str]
+) -> None:
+    directory = config.data_dir / "events"
+    (directory / "partner").mkdir()
+
+    def newest(queue_id: str) -> list[int]:
+        openings = json.loads((directory / pair_history.FILE).read_bytes())["openings"]
+        return [found[queue_id] for _, found in openings]
+
+    for delivery in opened(config):
+        main, _ = delivery.queues
+        assert newest(main.queue_id) == [0]
+        main.append([QueuedEvent(event(1))])
+    for delivery in opened(config):
+        main, _ = delivery.queues
+        assert newest(main.queue_id) == [0, 1]
+    assert "pair-failed" in raised
+    config.events = EventsConfig(queue_bytes=16 << 20)
+    for _ in opened(config):
+        assert not (directory / pair_history.FILE).exists()
 
 
 @pytest.fixture

@@ -47,6 +47,8 @@ from sla_server.db.ingest.queue import IngestQueue, IngestRecord
 from sla_server.db.migrate import newest_revision, upgrade
 from sla_server.db.process import directory_lock
 from sla_server.directories import data_identity, prepare_data_dir
+from sla_server.events import pair_history
+from sla_server.events.pair_store import PartnerNotes
 
 KEY = certificates.make_key()
 CERTIFICATE = certificates.der(certificates.make_authority(KEY, 1_800_000_000_000_000, 86_400.0))
@@ -138,6 +140,10 @@ def identity(directory: Path, _content: str) -> None:
         raise OSError("it says so by an empty one: the next start tries again")
 
 
+def partner(directory: Path, content: str) -> None:
+    PartnerNotes(gone=[content]).write(directory)
+
+
 def reserve(directory: Path, content: str) -> None:
     make_reserve(directory / "events/services.initial.reserve", len(content))
 
@@ -215,6 +221,7 @@ CASES = [
     Case(enrolled, "tls/ca.crt", GatewayError),
     Case(identity, "identity", OSError),
     Case(reserve, "events/services.initial.reserve", OSError),
+    Case(partner, "partner.json", OSError),
     Case(backed_up, "saved/backup.json", OSError),
     Case(dumped, "saved/sla.db", OSError),
     Case(restored, "data/sla.db", OSError),
@@ -306,6 +313,18 @@ def test_all_that_a_backup_is_made_of_is_on_disk_before_its_head(tmp_path: Path,
     last = len(before) - 1 - before[::-1].index(saved)
     assert last > before.index(saved / "sla.db"), "the name of the dump, and of the folders"
     assert disk.synced[head + 1 :] == [saved]
+
+
+def test_openings_of_queues_are_on_disk_or_not_there(tmp_path: Path, disk: Disk) -> None:
+    """An older file would be worse than none, so a disk that fails costs both."""
+    pair_history.begin(tmp_path, {"0123456789abcdef": 7})
+    assert [path.name.startswith(f".{pair_history.FILE}") for path in disk.synced] == [True, False]
+    assert disk.synced[1] == tmp_path
+    for fails_at in (1, 2):
+        disk.synced, disk.fails_at = [], fails_at
+        assert len(pair_history.begin(tmp_path, {"0123456789abcdef": 9})) == 1
+        assert not list(tmp_path.iterdir())
+        assert disk.synced[-1] == tmp_path
 
 
 def test_a_failed_sync_of_the_content_leaves_the_old_file(tmp_path: Path, disk: Disk) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -95,6 +97,50 @@ def test_a_power_cut_that_takes_what_was_not_synced_leaves_the_rest(
     sender.answer = CONFIRMED
     rig.run()
     assert sender.got() == ["e1", "e2", "e3", "e3", "e4"]
+
+
+class Broken:
+    """``Path.read_bytes``, which no real disk makes fail on demand, for one file."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str, code: int) -> None:
+        read = Path.read_bytes
+
+        def fail(path: Path) -> bytes:
+            if path.name == name:
+                raise OSError(code, os.strerror(code))
+            return read(path)
+
+        monkeypatch.setattr(Path, "read_bytes", fail)
+
+
+@pytest.mark.parametrize("name", ["state.json", "state-sent.json"])
+def test_a_state_that_the_disk_does_not_give_back_does_not_keep_delivery_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    sender = InlineSender("r", None)
+    rig = Rig(tmp_path, ToAll("r"), [sender])
+    rig.add(event(1), event(2))
+    rig.run()
+    sender.answer = CONFIRMED
+    sender.batches.clear()
+    with monkeypatch.context() as patch:
+        Broken(patch, name, errno.EIO)
+        rig.restart()
+    rig.run()
+    assert sender.got() == ["e1", "e2"]
+    assert (tmp_path / "state.json.unreadable").exists() == (name == "state.json")
+
+
+def test_a_state_that_may_be_read_later_is_not_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path, ToAll("r"), [InlineSender("r")])
+    rig.add(event(1))
+    rig.run()
+    Broken(monkeypatch, "state.json", errno.EMFILE)
+    with pytest.raises(OSError, match="Too many open files"):
+        rig.restart()
+    assert (tmp_path / "state.json").exists()
 
 
 def test_of_the_two_files_the_newer_one_holds(tmp_path: Path) -> None:

@@ -460,7 +460,7 @@ def test_notes_that_a_full_disk_did_not_take_are_written_when_there_is_room(
     pair.run(2)
     pair.kill(pair.a)
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:  # the notes are no file of the modelled disk

@@ -1,0 +1,69 @@
+"""What a survivor delivers of one condition: its beginning before its end, in whichever queue each was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sla_server.events.recipients.base import Held
+from tests.support.deliveries import event
+from tests.support.partners import Partners
+
+
+def test_an_end_of_the_initialization_period_comes_behind_its_beginning(tmp_path: Path) -> None:
+    pair = Partners(tmp_path)
+    pair.a.answers("r", None)
+    pair.a.add(event(1, event_id="a1"))
+    pair.a.add(event(2, "violation-opened", event_id="a2"), event(3, event_id="a3"))
+    pair.run()
+    pair.kill(pair.a)
+    pair.a.restart()
+    pair.a.rig.add(event(4, "violation-closed", event_id="a4"), queue="initial")
+    pair.run()
+    pair.kill(pair.a)
+    pair.lose()
+    assert pair.b.got["r"] == ["a1", "a2", "a3", "a4"]
+
+
+@pytest.mark.parametrize("disk_is_lost", [False, True])
+@pytest.mark.parametrize("silence_s", [20, 5])
+def test_an_end_comes_behind_its_beginning_that_was_held_back(
+    tmp_path: Path, silence_s: int, *, disk_is_lost: bool
+) -> None:
+    """The recipient takes nothing, so the end is in no lane's hands yet; the silence may be over by then."""
+    pair = Partners(tmp_path)
+    until_us = pair.clock.unix_us() + silence_s * 1_000_000
+    for server in (pair.a, pair.b):
+        server.rig.router.holds = lambda found, _recipient, now_us: (
+            Held("quiet", until_us) if found.subject == "quiet" and now_us < until_us else None
+        )
+    pair.a.answers("r", None)
+    pair.a.add(event(1, "violation-opened", "quiet", event_id="a1"))
+    pair.run()
+    assert len(pair.a.rig.later) == 1
+    pair.a.add(event(2, event_id="a2"))
+    pair.run()
+    pair.a.add(event(3, "violation-closed", "quiet", event_id="a3"))
+    pair.run()
+    pair.kill(pair.a)
+    if disk_is_lost:
+        pair.a.restart(disk_is_lost=True)
+    pair.lose()
+    pair.run(20)
+    assert [each for each in pair.b.got["r"] if each != "a2"] == ["a1", "a3"]
+
+
+def test_many_queues_are_taken_over_as_they_were_recorded(tmp_path: Path) -> None:
+    pair = Partners(tmp_path)
+    pair.a.answers("r", None)
+    expected = []
+    for number in range(1, 41):
+        name = "initial" if number % 3 == 0 else "main"
+        pair.a.rig.add(event(number, event_id=f"a{number}"), queue=name)
+        pair.clock.advance(0.001)
+        expected.append(f"a{number}")
+    pair.run()
+    pair.kill(pair.a)
+    pair.lose()
+    assert pair.b.got["r"] == expected
