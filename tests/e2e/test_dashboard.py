@@ -160,6 +160,8 @@ def test_since_when_is_of_the_state_that_is_shown(site: Site, page: Page) -> Non
     [(1440, False), (WIDE_PX, True), (HALF_PX, False), (390, False)],
 )
 def test_the_page_shows_everything_within_its_width(site: Site, width: int, dark: bool, page: Page) -> None:
+    going_on = {**api.EPISODE, "opened_us": site.source.now_us - 60_000_000, "closed_us": None}
+    site.source.__dict__["episodes"] = lambda *_asked, **_more: [going_on]
     with page(width, 900, dark=dark) as driver:
         driver.get(site.url)
         wait_for(driver, "[data-throttle]")
