@@ -39,6 +39,9 @@ KEPT: Final = {
 def snapshot(at_us: int, **changed: Any) -> dict[str, Any]:
     """``api.snapshot`` with figures that agree with what is stored."""
     shown = api.snapshot(at_us, **changed)
+    if "volumes" not in changed:
+        (greedy,) = shown["volumes"][1:]
+        shown["volumes"] = [shown["volumes"][0], {**greedy, "p50_us": 61_000, "p99_us": 148_000}]
     if "backends" not in changed:
         shown["backends"] = [{**shown["backends"][0], "victims": ["erp-gold/latency"]}]
     if "processes" not in changed:

@@ -131,6 +131,7 @@ function showKind(kind) {
 // What is in force may have more than the fields know: its text is changed, the fields are there for whoever asks.
 function asText(is) {
   $("fields").hidden = is;
+  $("fields-note").hidden = is;
   $("as-text").hidden = !is;
 }
 

@@ -390,6 +390,11 @@ def periods(context: AppContext, request: Request, name: str) -> Response:
             spec = newest.spec.model_copy(update={"window": window})
             sums = sums_of_rows(context.source.slice_sums(name, wanted, *bounds), terms, last)
             items.append(past_period(spec, last, bounds, sums, now_us, calendar).as_dict())
+    # What is left of the period that goes on depends on now: the live view has it.
+    live = {one.get("objective"): one for one in LiveObjectives(context).of(row)}.get(wanted, {})
+    for item in items:
+        if not item["is_over"] and item["budget_remaining"] is None:
+            item["budget_remaining"] = live.get("budget_remaining")
     return responses.as_list(items, objective=wanted)
 
 

@@ -22,7 +22,7 @@ from sla_server.rows import Row
 TESTS_MAX: Final = 4096
 """Versions whose back-test is kept; many times as many as ever are in SQL."""
 Made = tuple[int, int]
-"""Version, and when it was computed: after a restore a number may stand for another policy."""
+"""Version, and when it was computed: after a restore a number may be that of another policy."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,6 +216,18 @@ def test_slices_of_an_episode_begin_with_the_one_in_which_it_opened(
     assert (other.status_code, other.json["fix"]) == (404, "GET /api/v1/episodes lists them")
 
 
+def test_the_period_that_goes_on_has_what_is_left_of_its_budget_now(
+    web: FlaskClient, context: AppContext
+) -> None:
+    def budgets() -> list[float | None]:
+        return [row["budget_remaining"] for row in items(web, "slas/erp-gold/periods?limit=2")]
+
+    unknown, past = budgets()
+    assert unknown is None
+    context.live.put(snapshot())
+    assert budgets() == [0.63, past]
+
+
 def test_past_periods_come_from_the_stored_slices(web: FlaskClient, source: api.FakeSource) -> None:
     answer = web.get("/api/v1/slas/erp-gold/periods?limit=3").json
     row, before = answer["items"]  # the agreement began in the period before this one

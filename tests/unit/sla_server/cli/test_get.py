@@ -181,7 +181,7 @@ def test_a_time_of_long_ago_has_its_year() -> None:
 
 def test_periods_count_what_is_ours_by_the_policy(sla: Terminal) -> None:
     row = sla("get", "periods", "erp-gold").output.splitlines()[2].split()
-    assert row[2:] == ["98.50%", "99.9%", "-", "985", "14", "1", "14"]
+    assert row[2:] == ["98.50%", "99.9%", "63%", "985", "14", "1", "14"]
 
 
 @pytest.mark.parametrize(
