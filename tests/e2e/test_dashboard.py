@@ -419,7 +419,7 @@ def test_caps_have_their_unit_and_events_what_they_are_about(site: Site, page: P
         assert "batch at most 50 IOPS (asked: 20 IOPS)" in words
         assert f"copy ({floor} holds)" in words
         assert "set by hand by ann" in words
-        assert "throttle set · gateway gw-a" in text(driver, "#events li")
+        assert "promise kept again · gateway gw-a" in text(driver, "#events li")
         assert driver.execute_script("return document.documentElement.scrollWidth") <= 390
 
 

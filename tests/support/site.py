@@ -75,8 +75,9 @@ class Site:
         while True:
             if self.snapshot is not None:
                 shown = self.snapshot(time.time_ns() // 1000)
-                if shown["events"] == api.events(len(shown["events"])):
-                    shown["events"] = self.source.happened(len(shown["events"]))
+                events = shown.get("events", ())
+                if events == api.events(len(events)):  # of the rig's time: as of now
+                    shown["events"] = self.source.happened(len(events))
                 self.server.context.live.put(shown)
             if self.stop.wait(0.5):
                 return
