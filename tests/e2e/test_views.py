@@ -15,6 +15,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 
 from dashboard.views import VIEWS
+from sla_server.db.queries.backend_load import BackendLoad
 from tests.support import api
 from tests.support.axe import violations
 from tests.support.browser import Page, console_errors, take_session, until, wait_for
@@ -445,6 +446,20 @@ def test_a_browser_whose_clock_is_behind_shows_the_newest_decisions_all_the_same
         driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": behind})
         driver.get(f"{site.url}{view}")
         wait_for(driver, "#decisions time")  # 42 s ago
+
+
+def test_what_is_seen_now_and_not_stored_yet_says_so_in_place_of_its_charts(site: Site, page: Page) -> None:
+    site.source.__dict__.update(
+        backend_of=lambda _volume: None,
+        backends=list,
+        rollup_history=lambda *_: [],
+        of_backend=lambda *_: BackendLoad([], []),
+    )
+    with page() as driver:
+        for path, note in (("volumes/batch", "#history-note"), ("backends/disk-0", "#load-note")):
+            driver.get(f"{site.url}{path}")
+            until(driver, lambda note=note: "Nothing is stored of it yet" in text(driver, note), path)
+        assert console_errors(driver) == []
 
 
 def test_what_is_not_there_is_said(site: Site, page: Page) -> None:
