@@ -38,8 +38,8 @@ def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[Line]:
             target=f"{row['sla']}/{row['objective']} on {row['backend']}",
             weight=row["share"],
             sure=row["likely_cause"],
-            words=f"{row['volume']}: {row['share']:.0%} of the harm; without it {row['avoided_bad']} of "
-            f"{row['bad']} bad intervals would be good "
+            words=f"{row['volume']}: {row['share'] * 100:.0f} % of the harm; without it "
+            f"{row['avoided_bad']} of {row['bad']} bad intervals would be good "
             f"({'likely cause' if row['likely_cause'] else 'correlation: ' + row['reason']})",
         )
         for row in rows

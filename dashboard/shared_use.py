@@ -66,7 +66,7 @@ def lines_of(decisions: Iterable[Mapping[str, Any]]) -> list[Line]:
             target=promise,
             weight=share,
             sure=False,
-            words=f"{volume} had {share:.0%} of the load when {promise} was at risk "
+            words=f"{volume} had {share * 100:.0f} % of the load when {promise} was at risk "
             f"({counts[promise]} decision{'' if counts[promise] == 1 else 's'})",
         )
         for share, volume, promise in sorted(found, key=lambda each: (-each[0], each[1:]))

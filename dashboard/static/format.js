@@ -1,6 +1,6 @@
 // Numbers, times and states in words. Null and undefined are shown as a dash, never as 0.
 
-import {eventKind} from "./words.js";
+import {elementWords, eventKind} from "./words.js";
 import {dayKey, words} from "./zone.js";
 
 export const DASH = "–";
@@ -55,6 +55,12 @@ export function percent(ratio, digits = 1) {
   return `${(Math.floor(ratio * 100 * scale + 1e-9) / scale).toFixed(digits)} %`;
 }
 
+// A part of a whole, to the nearest: parts of 12.8 % and 87.2 % are 13 % and 87 %.
+export function share(ratio) {
+  if (missing(ratio)) return DASH;
+  return ratio > 0 && ratio < 0.005 ? "< 1 %" : `${Math.round(ratio * 100)} %`;
+}
+
 export function duration(seconds) {
   const s = Math.max(0, Math.round(seconds));
   if (s < 90) return `${s} s`;
@@ -89,13 +95,25 @@ export function episodeWords(row) {
   return [bad, depth].filter(Boolean).join(", ");
 }
 
-export const minutes = (value) => (missing(value) ? DASH : duration(value * 60));
+// In two units: parts of a budget must add up to it.
+export function exact(seconds) {
+  const s = Math.max(0, Math.round(seconds));
+  if (s < 5400 || s >= 8640000) return duration(s);
+  const [many, few, large, small] = s < 172800 ? [3600, 60, "h", "min"] : [86400, 3600, "d", "h"];
+  const units = Math.round(s / few);
+  const rest = units % (many / few);
+  return `${Math.floor(units / (many / few))} ${large}${rest ? ` ${rest} ${small}` : ""}`;
+}
 
-// Time of day; with the date in front when it was not today.
+export const minutes = (value) => (missing(value) ? DASH : exact(value * 60));
+
+// Time of day; with the date in front when it was not today, and with its year when that may not be clear.
+const FAR_MS = 180 * 86400e3;
 export function clock(us) {
   if (!us) return DASH;
   const ms = us / 1000;
   const time = words(ms, {timeStyle: "medium"});
+  if (Math.abs(ms - Date.now()) > FAR_MS) return moment(us);
   return dayKey(ms) === dayKey(Date.now()) ? time : `${words(ms, {day: "numeric", month: "short"})} ${time}`;
 }
 
@@ -149,10 +167,10 @@ export const weighted = (value) => (missing(value) ? DASH : `${count(value)} wei
 
 // State of an agreement's objective: [badge class, words, explanation].
 export const SLA_STATES = {
-  ok: ["ok", "✓ kept", "Measured latency is within the promise."],
+  ok: ["ok", "✓ kept", "What is measured is within the promise."],
   "at-risk": ["warn", "! at risk", "Close to the promise; neighbours are slowed down before it breaks."],
-  violating: ["bad", "✗ violated", "More I/Os than allowed are slower than promised."],
-  "no-data": ["warn", "? no data", "No samples: see the gateways below."],
+  violating: ["bad", "✗ violated", "The promise is broken now: what is measured is worse than it allows."],
+  "no-data": ["warn", "? no data", "No gateway reports its volumes: see the view of gateways."],
   idle: ["", "idle", "Too few I/Os to judge."],
   "no-objective": ["", "no objective", "It only says how its volumes are treated as neighbours."],
   "out-of-curve": ["", "above demand", "Demand is above what the agreement covers."],
@@ -219,4 +237,4 @@ export function volumeCap(row) {
 }
 
 // What an event is about: its kind, and the volume, agreement or gateway.
-export const aboutEvent = (row) => [eventKind(row.kind || ""), [row.element, row.subject].filter(Boolean).join(" ")].filter(Boolean).join(" · ");
+export const aboutEvent = (row) => [eventKind(row.kind || ""), [elementWords(row.element || ""), row.subject].filter(Boolean).join(" ")].filter(Boolean).join(" · ");

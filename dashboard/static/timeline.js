@@ -76,6 +76,6 @@ export function drawTimeline(table, note, {episodes, rows, fromMs, toMs, isPast,
   const left = broken.left + held.left;
   note.replaceChildren(...(all.length ? [element("span", {class: "swatch violated"}), " violated ", element("span", {class: "swatch throttled"}), " held back ",
     element("span", {class: "swatch observed"}), " would have been held back", left ? `; ${f.plural(left, "more row")} left out` : "",
-    isCut ? "; of a longer time than the newest 1,000 rows reach, what is older is missing" : ""]
+    isCut ? "; more happened in this time than is shown, and the oldest of it is missing: choose a shorter time" : ""]
     : ["No promise was violated and nobody was held back in this time."]));
 }

@@ -37,6 +37,10 @@ const WORDS = {sla: "agreement", cut: "statistics", cuts: "statistics", nbd: "NB
 
 export const eventKind = (code) => KINDS[code] || code.split("-").map((word) => WORDS[word] || word).join(" ");
 
+// What an event is about: a volume, a gateway; an agreement's name or NAME/OBJECTIVE has the element "sla".
+const ELEMENTS = {sla: "agreement", pmdaemon: "polling"};
+export const elementWords = (code) => ELEMENTS[code] ?? spaced(code);
+
 // Shows the words in a node, with the code as its title.
 export function showWords(node, words, code) {
   setText(node, words);

@@ -165,7 +165,8 @@ ROUTES: Final = (
         "GET",
         "/volumes/{volume}/history",
         "history",
-        "One row a rollup slot, or an hour (`length_us`).",
+        "One row a rollup slot, or an hour (`length_us`). `note`: of a volume that is seen now and of which "
+        "nothing is stored yet, that it is so.",
         (FROM, TO, Query("client", "string", "Only I/O of this client of the volume.")),
         items=ANY,
         scope="volume",
@@ -183,7 +184,20 @@ ROUTES: Final = (
         ),
         schema="Explanation",
     ),
-    ApiRoute("GET", "/pools", "pools", "Pools of storage: how full they are, and when they will be full."),
+    ApiRoute(
+        "GET",
+        "/pools",
+        "pools",
+        "Pools of storage: how full they are, and when they will be full.",
+        (
+            MATCH,
+            Query("level", "string", "Only those at it: ok, warn, critical, or stale, which are not read."),
+            Query("sort", "string", "name (default), fullest or soonest (to be full)."),
+            OFFSET,
+            SOME,
+        ),
+        items=ANY,
+    ),
     ApiRoute(
         "GET",
         "/pools/{owner}/{pool}",
@@ -214,7 +228,7 @@ ROUTES: Final = (
         "/backends/{backend}/history",
         "backend_history",
         "Its load over time in cost units a second, and the parts (`by_volume`) of those `volumes` that used "
-        "most; of long ranges one slot or hour in `read_every`.",
+        "most; of long ranges one slot or hour in `read_every`. `note`: as of a volume.",
         (FROM, TO),
         items=ANY,
     ),

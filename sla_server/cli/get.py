@@ -24,7 +24,7 @@ from sla_server.cli.errors import BadUsage, LiveValuesMissing, RequestRefused
 from sla_server.cli.formatting import OUTPUT, TableKind, build, console, pass_client, print_json
 from sla_server.cli.kinds import KindType, bare_name, named_with_kind, near, singular_of
 from sla_server.cli.labels import check_labels
-from sla_server.cli.moments import moment_us
+from sla_server.cli.moments import moment_us, spans_us
 from sla_server.cli.output import form, set_naming
 from sla_server.cli.system_tables import ZONE, trend_rows
 from sla_server.cli.tables import KINDS, by_objective, objective_of
@@ -48,6 +48,8 @@ INBOX_OF: Final = {
 """Filters that kinds take."""
 NARROWED: Final = ("episodes", "decisions")
 """Kinds of which a name is an agreement or volume that they are about; the server looks for it."""
+SPANNED: Final = ("rates", "loads", "decisions", "slices")
+"""Kinds that the API answers for a span of time, which has a greatest length."""
 _MOST_LISTED: Final = 1000
 _SLICES_MOST: Final = 5000
 _PERIODS_MOST: Final = 60
@@ -82,6 +84,12 @@ class GetRequest:
     def listed(self) -> TableKind:
         """The kind's table."""
         return KINDS[self.kind]
+
+    def spans(self) -> list[dict[str, int]]:
+        """Parts of the time asked for, as parameters, the oldest first; one without any by default."""
+        if self.since_us is None or self.kind not in SPANNED:
+            return [{}]
+        return spans_us(self.since_us, time.time_ns() // 1000)
 
     def check(self) -> None:
         """See that every option has a use with this kind.
@@ -232,8 +240,8 @@ def get(
     if kind in JUDGED:
         _get_judged(client, request, output, tz)
         return
-    rows, silence = _answer(client, request, wants_documents=output == "yaml")
-    _show_rows(request, rows, output, tz)
+    rows, silence, nothing = _answer(client, request, wants_documents=output == "yaml")
+    _show_rows(request, rows, output, tz, nothing)
     if silence:
         raise LiveValuesMissing(silence)
 
@@ -243,15 +251,15 @@ def _name_of(kind: str, row: Row) -> str:
     return formatting.throttled(row) if kind == "throttles" else str(row.get(KINDS[kind].key) or "")
 
 
-def _answer(client: Client, request: GetRequest, *, wants_documents: bool) -> tuple[list[Row], str]:
-    """The rows that are asked for, and why live values are missing; "" if they are there."""
+def _answer(client: Client, request: GetRequest, *, wants_documents: bool) -> tuple[list[Row], str, str]:
+    """The rows that are asked for; why live values are missing, "" if they are there; why there is no row."""
     kind, listed, names = request.kind, request.listed, request.names
     if kind == "events" and names:
-        return [client.get(f"/events/{quote(name, safe='')}") for name in names], ""
+        return [client.get(f"/events/{quote(name, safe='')}") for name in names], "", ""
     if kind == "trend":
         found = trend_rows(client.get(listed.path))
         wanted = f"{names[0]}/{request.objective}" if names and request.objective else "".join(names[:1])
-        return [row for row in found if _is_of(row["name"], wanted) and _is_since(request, row)], ""
+        return [row for row in found if _is_of(row["name"], wanted) and _is_since(request, row)], "", ""
     path, query = _path_of(request, wants_documents=wants_documents)
     pages = list(_pages(client, request, path, query))
     answer = pages[-1]
@@ -262,11 +270,12 @@ def _answer(client: Client, request: GetRequest, *, wants_documents: bool) -> tu
     if names and not listed.needs_name and kind not in NARROWED:
         rows = _named(client, request, rows, query.get("match"))
     if kind == "loads":
-        rows = [{**row, "others": answer["others"], "read_every": answer["read_every"]} for row in rows]
+        of_all = {key: max(page[key] for page in pages) for key in ("others", "read_every")}
+        rows = [{**row, **of_all} for row in rows]
     if kind in ("rates", "loads"):
         rows.reverse()
     silence = "" if wants_documents else formatting.silence_of(answer.get("server") or {})
-    return rows, silence
+    return rows, silence, answer.get("note") or ""
 
 
 def _named(client: Client, request: GetRequest, rows: list[Row], match: str | None) -> list[Row]:
@@ -332,8 +341,6 @@ def _path_of(request: GetRequest, *, wants_documents: bool) -> tuple[str, dict[s
     if kind == "decisions":
         asked = {"volume": "".join(names[:1]), "kind": request.inbox.get("kind")}
         query |= {key: value for key, value in asked.items() if value}
-    if kind in ("rates", "loads", "decisions") and request.since_us is not None:
-        query["from_us"] = request.since_us
     return listed.path.replace("{name}", quote("".join(names[:1]), safe="")), query
 
 
@@ -356,23 +363,23 @@ def _pages(client: Client, request: GetRequest, path: str, query: dict[str, Any]
         yield from _by_offset(client, path, query, None if request.names else request.limit)
         return
     if not request.listed.is_paged:
-        yield client.get(path, **query)
+        for span in request.spans():
+            yield client.get(path, **query, **span)
         return
     is_picked = bool(request.names or request.labels) and request.kind not in NARROWED
     has_all = is_picked or request.since_us is not None
     wanted = request.limit or (_MOST_LISTED if is_picked else LIMIT_DEFAULT)
     query["limit"] = _MOST_LISTED if has_all else wanted
     count = 0
-    while True:
-        answer = client.get(path, **query)
-        rows = answer["items"]
-        yield answer
-        count += len(rows)
-        is_old = bool(rows) and not _is_since(request, rows[-1])
-        goes_on = request.since_us is not None and not is_old and (request.limit or count + 1) > count
-        if not (goes_on and answer.get("next")):
-            return
-        query["before"] = answer["next"]
+    for span in reversed(request.spans()):
+        following: str | None = ""
+        while following is not None and (request.limit or count + 1) > count:
+            answer = client.get(path, **query, **span, **({"before": following} if following else {}))
+            rows = answer["items"]
+            yield answer
+            count += len(rows)
+            is_old = bool(rows) and not _is_since(request, rows[-1])
+            following = None if is_old or request.since_us is None else answer.get("next")
 
 
 def _by_offset(client: Client, path: str, query: dict[str, Any], limit: int | None) -> Iterator[Row]:
@@ -387,7 +394,7 @@ def _by_offset(client: Client, path: str, query: dict[str, Any], limit: int | No
             return
 
 
-def _show_rows(request: GetRequest, rows: list[Row], output: str, tz: str | None) -> None:
+def _show_rows(request: GetRequest, rows: list[Row], output: str, tz: str | None, nothing: str) -> None:
     kind, listed, limit = request.kind, request.listed, request.limit
     zone = formatting.zone_of(tz or formatting.LOCAL)
     left_out = 0 if limit is None else max(0, len(rows) - limit)
@@ -396,7 +403,7 @@ def _show_rows(request: GetRequest, rows: list[Row], output: str, tz: str | None
         print_json(rows)
         return
     if not rows:
-        click.echo(fill(_nothing(request), formatting.WIDTH, break_on_hyphens=False))
+        click.echo(fill(nothing or _nothing(request), formatting.WIDTH, break_on_hyphens=False))
         return
     if output == "yaml":
         from sla_server.cli.documents import join_documents  # it needs the YAML reader, which lists do not
@@ -412,6 +419,10 @@ def _show_rows(request: GetRequest, rows: list[Row], output: str, tz: str | None
         click.echo(f"Times are {_zone_words(tz)}.")
     if left_out:
         click.echo(f"and {left_out:,} more: give a higher --limit, or none")
+    elif kind in ("rates", "loads") and request.since_us is not None:
+        begun_us, length_us = rows[-1]["slot_us"], rows[-1]["length_us"]
+        if begun_us - request.since_us > length_us:
+            click.echo(f"Nothing is stored of it before {formatting.when(begun_us, zone)}.")
 
 
 def _nothing(request: GetRequest) -> str:
@@ -494,8 +505,6 @@ def _get_judged(client: Client, request: GetRequest, output: str, tz: str | None
     path = request.listed.path.replace("{name}", quote(name, safe=""))
     asked = {"objective": objective, "episode": request.episode}
     query: dict[str, Any] = {key: value for key, value in asked.items() if value}
-    if kind == "slices" and request.since_us is not None:
-        query["from_us"] = request.since_us
     agreement = client.get(path.rpartition("/")[0])
     spec = (agreement.get("spec") or {}).get("spec") or {}
     names = [str(one["name"]) for one in spec.get("objectives") or []]
@@ -557,11 +566,13 @@ def _periods_of(client: Client, path: str, query: dict[str, Any], request: GetRe
 
 def _slices_of(client: Client, path: str, query: dict[str, Any], request: GetRequest) -> list[Row]:
     """The newest slices of the last day, or all of an episode or since a time; newest first."""
-    page = client.get(path, **query, limit=_SLICES_MOST)
-    rows: list[Row] = page["items"]
-    while page["next"] is not None:
-        page = client.get(path, **{**query, "from_us": page["next"]}, limit=_SLICES_MOST)
+    rows: list[Row] = []
+    for span in request.spans():
+        page = client.get(path, **query, **span, limit=_SLICES_MOST)
         rows += page["items"]
+        while page["next"] is not None:
+            page = client.get(path, **{**query, **span, "from_us": page["next"]}, limit=_SLICES_MOST)
+            rows += page["items"]
     rows.reverse()
     has_all = request.limit is None and ("episode" in query or request.since_us is not None)
     return rows if has_all else rows[: request.limit or LIMIT_DEFAULT]

@@ -307,7 +307,9 @@ KINDS: Final = {
             Column("STATE", lambda row, _now_us: state_of(row.get("state"))),
             Column("NOW", lambda row, _now_us: now_of(row), number=True),
             Column("PROMISED", lambda row, _now_us: promise(row), number=True),
-            Column("KEPT", lambda row, _now_us: formatting.percent(row.get("compliance"), 2), number=True),
+            Column(
+                "COMPLIANCE", lambda row, _now_us: formatting.percent(row.get("compliance"), 2), number=True
+            ),
             Column("COVER", lambda row, _now_us: formatting.percent(row.get("coverage")), number=True),
             Column(
                 "BUDGET", lambda row, _now_us: formatting.percent(row.get("budget_remaining"), 0), number=True
@@ -454,7 +456,9 @@ KINDS: Final = {
         (
             Column("FROM", lambda row, _now_us: formatting.day(row.get("from_us"), row.get(ZONE))),
             Column("TO", lambda row, _now_us: period_end(row)),
-            Column("KEPT", lambda row, _now_us: formatting.percent(row.get("compliance"), 2), number=True),
+            Column(
+                "COMPLIANCE", lambda row, _now_us: formatting.percent(row.get("compliance"), 2), number=True
+            ),
             Column("COVER", lambda row, _now_us: formatting.percent(row.get("coverage")), number=True),
             Column(
                 "BUDGET", lambda row, _now_us: formatting.percent(row.get("budget_remaining"), 0), number=True

@@ -42,7 +42,7 @@ SLAS: Final = (
     Column("STATE", lambda row, _now_us: state_of(row.get("state"))),
     Column("NOW", lambda row, _now_us: now_of(row), number=True),
     Column("PROMISED", lambda row, _now_us: promise(row), number=True),
-    Column("KEPT", lambda row, _now_us: formatting.percent(row.get("compliance"), 2), number=True),
+    Column("COMPLIANCE", lambda row, _now_us: formatting.percent(row.get("compliance"), 2), number=True),
     Column("BUDGET", lambda row, _now_us: formatting.percent(row.get("budget_remaining"), 0), number=True),
 )
 VOLUMES: Final = (

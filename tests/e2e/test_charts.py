@@ -49,7 +49,7 @@ def test_a_backends_load_is_drawn_by_volume_against_what_it_can_take(site: Site,
         assert set(drawn["load, live"]["y"]) == {371}
         assert "can take while erp-gold/latency is kept" in text(driver, "#load-title")
         row = text(driver, "[data-share=batch]")
-        assert row == "batch 436 weighted IOPS 83 % 62 % 672 weighted IOPS", "the same in figures"
+        assert row == "batch 436 weighted IOPS 84 % 62 % 672 weighted IOPS", "the same in figures"
         count = len(drawn["load, live"]["y"])
         until(
             driver,

@@ -160,6 +160,8 @@ def test_since_when_is_of_the_state_that_is_shown(site: Site, page: Page) -> Non
     [(1440, False), (WIDE_PX, True), (HALF_PX, False), (390, False)],
 )
 def test_the_page_shows_everything_within_its_width(site: Site, width: int, dark: bool, page: Page) -> None:
+    going_on = {**api.EPISODE, "opened_us": site.source.now_us - 60_000_000, "closed_us": None}
+    site.source.__dict__["episodes"] = lambda *_asked, **_more: [going_on]
     with page(width, 900, dark=dark) as driver:
         driver.get(site.url)
         wait_for(driver, "[data-throttle]")
@@ -417,7 +419,7 @@ def test_caps_have_their_unit_and_events_what_they_are_about(site: Site, page: P
         assert "batch at most 50 IOPS (asked: 20 IOPS)" in words
         assert f"copy ({floor} holds)" in words
         assert "set by hand by ann" in words
-        assert "throttle set · gateway gw-a" in text(driver, "#events li")
+        assert "promise kept again · gateway gw-a" in text(driver, "#events li")
         assert driver.execute_script("return document.documentElement.scrollWidth") <= 390
 
 

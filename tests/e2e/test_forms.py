@@ -161,6 +161,10 @@ def test_a_document_in_force_is_changed_as_text(site: Site, page: Page) -> None:
         until(driver, lambda: text(driver, "#valid") == "valid", "what is in force is valid")
         assert "version 3 replaces version 2" in text(driver, "#valid-words")
         assert "kind: SLA" in driver.find_element(By.ID, "text").get_property("value")
+        assert not driver.find_element(By.ID, "fields").is_displayed(), "they would replace all of it"
+        driver.find_element(By.ID, "anew").send_keys(Keys.ENTER)
+        wait_for(driver, "#fields [name=name]", visible=True)
+        assert not driver.find_element(By.ID, "as-text").is_displayed()
 
 
 def test_what_another_changed_meanwhile_is_said_and_nothing_that_was_typed_is_lost(

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import Select
 
-from tests.support.browser import Page, console_errors, wait_for
+from tests.support.axe import violations
+from tests.support.browser import Page, console_errors, until, wait_for
 from tests.support.site import Site
 
 pytestmark = pytest.mark.e2e
@@ -31,6 +33,15 @@ def test_a_pool_has_a_bar_and_shows_its_trend_and_band(site: Site, tmp_path: Pat
         assert "expected to be full on" in title
         paths = driver.find_elements(By.CSS_SELECTOR, "#pool-plot path")
         assert len(paths) == 4, "size, band, forecast, use"
+        wait_for(driver, "#pool-volumes a[href='/volumes/erp-db']")
+        assert "neither served nor open for 9 d" in driver.find_element(By.ID, "pool-volumes").text
+        assert "archive, dry-run: archive --old" in driver.find_element(By.ID, "pool-actions").text
+        driver.find_element(By.LINK_TEXT, "Expected to be full").click()
+        until(driver, lambda: "sort=soonest" in driver.current_url, "the order is in the address")
+        assert "pool=gateway-a%2Fdata" in driver.current_url, "and so is what is shown"
+        Select(driver.find_element(By.NAME, "level")).select_by_value("critical")
+        wait_for(driver, "#pools .empty a")
+        assert violations(driver) == []
         if folder := os.environ.get("SLA_SCREENSHOTS"):
             driver.save_screenshot(str(Path(folder) / "pools.png"))
         assert console_errors(driver) == []

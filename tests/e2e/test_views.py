@@ -15,9 +15,10 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 
 from dashboard.views import VIEWS
+from sla_server.db.queries.backend_load import BackendLoad
 from tests.support import api
 from tests.support.axe import violations
-from tests.support.browser import Page, console_errors, until, wait_for
+from tests.support.browser import Page, console_errors, take_session, until, wait_for
 from tests.support.site import Site
 
 pytestmark = pytest.mark.e2e
@@ -44,7 +45,7 @@ READY = {
 }
 """What a view shows once it has its data."""
 SAYS = {
-    "agreement": ("erp-gold", "storage-team to acme", "p95 of latency at most 5.00 ms up to 3,000 IOPS"),
+    "agreement": ("erp-gold", "storage-team to acme", "p95 of latency at most 12.0 ms up to 150 IOPS"),
     "volume": ("batch is throttled to", "on disk-0", "held to 290 weighted IOPS"),
     "backend": ("371 weighted IOPS", "largest load at which the promise was kept"),
     "backends": ("53 %", "700 weighted IOPS"),
@@ -58,6 +59,12 @@ SAYS = {
     "users": ("Accounts", "sign in"),
 }
 """Words that a view must have."""
+CHANGING = {
+    "apply": ("apply?name=erp-gold", "#admit:not(:empty)"),
+    "approvals": ("approvals", "[data-approval] button"),
+    "users": ("users", "[data-user=ann]"),
+}
+"""Views of which there is little to see without a session: address, and what is shown then."""
 FOLDER = os.environ.get("SLA_SCREENSHOTS", "")
 """Where pictures go: ``make screenshots``."""
 LOOKS = [(1280, False), (390, True), *([(1280, True), (390, False)] if FOLDER else [(2560, True)])]
@@ -79,6 +86,8 @@ def path_of(key: str) -> str:
 def test_each_view_is_within_its_width_and_says_what_it_should(
     site: Site, page: Page, width: int, dark: bool
 ) -> None:
+    checked = {"applied": [{"name": "erp-gold", "version": 2, "changed": False}], "warnings": []}
+    site.mailbox.answer = lambda _header: (True, 200, checked)
     own = [view for view in VIEWS if not view.elsewhere]
     assert set(READY) == {view.key for view in own}, "a view that is added is looked at, too"
     found = {}
@@ -110,6 +119,16 @@ def test_each_view_is_within_its_width_and_says_what_it_should(
             found[path] = violations(driver)
             if FOLDER:
                 picture(driver, "report" if "/" in path else path, width, dark=dark)
+        for key, (address, css) in CHANGING.items():
+            if key == next(iter(CHANGING)):
+                take_session(driver, site.url, site.server.context.logins.issue())
+            driver.get(f"{site.url}{address}")
+            wait_for(driver, css, visible=True)
+            if FOLDER:
+                picture(driver, key, width, dark=dark)
+            assert driver.execute_script("return document.documentElement.scrollWidth") <= width, key
+            found[f"{key}, signed in"] = violations(driver)
+            assert console_errors(driver) == [], key
     assert {key: lines for key, lines in found.items() if lines} == {}, "what axe-core finds"
 
 
@@ -127,7 +146,8 @@ def picture(driver: Chrome, key: str, width: int, *, dark: bool) -> None:
 
 def test_the_overview_says_why_and_when(site: Site, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the row of a promise what was found of it; below, when who was held back and what was violated."""
-    slas = [{**api.snapshot()["slas"][0], "state": "violating", "latency_us": 15_100}]
+    spent = {"budget_remaining": -0.2, "budget_minutes_left": 0.0, "alerts": ["fast"]}
+    slas = [{**api.snapshot()["slas"][0], "state": "violating", "latency_us": 15_100, **spent}]
     site.snapshot = lambda at_us: api.snapshot(at_us, slas=slas)
     opened_us = api.NOW_US + site.source.shift_us - 300_000_000
     episode = {**api.EPISODE, "opened_us": opened_us, "closed_us": opened_us + 200_000_000}
@@ -140,6 +160,9 @@ def test_the_overview_says_why_and_when(site: Site, page: Page, monkeypatch: pyt
             lambda: "erp-gold/latency is " in text(driver, "[data-sla='erp-gold/latency'] .because"),
             "why, without a click",
         )
+        words = "1 violated; 1 has spent the error budget of the period; 1 volume throttled."
+        until(driver, lambda: words in text(driver, "#summary"), "what is so now, and of the period")
+        assert "spent much too fast" in text(driver, "[data-sla='erp-gold/latency']")
         wait_for(driver, "#timeline rect.violated")
         wait_for(driver, "#timeline rect.throttled")
         label = "return document.querySelector(arguments[0]).closest('svg').getAttribute('aria-label')"
@@ -222,7 +245,13 @@ def test_a_fleet_of_64_000_promises_is_paged_found_and_counted(site: Site, page:
     totals = {"slas": {"ok": 63_936, "violating": 64}}
     site.source.__dict__["agreement_names"] = lambda: dict.fromkeys(names, "gold")
     site.source.__dict__["agreements_named"] = lambda some: [{**agreement, "name": name} for name in some]
-    site.snapshot = lambda at_us: api.snapshot(at_us, slas=rows, totals=totals)
+    held = [{**api.snapshot()["throttles"][0], "throttle_id": f"t{n}", "volume": f"v{n}"} for n in range(500)]
+    backends = [{**api.snapshot()["backends"][0], "backend": f"d{n}"} for n in range(400)]
+    more = {"throttles": held, "backends": backends, "totals": {**totals, "throttles": 2_000}}
+    site.source.__dict__["episodes"] = lambda *_asked, **_more: [
+        {**api.EPISODE, "episode_id": f"e{n}", "closed_us": None, "cursor": f"{n}:e{n}"} for n in range(10)
+    ]
+    site.snapshot = lambda at_us: api.snapshot(at_us, slas=rows, **more)
     site.server.context.live.put(
         api.snapshot(time.time_ns() // 1000, slas=rows, others=others, totals=totals)
     )
@@ -241,6 +270,15 @@ def test_a_fleet_of_64_000_promises_is_paged_found_and_counted(site: Site, page:
         driver.get(site.url)
         wait_for(driver, "[data-sla]")
         assert len(driver.find_elements(By.CSS_SELECTOR, "[data-sla]")) < 100, "never a whole table"
+        wait_for(driver, "#episodes-more a", visible=True)
+        assert len(driver.find_elements(By.CSS_SELECTOR, "[data-throttle]")) == 12
+        assert text(driver, "#throttles-more") == "Show 500 of 2,000; sla get throttles lists all"
+        assert "at least 500 volumes throttled" in text(driver, "#summary")
+        assert len(driver.find_elements(By.CSS_SELECTOR, "#backend-list li")) == 12
+        assert text(driver, "#backends-more") == "All 400 that need control or do not answer"
+        driver.find_element(By.CSS_SELECTOR, "#throttles-more button").send_keys(Keys.ENTER)
+        until(driver, lambda: len(driver.find_elements(By.CSS_SELECTOR, "[data-throttle]")) == 500, "all")
+        assert violations(driver) == []
         assert console_errors(driver) == []
 
 
@@ -408,6 +446,20 @@ def test_a_browser_whose_clock_is_behind_shows_the_newest_decisions_all_the_same
         driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": behind})
         driver.get(f"{site.url}{view}")
         wait_for(driver, "#decisions time")  # 42 s ago
+
+
+def test_what_is_seen_now_and_not_stored_yet_says_so_in_place_of_its_charts(site: Site, page: Page) -> None:
+    site.source.__dict__.update(
+        backend_of=lambda _volume: None,
+        backends=list,
+        rollup_history=lambda *_: [],
+        of_backend=lambda *_: BackendLoad([], []),
+    )
+    with page() as driver:
+        for path, note in (("volumes/batch", "#history-note"), ("backends/disk-0", "#load-note")):
+            driver.get(f"{site.url}{path}")
+            until(driver, lambda note=note: "Nothing is stored of it yet" in text(driver, note), path)
+        assert console_errors(driver) == []
 
 
 def test_what_is_not_there_is_said(site: Site, page: Page) -> None:

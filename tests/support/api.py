@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -32,10 +32,12 @@ from sla_server.api.scope import Scopes
 from sla_server.api.security import Guard, Logins
 from sla_server.db.errors import DatabaseUnavailable
 from sla_server.db.queries.backend_load import BackendLoad
+from sla_server.db.queries.policy_reports import BackendReport, back_test_of
 from sla_server.db.queries.records import RecordList, Wanted, cursor_of
 from sla_server.events.event import SEVERITIES
 from sla_server.reports.issue import issue
 from sla_server.services.approvals import digest_of
+from tests.support import made_up_events
 from tests.support.agreements import FULL, agreement, calendar_text, maintenance_text
 from tests.support.reports import MINUTE_US, StoredRows, episode_row, slice_row, throttle_row
 
@@ -130,21 +132,8 @@ def document_text(kind: str, name: str, spec: str) -> str:
 
 
 def events(count: int) -> list[dict[str, Any]]:
-    """Newest first."""
-    return [
-        {
-            "event_id": f"e{number:04}",
-            "at_us": NOW_US - 1_000_000 * number,
-            "kind": "throttle-set",
-            "severity": "warning" if number % 2 else "info",
-            "element": "control",
-            "subject": "batch",
-            "text": f"event number {number}",
-            "details": {},
-            "cursor": f"{NOW_US - 1_000_000 * number}:e{number:04}",
-        }
-        for number in range(count)
-    ]
+    """Newest first, a second apart."""
+    return made_up_events.events(count, NOW_US)
 
 
 EPISODE = {
@@ -428,6 +417,26 @@ def _harm(volume: str, share: float, reason: str = "") -> dict[str, Any]:
     }
 
 
+@dataclass
+class FakePolicyReports:
+    """What is kept of the reports of the policies of a source."""
+
+    source: FakeSource
+
+    def newest(self) -> BackendReport | None:
+        rows = self.source.policies(1)
+        return (
+            BackendReport.of((rows[0]["version"], rows[0]["created_us"]), rows[0]["report"]) if rows else None
+        )
+
+    def is_stored(self, version: int) -> bool:
+        return self.source.policy(version) is not None
+
+    def back_tests(self, wanted: Iterable[tuple[int, int]]) -> dict[int, dict[str, Any]]:
+        found = {row["version"]: back_test_of(row["report"]) for row in self.source.policies()}
+        return {version: found[version] for version, _created_us in wanted}
+
+
 class FakeSource:
     """Fixed rows; ``away`` makes every question fail as a database that is not there.
 
@@ -442,6 +451,11 @@ class FakeSource:
         self.ended: list[dict[str, Any]] = []
         self.labels: list[dict[str, Any]] = []
         self.asked: list[tuple[Any, ...]] = []
+        self.policy_reports = FakePolicyReports(self)
+
+    def happened(self, count: int) -> list[dict[str, Any]]:
+        """The newest events."""
+        return events(count)
 
     def _row(self, *asked: Any) -> None:
         self.asked.append(asked)
@@ -737,7 +751,7 @@ class FakeSource:
         self, limit: int = 100, before: str | None = None, since_us: int | None = None
     ) -> list[dict[str, Any]]:
         self._row("events", limit, before)
-        rows = events(25)
+        rows = self.happened(25)
         if before:
             at_text, _, event_id = before.partition(":")
             rows = [row for row in rows if (row["at_us"], row["event_id"]) < (int(at_text), event_id)]
@@ -841,18 +855,18 @@ class FakeSource:
         if (kinds := wanted.get("kinds")) is not None:
             subjects = wanted["subjects"]
             return [row for row in self.ended if row["kind"] in kinds and row["subject"] in subjects]
-        rows = events(25) if (ids := wanted.get("event_ids")) is not None else self.events(25, before)
+        rows = self.happened(25) if (ids := wanted.get("event_ids")) is not None else self.events(25, before)
         severities = wanted.get("severities") or SEVERITIES
         found = [row for row in rows if row["severity"] in severities]
         return [row for row in found if ids is None or row["event_id"] in ids][:limit]
 
     def event(self, event_id: str) -> dict[str, Any] | None:
         self._row("event", event_id)
-        return next((row for row in events(25) if row["event_id"] == event_id), None)
+        return next((row for row in self.happened(25) if row["event_id"] == event_id), None)
 
     def events_of(self, beginning: str, limit: int) -> list[dict[str, Any]]:
         self._row("events_of", beginning, limit)
-        return [row for row in events(25) if row["event_id"].startswith(beginning)][:limit]
+        return [row for row in self.happened(25) if row["event_id"].startswith(beginning)][:limit]
 
     def deliveries(self, event_id: str) -> list[dict[str, Any]]:
         self._row("deliveries", event_id)
@@ -868,7 +882,12 @@ class FakeSource:
 
     def acknowledgements(self, event_ids: Collection[str]) -> list[dict[str, Any]]:
         self._row("acknowledgements", event_ids)
-        said = {"event_id": "e0001", "at_us": NOW_US, "who": "ann", "after": {"note": "disk ordered"}}
+        said = {
+            "event_id": "e0001",
+            "at_us": NOW_US + self.shift_us,
+            "who": "ann",
+            "after": {"note": "disk ordered"},
+        }
         return [said] if "e0001" in event_ids else []
 
     def audit(self) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +13,9 @@ from pmdaemon.runtime.stop import Stop
 from sla_server.api.acting import ALONE, ActingServer
 from sla_server.api.config import ApiConfig
 from sla_server.api.server import WebServer, open_listener
-from tests.support import api
+from tests.support import api, world
+
+PAST_S = 120
 
 
 class Site:
@@ -21,7 +24,7 @@ class Site:
     def __init__(
         self,
         folder: Path,
-        snapshot: Callable[[int], dict[str, Any]] | None = api.snapshot,
+        snapshot: Callable[[int], dict[str, Any]] | None = world.snapshot,
         *,
         listen: str = "127.0.0.1:0",
         nodes: tuple[str, ...] = (),
@@ -34,8 +37,9 @@ class Site:
         self.acting = acting
         self.stop = Stop()
         self.mailbox = api.AnsweringMailbox(answer=lambda _header: (True, 200, {}))
-        self.source = api.FakeSource()
+        self.source = world.World()
         self.source.shift_us = time.time_ns() // 1000 - api.NOW_US
+        self.source.settle()
         self.snapshot = snapshot
         self.start(listen)
 
@@ -54,6 +58,9 @@ class Site:
         )
         if self.acting.runtime_dir is not None:
             self.server.context.metrics.folder = self.acting.runtime_dir / "metrics"
+        if os.environ.get("SLA_SCREENSHOTS"):  # a picture of the overview has a past to show
+            for shown in world.lived(time.time_ns() // 1000, PAST_S):
+                self.server.context.live.put(shown)
         self.threads = [
             threading.Thread(target=target, daemon=True) for target in (self.server.serve, self._feed)
         ]
@@ -67,7 +74,11 @@ class Site:
     def _feed(self) -> None:
         while True:
             if self.snapshot is not None:
-                self.server.context.live.put(self.snapshot(time.time_ns() // 1000))
+                shown = self.snapshot(time.time_ns() // 1000)
+                events = shown.get("events", ())
+                if events == api.events(len(events)):  # of the rig's time: as of now
+                    shown["events"] = self.source.happened(len(events))
+                self.server.context.live.put(shown)
             if self.stop.wait(0.5):
                 return
 

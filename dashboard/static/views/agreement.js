@@ -69,7 +69,7 @@ function showLive() {
     ["Compliance", f.percent(live.compliance, 3), live.target ? `${f.percent(live.target, 3)} agreed` : ""],
     ["Error budget left", f.percent(left, 1), live.budget_minutes_left == null ? "" : `${f.minutes(live.budget_minutes_left)} of bad time`],
     ["Burn, last hour", burnt, alerts || "1 × spends it by the end"],
-    ["Measured time", f.percent(live.coverage, 1), "of what was judged"],
+    ["Coverage", f.percent(live.coverage, 1), "of the time was measured"],
     ["Slices", `${f.count(s.good)} good, ${f.count(s.bad)} bad`,
       `${f.count(s.no_data)} without data, ${f.count((s.not_applicable || 0) + (s.excluded || 0))} not judged`],
     ["Period", hours ? `${f.moment(hours.from_us)} to` : f.DASH, hours ? `${f.moment(hours.to_us)}${period?.type === "rolling" ? ", rolling" : ""}` : ""]]);
@@ -114,8 +114,8 @@ function showBudget() {
   const {at, left, bad} = budgetLine(hours);
   const rest = hours.budget_s - bad;
   setText($("budget-title"), !hours.budget_s ? "No bad time is allowed in this period."
-    : `Share of the error budget that is left (line), and what would be left if it were spent evenly (dashed): ${f.duration(bad)} of `
-    + `${f.duration(hours.budget_s)} spent, ${rest < 0 ? `${f.duration(-rest)} more than allowed` : `${f.duration(rest)} left`}.`);
+    : `Share of the error budget that is left (line), and what would be left if it were spent evenly (dashed): ${f.exact(bad)} of `
+    + `${f.exact(hours.budget_s)} spent, ${rest < 0 ? `${f.exact(-rest)} more than allowed` : `${f.exact(rest)} left`}.`);
   $("budget-plot").hidden = !hours.budget_s;
   if (!hours.budget_s || document.hidden) return;
   drawLines($("budget-plot"), [
@@ -187,8 +187,8 @@ function showPeriods(rows) {
     }},
     {label: "Compliance", cls: "num", text: (row) => f.percent(row.compliance, 3)},
     {label: "Budget left", cls: "num", text: (row) => f.percent(row.budget_remaining, 0)},
-    {label: "Bad time", cls: "num", text: (row) => f.duration(row.bad_s)},
-    {label: "Measured", cls: "num", text: (row) => f.percent(row.coverage, 1)},
+    {label: "Bad time", cls: "num", text: (row) => f.exact(row.bad_s)},
+    {label: "Coverage", cls: "num", text: (row) => f.percent(row.coverage, 1)},
   ];
   fillTable($("periods"), columns, rows, (row) => row.from_us, () => ["No period was judged yet."]);
 }

@@ -13,7 +13,7 @@ const columns = [
     const rest = (row.volume_count || 0) - (row.volumes || []).length;
     return [(row.volumes || []).join(", ") || f.DASH, rest > 0 ? `and ${rest} more` : ""];
   }},
-  {label: "Measured", cls: "num", title: "Over the last seconds", text: measuredPair},
+  {label: "Measured now", cls: "num", title: "Over the last seconds", text: measuredPair},
   {label: "Promised", cls: "num", text: promisedPair},
   {label: "Compliance", cls: "num", sort: "compliance", title: "Good slices of those judged in this period", text: compliancePair},
   {label: "Error budget left", sort: "budget", title: "Of the whole period: bad time that may still come", fill: fillBudget},

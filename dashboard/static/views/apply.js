@@ -128,6 +128,13 @@ function showKind(kind) {
   suggest();
 }
 
+// What is in force may have more than the fields know: its text is changed, the fields are there for whoever asks.
+function asText(is) {
+  $("fields").hidden = is;
+  $("fields-note").hidden = is;
+  $("as-text").hidden = !is;
+}
+
 const soon = (what) => { clearTimeout(page.timer); page.timer = setTimeout(what, PAUSE_MS); };
 
 export async function start(shell) {
@@ -144,7 +151,8 @@ export async function start(shell) {
       else if (name) shell.notice(`${name} is in force.`);
     }});
   for (const kind of ["input", "change"]) $("fields").addEventListener(kind, onEdit);
-  $("kind").addEventListener("change", () => { showKind($("kind").value); soon(onFields); });
+  $("kind").addEventListener("change", () => { asText(false); showKind($("kind").value); soon(onFields); });
+  $("anew").addEventListener("click", () => asText(false));
   $("fields").addEventListener("submit", (event) => event.preventDefault());
   $("text").addEventListener("input", () => { $("apply").disabled = true; soon(check); });
   $("apply").addEventListener("click", () => page.checked && ask());
@@ -159,6 +167,7 @@ async function begin({kind = "SLA", name = "", ...fields}) {
   const known = name && await inForce(page.kind, name);
   if (known) {
     $("text").value = known.document || "";
+    asText(true);
     page.base = {kind: page.kind, name: known.name, version: known.version};
     setText($("heading"), `Change ${noun(page.kind)} ${known.name}`);
     return;

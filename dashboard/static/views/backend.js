@@ -137,7 +137,7 @@ function drawLoad() {
     ...(isNow && seen.at.length > 1 ? [{name: "load, live", colour: "text", ...seen}] : [])];
   const length = items[0]?.length_us / 1e6;
   const isEmpty = !items.length && !(isNow && seen.at.length > 1);
-  setText($("load-note"), isEmpty ? "Nothing is stored of this time: no volume here was used, or no gateway reported."
+  setText($("load-note"), isEmpty ? past.note || "Nothing is stored of this time: no volume here was used, or no gateway reported."
     : [items.length ? `One point ${length === 3600 ? "an hour" : `each ${f.duration(length)}`}; drag over the chart to zoom, double click to see all again.` : "",
       every > 1 ? `It has too many clients to add up all: of ${f.count(every)} hours one was read.` : ""].filter(Boolean).join(" "));
   setText($("load-title"), "Weighted IOPS of each volume, one on the other"
@@ -163,7 +163,7 @@ function showShares(parts, items, capacity) {
       td.append(one.isVolume ? element("a", {href: volumeAddress(one.name)}, one.name) : one.name);
     }},
     {label: "On average", cls: "num", title: f.WEIGHTED, text: (one) => f.weighted(one.mean)},
-    {label: "Of all load", cls: "num", text: (one) => f.percent(all ? one.mean * seconds / all : null, 0)},
+    {label: "Of all load", cls: "num", text: (one) => f.share(all ? one.mean * seconds / all : null)},
     {label: "Of what it can take", cls: "num", text: (one) => f.percent(capacity ? one.mean / capacity.cost_per_s : null, 0)},
     {label: "At most", cls: "num", title: f.WEIGHTED, text: (one) => f.weighted(one.most)},
   ], rows, (one) => one.name, () => []);
@@ -176,7 +176,7 @@ function showUse(row) {
     {label: "Volume", cls: "wrap head", fill: (td, one) => {
       if (!td.firstChild) td.append(element("a", {href: volumeAddress(one.volume)}, one.volume), element("small", {}, one.priority || ""));
     }},
-    {label: "Used", cls: "num", text: (one) => [f.percent(one.share_ratio, 0), f.weighted(one.cost_per_s)]},
+    {label: "Used", cls: "num", text: (one) => [f.share(one.share_ratio), f.weighted(one.cost_per_s)]},
     {label: "Floor", cls: "num", title: "It is never held below", text: (one) => f.weighted(one.floor_cost_per_s)},
     {label: "Held to", cls: "num", text: (one) => (one.throttled ? f.weighted(one.cap_cost_per_s) : "not held")},
   ], row?.figures?.use || [], (one) => one.volume, () => [`Control has not acted here ${within()}.`]);

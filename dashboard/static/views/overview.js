@@ -14,6 +14,8 @@ import {headlineOf} from "../why.js";
 const $ = (id) => document.getElementById(id);
 const MOST_ROWS = 50; // those that need a look; all others are a step away
 const MOST_EVENTS = 12;
+const MOST_LISTED = 12; // throttles and backends; of a large site there are hundreds
+const MOST_OPEN = 10;
 const REFRESH_MS = 5000;
 const MOST_WHYS = 4; // rows that say why at once: a question each
 const REST = 10; // times what the last answers took: of a very large installation some seconds
@@ -24,7 +26,8 @@ const TIMELINE_MS = 30000;
 const NEEDS_A_LOOK = ["violating", "at-risk", "no-data"];
 const ACTIVE = new Set(["requested", "sent", "confirmed", "seen"]);
 const page = {snapshot: null, selected: null, facts: new Map(), episodes: [], policy: null, whys: new Map(), whysMs: 0,
-  past: null, pastSpan: "", pastMs: 0};
+  past: null, pastSpan: "", pastMs: 0, hasAllThrottles: false, hasMoreEpisodes: false,
+  budgets: null};
 let shell = null;
 let address = null;
 
@@ -43,12 +46,16 @@ function showSummary(snapshot) {
   const states = named([["violating", "violated"], ["at-risk", "at risk"], ["no-data", "without data"]]);
   const quiet = named([["excluded", "excluded"], ["out-of-curve", "above demand"], ["not-applicable", "not applying"],
     ["idle", "idle"], ["ok", "kept"]]);
+  const {spent = 0, too_fast: fast = 0} = page.budgets || {};
+  const budgets = [spent ? `${f.count(spent)} ${spent === 1 ? "has" : "have"} spent the error budget of the period` : "",
+    fast ? `${f.count(fast)} ${fast === 1 ? "spends" : "spend"} it too fast` : ""].filter(Boolean).join(", ");
   const promises = totals.promises === 0 ? "No promises to keep yet"
     : tally("ok") === totals.promises ? "All promises are kept now"
       : `${f.plural(totals.promises, "promise")}: ${(states.length ? states : quiet).join(", ")}`;
   const throttled = new Set(snapshot.throttles.filter((row) => row.state !== "observed").map((row) => row.volume)).size;
-  const held = throttled ? `${f.plural(throttled, "volume")} throttled` : "nobody is throttled";
-  setText($("summary"), shell.labels() ? `${promises}.` : `${promises}; ${held}.`);
+  const least = (snapshot.totals?.throttles || 0) > snapshot.throttles.length ? "at least " : "";
+  const held = throttled ? `${least}${f.plural(throttled, "volume")} throttled` : "nobody is throttled";
+  setText($("summary"), `${[promises, budgets, shell.labels() ? "" : held].filter(Boolean).join("; ")}.`);
   const shown = Math.min(snapshot.slas.length, MOST_ROWS);
   const all = $("all-promises");
   setText(all, totals.promises > shown ? `Shown are ${f.count(shown)} of ${f.plural(f.count(totals.promises), "promise")}: `
@@ -70,7 +77,7 @@ function actionsFor(row, snapshot) {
 const COLUMNS = [
   {label: "State", cls: "head", fill: fillState},
   {label: "Agreement", cls: "wrap head", fill: fillAgreement},
-  {label: "Measured", cls: "num", title: "Over the last seconds", text: measuredPair},
+  {label: "Measured now", cls: "num", title: "Over the last seconds", text: measuredPair},
   {label: "Promised", cls: "num", text: promisedPair},
   {label: "Last 2 minutes", cls: "full", fill: (td, row) => {
     if (!td.firstChild) {
@@ -96,8 +103,11 @@ const COLUMNS = [
   }},
 ];
 
-const rank = (row) => (NEEDS_A_LOOK.indexOf(row.state) + 4) % 4; // others last, else as they come: by name
-const ranked = (snapshot) => [...snapshot.slas].sort((one, other) => rank(one) - rank(other));
+// Others last and as they come, by name. Of those that need a look, or spend their budget too fast, first those with the
+// least of it left: there may be hundreds that are violated.
+const rank = (row) => (NEEDS_A_LOOK.includes(row.state) ? NEEDS_A_LOOK.indexOf(row.state) : row.alerts?.length ? 3 : 4);
+const left = (row) => (rank(row) < 4 ? row.budget_remaining ?? 2 : 0);
+const ranked = (snapshot) => [...snapshot.slas].sort((one, other) => rank(one) - rank(other) || left(one) - left(other));
 
 // Why the first of those that need a look, and are in force, are as they are; of what has changed since, nothing is said.
 async function loadWhys() {
@@ -119,7 +129,8 @@ function showPromises(snapshot) {
 
 function showThrottles(snapshot) {
   const nowUs = snapshot.at_us;
-  fillList($("throttles"), snapshot.throttles, (row) => row.throttle_id,
+  showMoreThrottles(snapshot);
+  fillList($("throttles"), page.hasAllThrottles ? snapshot.throttles : snapshot.throttles.slice(0, MOST_LISTED), (row) => row.throttle_id,
     (row) => element("li", {"data-throttle": row.throttle_id}, element("div", {},
       element("strong", {}, row.volume ? element("a", {href: volumeAddress(row.volume)}) : element("span")), " ",
       element("span", {class: "soft"}), " ", whyLink("volume", row.volume)),
@@ -135,7 +146,18 @@ function showThrottles(snapshot) {
     () => ["Nobody is throttled. When a volume is, this list says how far, for whom and why."]);
 }
 
+function showMoreThrottles({throttles, totals}) {
+  const [listed, all] = [throttles.length, Math.max(throttles.length, totals?.throttles || 0)];
+  $("throttles-more").hidden = all <= MOST_LISTED;
+  const [button, rest] = $("throttles-more").children;
+  button.hidden = listed <= MOST_LISTED;
+  setText(button, page.hasAllThrottles ? `Show ${MOST_LISTED}` : `Show ${all > listed ? "" : "all "}${f.count(listed)}`);
+  button.setAttribute("aria-expanded", String(page.hasAllThrottles));
+  setText(rest, all > listed ? `of ${f.count(all)}; sla get throttles lists all` : "");
+}
+
 function showEpisodes() {
+  $("episodes-more").hidden = !page.hasMoreEpisodes;
   fillList($("episodes"), page.episodes, (row) => row.episode_id,
     (row) => element("li", {"data-episode": row.episode_id}, element("div", {}, element("a", {class: "name",
       href: `/agreements/${encodeURIComponent(row.name)}?objective=${encodeURIComponent(row.objective)}`}, keyOf(row)),
@@ -194,8 +216,11 @@ function showHealth(snapshot) {
   const problems = snapshot.problems || [];
   setText($("problem-tally"), problems.length ? `In trouble: ${f.plural(problems.length, "thing")}, first ${problems[0].process}: ${problems[0].reason}.`
     : "Nothing of the server is in trouble.");
-  const backends = snapshot.backends.filter((row) => row.fault || (row.phase && row.phase !== "idle"));
-  fillList($("backend-list"), backends, (row) => row.backend,
+  const backends = snapshot.backends.filter((row) => row.fault || (row.phase && row.phase !== "idle"))
+    .sort((one, other) => Boolean(other.fault) - Boolean(one.fault));
+  $("backends-more").hidden = backends.length <= MOST_LISTED;
+  setText($("backends-more").firstChild, `All ${f.count(backends.length)} that need control or do not answer`);
+  fillList($("backend-list"), backends.slice(0, MOST_LISTED), (row) => row.backend,
     (row) => element("li", {}, element("a", {href: backendAddress(row.backend)}, row.backend), element("span", {class: "soft"})),
     (li, row) => setText(li.lastChild, row.fault ? `the storage ${row.fault}` : `control: ${f.PHASES[row.phase] || row.phase}`),
     () => ["No backend needs control now."]);
@@ -278,13 +303,14 @@ export function onSnapshot(snapshot) {
 
 // For whom and since when, of those that are shown; violations that go on.
 async function loadFacts() {
-  const [promises, episodes] = await Promise.all([read(`/promises?limit=${MOST_ROWS}`), read("/episodes?open=1&limit=10")]);
+  const [promises, episodes] = await Promise.all([read(`/promises?limit=${MOST_ROWS}`), read(`/episodes?open=1&limit=${MOST_OPEN}`)]);
   if (promises) {
+    page.budgets = promises.budgets;
     page.facts = new Map(promises.items.map((row) => [keyOf(row),
       {customer: row.customer, volumes: row.volumes, volume_count: row.volume_count, state: row.state,
         since_us: row.since_us}]));
   }
-  if (episodes) page.episodes = episodes.items;
+  if (episodes) [page.episodes, page.hasMoreEpisodes] = [episodes.items, Boolean(episodes.next)];
   loadTimeline();
   if (!promises && shell.isStale()) {
     const answer = await read("/processes");
@@ -298,6 +324,7 @@ export async function start(around) {
   shell = around;
   address = startAddress({span: "6h", until: ""}, null, () => { showSpans(); loadTimeline(); });
   startUntil($("until"), address);
+  $("throttles-more").firstChild.addEventListener("click", () => { page.hasAllThrottles = !page.hasAllThrottles; draw(); });
   showSpans();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   document.addEventListener("visibilitychange", draw);

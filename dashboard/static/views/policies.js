@@ -18,7 +18,7 @@ const columns = [
     if (!td.firstChild) td.append(element("a", {class: "name", href: `/policies/${row.version}`}, `Version ${row.version}`));
   }},
   {label: "Computed", sort: "newest", falls: true, text: (row) => [f.clock(row.created_us), row.published_by ? `by ${row.published_by}` : ""]},
-  {label: "From", cls: "num", text: (row) => (row.job?.rollups ? `${f.count(row.job.rollups)} rollups` : f.DASH)},
+  {label: "From", cls: "num", text: (row) => (row.job?.rollups ? `${f.count(row.job.rollups)} rows of statistics` : f.DASH)},
   {label: "Would it have helped?", cls: "wrap full", text: (row) => f.backTest(row.report?.back_test)},
 ];
 

@@ -61,7 +61,7 @@ function showReport(row) {
   setBadge($("state"), ...f.policyState(row.state));
   const job = row.job || {};
   setText($("about"), [`computed ${f.moment(row.created_us)}`, row.published_by ? `by ${row.published_by}` : "",
-    job.rollups ? `from ${f.count(job.rollups)} rollups${job.window_days ? ` of ${f.plural(job.window_days, "day")}` : ""}` : ""].filter(Boolean).join(" · "));
+    job.rollups ? `from ${f.count(job.rollups)} rows of statistics${job.window_days ? ` of ${f.plural(job.window_days, "day")}` : ""}` : ""].filter(Boolean).join(" · "));
   const tested = row.report?.back_test;
   setText($("test"), `${f.backTest(tested)}${tested?.publish === false ? " So it was not put in force." : ""}`);
   fillList($("test-notes"), tested?.notes || [], (note) => note, () => element("li"), (li, note) => setText(li, note), () => []);

@@ -70,7 +70,7 @@ function showClients(rows) {
     {label: "Written", cls: "num", text: (row) => [f.count(row.writes), f.size(row.write_bytes || 0)]},
     {label: "Errors", cls: "num", text: (row) => f.count(row.errors)},
     {label: "Last I/O", cls: "num", text: (row) => f.clock(row.last_us)},
-  ], rows, (row) => row.stream_id, () => ["No client was seen yet."]);
+  ], rows, (row) => row.stream_id, () => ["Nothing is stored of its clients: none has used it yet."]);
 }
 
 // Rates that were in force, as steps, a line for the whole volume and one for each client with a cap of its own: what
@@ -125,7 +125,7 @@ function drawHistory() {
   const span = {from: from / 1000, to: to / 1000, keep: [length, end, client].join()};
   const step = items[0]?.length_us;
   const caps = capLines(span.from, span.to);
-  setText($("history-note"), !items.length ? "Nothing is stored of this time: the volume was idle, or its gateway was away."
+  setText($("history-note"), !items.length ? page.history.note || "Nothing is stored of this time: the volume was idle, or its gateway was away."
     : `One point ${step === HOUR_MS * 1000 ? "an hour" : `each ${f.duration(step / 1e6)}`}; drag over a chart to zoom, double click to see all again.`
       + (page.capsLeftOut ? ` Caps of ${f.plural(page.capsLeftOut, "more client")} are in the list below only.` : ""));
   $("latency-plot").hidden = $("load-plot").hidden = !items.length;

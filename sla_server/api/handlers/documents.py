@@ -200,10 +200,10 @@ def admission(context: AppContext, request: Request) -> Response:
         raise BadInput("body", "holds no agreement", "Send documents of kind SLA")
     in_force = [_read(row) for row in context.source.agreements(True)]
     uses = [_use_of(row) for row in context.source.volumes()]
-    policies = context.source.policies(1)
-    found = admit(wanted, in_force, uses, _capacities(policies), read_book(context.source))
-    version = policies[0]["version"] if policies else None
-    return responses.as_json({**found.as_dict(), "policy_version": version})
+    newest = context.source.pages.policy_reports.newest()
+    capacities = _capacities(newest.capacity() if newest else ())
+    found = admit(wanted, in_force, uses, capacities, read_book(context.source))
+    return responses.as_json({**found.as_dict(), "policy_version": newest.version if newest else None})
 
 
 def _use_of(row: Row) -> VolumeUse:
@@ -211,11 +211,10 @@ def _use_of(row: Row) -> VolumeUse:
     return VolumeUse(row["volume"], row["backend"], size / ios if ios else None)
 
 
-def _capacities(policies: Iterable[Row]) -> list[KnownCapacity]:
+def _capacities(rows: Iterable[Row]) -> list[KnownCapacity]:
     return [
         KnownCapacity(row["backend"], row["sla"], row["objective"], row["cost_per_s"], row.get("reason", ""))
-        for policy in policies
-        for row in (policy.get("report") or {}).get("capacity", [])
+        for row in rows
     ]
 
 

@@ -37,10 +37,10 @@ def policy_caps(context: AppContext, request: Request, version: str) -> Response
 
 def policy_volumes(context: AppContext, request: Request, version: str) -> Response:
     """A page of the volumes that one version says something of."""
-    found = found_policy(context, version)
+    number = _stored(context, version)
     limit = responses.limit(request)
     part, after = request.args.get("match", ""), request.args.get("after", "")
-    rows = context.source.pages.policy_volumes(found["version"], part, after, limit)
+    rows = context.source.pages.policy_volumes(number, part, after, limit)
     return responses.as_list(rows, rows[-1]["volume"] if len(rows) == limit else None)
 
 
@@ -87,10 +87,10 @@ def harms_of(context: AppContext, version: str) -> list[Row]:
 
 def policy_diff(context: AppContext, request: Request, version: str, other: str) -> Response:
     """Volumes whose caps differ between two versions, a page."""
-    before, after = found_policy(context, version), found_policy(context, other)
+    before, after = _stored(context, version), _stored(context, other)
     limit = responses.long_limit(request)
     place = request.args.get("after") or ""
-    rows = context.source.policy_changes(before["version"], after["version"], limit, place)
+    rows = context.source.policy_changes(before, after, limit, place)
     return responses.as_list(rows, rows[-1]["volume"] if len(rows) == limit else None)
 
 
@@ -103,8 +103,20 @@ def found_policy(context: AppContext, version: str) -> Row:
     """
     found = context.source.policy(_number(version))
     if found is None:
-        raise NotFound(f"there is no policy version {version}", _SEE)
+        raise _missing(version)
     return found
+
+
+def _stored(context: AppContext, version: str) -> int:
+    """As ``found_policy``, without reading a report that is not asked for."""
+    number = _number(version)
+    if not context.source.pages.policy_reports.is_stored(number):
+        raise _missing(version)
+    return number
+
+
+def _missing(version: str) -> NotFound:
+    return NotFound(f"there is no policy version {version}", _SEE)
 
 
 def _number(version: str) -> int:

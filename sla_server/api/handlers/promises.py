@@ -50,7 +50,8 @@ HOUR_US: Final = 3_600_000_000
 def promises(context: AppContext, request: Request) -> Response:
     """A page of promises, one row an objective, worst first unless asked otherwise.
 
-    ``count`` is the number of rows on all pages, ``states`` that of each state before the filter of states.
+    ``count`` is the number of rows on all pages, ``states`` that of each state before the filter of states,
+    ``budgets`` that of promises whose error budget is spent, and of others that spend it too fast.
     ``since_us``: when the violation opened, or when the state was first seen; null where that is not known.
     """
     offset, limit = page_of(request)
@@ -70,7 +71,19 @@ def promises(context: AppContext, request: Request) -> Response:
     page = _first(rows, _keys(request.args.get("sort", "trouble"), rows), offset + limit)[offset:]
     full = _filled(context, page, known, live)
     following = str(offset + limit) if offset + limit < len(rows) else None
-    return live_list(context, full, following, count=len(rows), before=offset, states=states)
+    return live_list(
+        context, full, following, count=len(rows), before=offset, states=states, budgets=_budgets(found)
+    )
+
+
+def _budgets(rows: list[Row]) -> dict[str, int]:
+    """How many have spent what their period allows, whatever they do now; and how many others soon will."""
+    spent = [(left := row.get("budget_remaining")) is not None and left <= 0 for row in rows]
+    alarmed = (bool(row.get("alerts")) for row in rows)
+    return {
+        "spent": sum(spent),
+        "too_fast": sum(one and not is_spent for one, is_spent in zip(alarmed, spent, strict=True)),
+    }
 
 
 def _first(rows: list[Row], keys: list[tuple[Any, ...]], wanted: int) -> list[Row]:

@@ -61,6 +61,10 @@ VOLUME_ORDERS: Final = {
 }
 SLICES_DEFAULT: Final = 21
 """The default span holds so many slices, however long they are: one more than ``sla get slices`` lists."""
+NOTHING_YET: Final = (
+    "Nothing is stored of it yet: it was seen for the first time just now, or the database lags behind."
+)
+"""What an empty history says of a thing that is seen now and has no row in SQL."""
 CONFIGURATION: Final = "configuration"
 DIALLED_FILE: Final = "dialled.json"
 
@@ -241,10 +245,12 @@ def history(context: AppContext, request: Request, volume: str) -> Response:
     """Rollups of one volume, or of one client of it; long or old ones by the hour."""
     from_us, to_us = span_of(context, request, HOUR_US)
     rows = context.source.rollup_history(volume, from_us, to_us, request.args.get("client"))
+    note = None
     if not rows and context.source.backend_of(volume) is None:
-        fix = "GET /api/v1/volumes lists them"
-        raise NotFound(f"no volume {volume!r} was ever seen", fix)
-    return responses.as_list(rows, from_us=from_us, to_us=to_us)
+        if not is_live(context, "volumes", "volume", volume):
+            raise NotFound(f"no volume {volume!r} was ever seen", "'sla get volumes' lists them")
+        note = NOTHING_YET
+    return responses.as_list(rows, from_us=from_us, to_us=to_us, note=note)
 
 
 def totals(context: AppContext, _request: Request) -> Response:
@@ -384,6 +390,11 @@ def periods(context: AppContext, request: Request, name: str) -> Response:
             spec = newest.spec.model_copy(update={"window": window})
             sums = sums_of_rows(context.source.slice_sums(name, wanted, *bounds), terms, last)
             items.append(past_period(spec, last, bounds, sums, now_us, calendar).as_dict())
+    # What is left of the period that goes on depends on now: the live view has it.
+    live = {one.get("objective"): one for one in LiveObjectives(context).of(row)}.get(wanted, {})
+    for item in items:
+        if not item["is_over"] and item["budget_remaining"] is None:
+            item["budget_remaining"] = live.get("budget_remaining")
     return responses.as_list(items, objective=wanted)
 
 
@@ -484,6 +495,11 @@ def live_list(context: AppContext, rows: list[Row], next_cursor: str | None = No
     return responses.as_list(rows, next_cursor, server=feed_state(context), **more)
 
 
+def is_live(context: AppContext, table: str, key: str, name: str) -> bool:
+    """Whether the live view has an entry of this name: what is seen now may not be stored yet."""
+    return any(entry.get(key) == name for entry in snapshot_now(context)[table])
+
+
 def with_live(context: AppContext, rows: list[Row], table: str, key: str) -> list[Row]:
     """Each row with ``live``: the entry of the snapshot with the same key, or null."""
     now = {entry.get(key): entry for entry in snapshot_now(context)[table]}
@@ -553,5 +569,8 @@ def span_of(context: AppContext, request: Request, default_us: int) -> tuple[int
     to_us = responses.number(request, "to_us", context.clock.unix_us())
     from_us = responses.number(request, "from_us", max(0, to_us - default_us))
     if not 0 < to_us - from_us <= SPAN_MAX_US:
-        raise BadInput("from_us", "must lie before to_us, by 31 days at most")
+        fix = "Ask for it in parts: each from_us is the to_us of the part before"
+        if to_us <= from_us:
+            raise BadInput("from_us", "must lie before to_us", "Exchange them")
+        raise BadInput("from_us", "lies more than 31 days before to_us; an answer has 31 days at most", fix)
     return from_us, to_us

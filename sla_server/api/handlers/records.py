@@ -31,14 +31,9 @@ def jobs(context: AppContext, request: Request) -> Response:
 def policies(context: AppContext, request: Request) -> Response:
     """A page of policy versions: of their reports, which are as large as the fleet, the back-test alone."""
     rows, following = _page(context, request, records.POLICIES)
-    return responses.as_list([{**row, "report": _short(row["report"])} for row in rows], following)
-
-
-def _short(report: Row | None) -> Row:
-    tested = (report or {}).get("back_test")
-    if not isinstance(tested, dict):
-        return {}
-    return {"back_test": {name: value for name, value in tested.items() if name != "backends"}}
+    made = [(row["version"], row["created_us"]) for row in rows]
+    tested = context.source.pages.policy_reports.back_tests(made)
+    return responses.as_list([{**row, "report": tested[row["version"]]} for row in rows], following)
 
 
 def _page(context: AppContext, request: Request, listed: RecordList) -> tuple[list[Row], str | None]:

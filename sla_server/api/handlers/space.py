@@ -2,26 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import inf
 from typing import Any, Final
 
 from flask import Request, Response
 
 from sla_server.api import responses
 from sla_server.api.context import AppContext
-from sla_server.api.errors import NotFound
+from sla_server.api.errors import BadInput, NotFound
+from sla_server.api.handlers.read import paged
 from sla_server.api.routes import POOL_DAYS_MAX
 
 DAY_US: Final = 86_400_000_000
 STALE_US: Final = 3 * 3_600_000_000
 """Longer than any interval of reading and storing: the source, or its gateway, is away."""
 DAYS_DEFAULT: Final = 90
+STALE: Final = "stale"
+LEVELS: Final = ("ok", "warn", "critical")
 Row = dict[str, Any]
 
 
-def pools(context: AppContext, _request: Request) -> Response:
-    """All pools; ``full_ratio`` is by bytes, or by what runs out before them."""
-    now_us = context.clock.unix_us()
-    return responses.as_list([_shown(row, now_us) for row in context.source.space.pools()])
+def _soonest(row: Row) -> float:
+    return float((row["forecast"] or {}).get("full_us") or inf)
+
+
+ORDERS: Final[dict[str, Callable[[Row], float] | None]] = {
+    "name": None,
+    "fullest": lambda row: -row["full_ratio"],
+    "soonest": _soonest,
+}
+"""As they come, by name; equal ones stay so."""
+
+
+def pools(context: AppContext, request: Request) -> Response:
+    """All pools, or a page of those asked for; ``full_ratio`` is by bytes, or by what ends before them."""
+    part, level, now_us = request.args.get("match", "").lower(), _level(request), context.clock.unix_us()
+    shown = (_shown(row, now_us) for row in context.source.space.pools())
+    rows = [
+        row
+        for row in shown
+        if part in str(row["name"]).lower() and level in ("", STALE if row["is_stale"] else row["level"])
+    ]
+    order = request.args.get("sort", "name")
+    if order not in ORDERS:
+        raise BadInput("sort", f"{order[:40]!r} is no order", f"Use {', '.join(ORDERS)}")
+    if (key := ORDERS[order]) is not None:
+        rows.sort(key=key)
+    return paged(context, request, rows, list)
+
+
+def _level(request: Request) -> str:
+    level = request.args.get("level", "")
+    if level not in ("", *LEVELS, STALE):
+        raise BadInput("level", f"{level[:40]!r} is no level", f"Use {', '.join((*LEVELS, STALE))}")
+    return level
 
 
 def pool(context: AppContext, request: Request, owner: str, pool: str) -> Response:

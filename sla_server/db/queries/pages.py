@@ -16,6 +16,7 @@ from sqlalchemy import ColumnElement, Executable, func, select
 
 from sla_server.db import schema
 from sla_server.db.queries import records, slices
+from sla_server.db.queries.policy_reports import PolicyReports
 from sla_server.db.queries.records import RecordList, Wanted
 from sla_server.db.queries.rows import chunks, decode_json, total
 from sla_server.db.schema import HOUR_US, STREAM_SUMS
@@ -44,6 +45,7 @@ class PageQueries:
     def __init__(self, read: Callable[[Executable], list[Row]]) -> None:
         self._read = read
         self._names: dict[str, _Names] = {}
+        self.policy_reports = PolicyReports(read)
 
     def agreement_names(self) -> Mapping[str, str]:
         """Name to priority of each agreement in force, as of ``NAMES_S`` ago at most."""
@@ -166,6 +168,8 @@ class PageQueries:
 
     def records(self, listed: RecordList, wanted: Wanted) -> list[Row]:
         """A page of the audit log, of jobs or of policies, JSON decoded, with a ``cursor`` in each row.
+
+        Columns that the list leaves out are None.
 
         Raises:
             ValueError: see ``records.listed``.

@@ -44,6 +44,7 @@ class RecordList:
         filters: columns that may be asked for by value.
         orders: other orders than the two of time; each the value that is sorted by.
         falling: those of them that have the largest first.
+        left_out: columns that do not come: those that are large.
     """
 
     table: Table
@@ -53,6 +54,7 @@ class RecordList:
     filters: tuple[str, ...]
     orders: Mapping[str, Value]
     falling: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def order_names(self) -> tuple[str, ...]:
@@ -119,6 +121,7 @@ POLICIES: Final = RecordList(
     ("version", "published_by"),
     ("state",),
     {"state": _column("state")},
+    left_out=("report",),
 )
 
 
@@ -138,7 +141,8 @@ def listed(records: RecordList, wanted: Wanted) -> Select[Any]:
     if value is not None:
         is_falling = wanted.sort in records.falling
         order.insert(0, value(table).desc() if is_falling else value(table).asc())
-    statement = select(table).where(*_conditions(records, wanted)).order_by(*order).limit(wanted.limit)
+    columns = [column for column in table.c if column.name not in records.left_out]
+    statement = select(*columns).where(*_conditions(records, wanted)).order_by(*order).limit(wanted.limit)
     if not wanted.before:
         return statement
     place = _place(records, wanted.before)

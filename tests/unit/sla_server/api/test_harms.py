@@ -18,7 +18,8 @@ def test_the_graph_says_what_the_api_says(web: FlaskClient) -> None:
     assert answer.mimetype == "image/svg+xml"
     assert answer.text == draw(lines_of(rows), "Who hurt whom")
     assert (
-        "batch: 70% of the harm; without it 9 of 12 bad intervals would be good (likely cause)" in answer.text
+        "batch: 70 % of the harm; without it 9 of 12 bad intervals would be good (likely cause)"
+        in answer.text
     )
     assert "(correlation: only 12 intervals, 30 needed)" in answer.text
 

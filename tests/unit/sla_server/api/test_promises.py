@@ -81,6 +81,21 @@ def test_promises_are_filtered_and_paged(many: FlaskClient, source: api.FakeSour
     assert ("agreements_named", ["b-burning"]) in source.asked, "SQL is asked about the page only"
 
 
+def test_what_is_kept_now_may_have_spent_its_budget(many: FlaskClient, context: AppContext) -> None:
+    assert many.get("/api/v1/promises?state=violating").json["budgets"] == {"spent": 0, "too_fast": 1}
+    row = snapshot()["slas"][0]
+    shown = [
+        {**row, "name": name, "budget_remaining": left, "alerts": alerts}
+        for name, left, alerts in (
+            ("d-bad", 0.0, []),
+            ("b-burning", -0.4, ["fast"]),
+            ("a-kept", 0.5, ["slow"]),
+        )
+    ]
+    context.live.put(snapshot(slas=shown))
+    assert many.get("/api/v1/promises").json["budgets"] == {"spent": 2, "too_fast": 1}
+
+
 def test_a_promise_says_for_whom_and_since_when(web: FlaskClient, context: AppContext) -> None:
     context.live.put(snapshot())
     assert rows_of(web)[0]["since_us"] is None, "kept; since when is not known"

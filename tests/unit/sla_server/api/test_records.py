@@ -45,7 +45,9 @@ def stored(source: api.FakeSource, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         def read(statement: Executable) -> list[dict[str, Any]]:
             return [dict(row._mapping) for row in connection.execute(statement)]
 
-        monkeypatch.setattr(source, "records", PageQueries(read).records)
+        pages_of = PageQueries(read)
+        monkeypatch.setattr(source, "records", pages_of.records)
+        monkeypatch.setattr(source, "policy_reports", pages_of.policy_reports)
         yield
     engine.dispose()
 

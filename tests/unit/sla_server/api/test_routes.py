@@ -18,6 +18,7 @@ from sla_server.api.app import handler_of
 from sla_server.api.context import AppContext
 from sla_server.api.route import PREFIX
 from sla_server.api.routes import ROUTES
+from sla_server.db.queries.backend_load import BackendLoad
 from tests.support import api
 from tests.support.api import NOW_US, snapshot
 
@@ -122,6 +123,31 @@ def test_a_volume_of_which_nothing_is_stored_yet_is_no_404(web: FlaskClient, con
     assert web.get("/api/v1/volumes/new-one").json["reads"] == 0
 
 
+def test_what_is_seen_now_and_not_stored_yet_has_an_empty_history_that_says_so(
+    web: FlaskClient, source: api.FakeSource, context: AppContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = snapshot()
+    context.live.put(
+        {**seen, "volumes": [*seen["volumes"], {"volume": "new-one", "backend": "new-disk"}],
+         "backends": [*seen["backends"], {"backend": "new-disk", "cost_per_s": 5.0}]}
+    )  # fmt: skip
+    monkeypatch.setattr(source, "rollup_history", lambda *_: [])
+    monkeypatch.setattr(source, "backend_of", lambda volume: "disk-0" if volume == "erp-db" else None)
+    empty = BackendLoad([], [])
+    monkeypatch.setattr(source, "of_backend", lambda *_: empty)
+    for path in ("volumes/new-one", "backends/new-disk"):
+        answer = web.get(f"/api/v1/{path}/history").json
+        assert (answer["items"], "stored of it yet" in answer["note"]) == ([], True)
+        assert web.get(f"/api/v1/{path}").status_code == 200
+    for path in ("volumes/erp-db", "backends/disk-0"):
+        assert web.get(f"/api/v1/{path}/history").json["note"] is None, "it was idle"
+    for path in ("volumes/gone", "backends/gone"):
+        assert web.get(f"/api/v1/{path}/history").status_code == 404
+    listed = {row["backend"]: row["live"]["cost_per_s"] for row in items(web, "backends")}
+    assert listed == {"disk-0": 371.0, "new-disk": 5.0}
+    assert [row["backend"] for row in items(web, "backends?match=NEW")] == ["new-disk"]
+
+
 def test_history_takes_the_last_hour_by_default(web: FlaskClient, source: api.FakeSource) -> None:
     rows = items(web, "volumes/erp-db/history")
     assert source.asked[-1] == ("rollup_history", "erp-db", NOW_US - 3_600_000_000, NOW_US)
@@ -137,6 +163,13 @@ def test_spans_that_make_no_sense(web: FlaskClient, query: str) -> None:
     answer = web.get(f"/api/v1/volumes/erp-db/history?{query}")
     assert answer.status_code == 400
     assert "_us" in answer.json["detail"]
+
+
+def test_a_span_that_is_too_long_says_what_to_do(web: FlaskClient) -> None:
+    forty_days_us = 40 * 86_400_000_000
+    refused = web.get(f"/api/v1/backends/disk-0/history?from_us={NOW_US - forty_days_us}").json
+    assert "more than 31 days before to_us" in refused["detail"]
+    assert "in parts" in refused["fix"]
 
 
 def test_agreements(web: FlaskClient, context: AppContext) -> None:
@@ -181,6 +214,18 @@ def test_slices_of_an_episode_begin_with_the_one_in_which_it_opened(
     assert 0 <= episode["opened_us"] - answer["from_us"] < 24 * 3_600_000_000
     other = web.get(f"/api/v1/slas/other/slices?episode={episode['episode_id']}")
     assert (other.status_code, other.json["fix"]) == (404, "GET /api/v1/episodes lists them")
+
+
+def test_the_period_that_goes_on_has_what_is_left_of_its_budget_now(
+    web: FlaskClient, context: AppContext
+) -> None:
+    def budgets() -> list[float | None]:
+        return [row["budget_remaining"] for row in items(web, "slas/erp-gold/periods?limit=2")]
+
+    unknown, past = budgets()
+    assert unknown is None
+    context.live.put(snapshot())
+    assert budgets() == [0.63, past]
 
 
 def test_past_periods_come_from_the_stored_slices(web: FlaskClient, source: api.FakeSource) -> None:

@@ -41,7 +41,7 @@ def test_it_is_drawn_by_the_server(web: FlaskClient, source: api.FakeSource) -> 
     assert (answer.status_code, answer.mimetype) == (200, "image/svg+xml")
     svg = ET.fromstring(answer.text)
     titles = [node.text for node in svg.iterfind(f".//{SVG}path/{SVG}title")]
-    assert titles[-1] == "batch had 87% of the load when erp-gold/latency was at risk (1 decision)"
+    assert titles[-1] == "batch had 87 % of the load when erp-gold/latency was at risk (1 decision)"
     assert len(titles) == 2
     assert all(node.get("stroke-dasharray") for node in svg.iterfind(f".//{SVG}path")), "a correlation"
     assert web.get("/volumes/batch/shared-use.svg?from_us=5&to_us=5").status_code == 400

@@ -181,7 +181,7 @@ def test_a_time_of_long_ago_has_its_year() -> None:
 
 def test_periods_count_what_is_ours_by_the_policy(sla: Terminal) -> None:
     row = sla("get", "periods", "erp-gold").output.splitlines()[2].split()
-    assert row[2:] == ["98.50%", "99.9%", "-", "985", "14", "1", "14"]
+    assert row[2:] == ["98.50%", "99.9%", "63%", "985", "14", "1", "14"]
 
 
 @pytest.mark.parametrize(
@@ -505,8 +505,9 @@ def test_decisions_are_of_a_volume_of_kinds_and_since_a_time(
     asked = [each[1] for each in sla.source.asked if each[0] == "decisions"][-1]
     assert (asked["volume"], asked["kinds"]) == ("batch", ["cap-set", "cap-changed"])
     assert asked["limit"] == 7
-    since = _path_of(GetRequest("decisions", ("batch",), since_us=5), wants_documents=False)
-    assert since == ("/decisions", {"volume": "batch", "from_us": 5})
+    since = GetRequest("decisions", ("batch",), since_us=NOW_US - 5_000_000)
+    assert _path_of(since, wants_documents=False) == ("/decisions", {"volume": "batch"})
+    assert since.spans() == [{"from_us": since.since_us}]
     pages = {
         None: [{"decision_id": f"d{n}", "at_us": NOW_US - n, "volume": "batch"} for n in range(1000)],
         f"{NOW_US - 999}:d999:batch": [{"decision_id": "last", "at_us": NOW_US - 1000, "volume": "batch"}],

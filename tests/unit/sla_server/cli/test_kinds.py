@@ -126,7 +126,7 @@ def test_events_show_a_short_id_which_commands_take(sla: Terminal, monkeypatch: 
     at = sla("get", "events").output.index("ID")
     shown = [line[at : at + 8] for line in sla("get", "events").output.splitlines()[2:] if line[0] != " "]
     assert shown == ["0b0e7a3e", "7c0e7a3e"]
-    assert sla("describe", "event", shown[0]).output.startswith(f"{FIRST}: throttle-set")
+    assert sla("describe", "event", shown[0]).output.startswith(f"{FIRST}: violation-closed")
     sla.mailbox.answer = lambda header: (True, 200, {"event_id": header["body"]["event_id"]})
     assert sla("ack", "0b0", "--note", "disk ordered").output == f"{FIRST}: acknowledged\n"
     assert [body["event_id"] for _, body in sla.asked] == [FIRST]

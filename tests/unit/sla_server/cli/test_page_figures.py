@@ -86,7 +86,7 @@ NO_FIGURES = {
 }
 OF_PAGING = {"next", "count", "offset", "before", "cursor", "server", "from_us", "to_us"}
 """Keys of answers that say how to go on, of what range they are, and how old the live view is."""
-OF_ROWS = {"states", "counts"}
+OF_ROWS = {"states", "counts", "budgets"}
 """Keys of answers that count their own rows."""
 KEYS_ONLY = {"/live"}
 """Where the rig's live view and its rows of SQL are of other things: every key is had, not every value."""
@@ -108,7 +108,7 @@ def asked_by_views() -> set[str]:
                 .replace("${page.base}", base.get("base", ""))
                 .replace("${base}", base.get("base", ""))
             )
-            path = path.replace("${selected.split(", "*/*")  # OWNER/POOL
+            path = path.replace("${name.split(", "*/*")  # OWNER/POOL
             found.add(re.sub(r"\$\{.*?\}(?=/|$)", "*", path).rstrip("/"))
     return found
 

@@ -1,0 +1,127 @@
+"""What views ask of the reports of policies again and again, without reading a report again.
+
+A report is as large as the fleet, megabytes on a large one, and that of a version never changes. It is read
+and decoded once; what is kept is small: of the newest version what its backends can take, of each version
+that was listed its back-test. Which version is the newest is asked each time: a row of three numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import Executable, select
+
+from pmdaemon.runtime import strict_json
+from sla_server.db import schema
+from sla_server.rows import Row
+
+TESTS_MAX: Final = 4096
+"""Versions whose back-test is kept; many times as many as ever are in SQL."""
+Made = tuple[int, int]
+"""Version, and when it was computed: after a restore a number may be that of another policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackendReport:
+    """What one version says of what backends can take.
+
+    Attributes:
+        least: backend to the least load at which some promise on it is still kept, where that is known.
+    """
+
+    version: int
+    created_us: int
+    least: Mapping[str, float]
+    _capacity: Mapping[str, str]
+    _curves: Mapping[str, str]
+
+    @classmethod
+    def of(cls, made: Made, report: Row | None) -> BackendReport:
+        """Of a report; an empty one if there is none."""
+        capacity = (report or {}).get("capacity") or ()
+        curves = (report or {}).get("curves") or ()
+        least: dict[str, float] = {}
+        for one in capacity:
+            if (cost := one.get("cost_per_s")) is not None:
+                least[one["backend"]] = min(cost, least.get(one["backend"], cost))
+        return cls(*made, least, _texts(capacity), _texts(curves))
+
+    def capacity(self, backend: str | None = None) -> list[Row]:
+        """How much one backend, or each, can take while a promise on it is kept, and why."""
+        return _rows(self._capacity.values() if backend is None else [self._capacity.get(backend)])
+
+    def curves(self, backend: str) -> list[Row]:
+        """Latency by load of each promise on one backend."""
+        return _rows([self._curves.get(backend)])
+
+
+def _texts(rows: Iterable[Row]) -> dict[str, str]:
+    """Rows by backend, as JSON: decoded they would take ten times the memory."""
+    by_backend: dict[str, list[Row]] = {}
+    for row in rows:
+        by_backend.setdefault(str(row.get("backend")), []).append(row)
+    return {name: json.dumps(some, separators=(",", ":")) for name, some in by_backend.items()}
+
+
+def _rows(texts: Iterable[str | None]) -> list[Row]:
+    return [row for text in texts if text for row in strict_json.loads(text)]
+
+
+class PolicyReports:
+    """The questions; ``read`` runs a statement (``SqlReader``). Thread: any.
+
+    State, under ``_lock``: ``_newest``, ``_back_tests``. The lock is held while a report is read, so that of
+    many pages that ask at once one reads it.
+    """
+
+    def __init__(self, read: Callable[[Executable], list[Row]]) -> None:
+        self._read = read
+        self._lock = threading.Lock()
+        self._newest: BackendReport | None = None
+        self._back_tests: dict[Made, Row] = {}
+
+    def newest(self) -> BackendReport | None:
+        """Of the newest version, whatever its state; None: no policy was ever computed."""
+        table = schema.policies
+        statement = select(table.c.version, table.c.created_us).order_by(table.c.version.desc()).limit(1)
+        for row in self._read(statement):
+            made = row["version"], row["created_us"]
+            with self._lock:
+                kept = self._newest
+                if kept is None or (kept.version, kept.created_us) != made:
+                    kept = self._newest = BackendReport.of(made, self._report(made))
+                return kept
+        return None
+
+    def is_stored(self, version: int) -> bool:
+        """Whether there is such a version."""
+        table = schema.policies
+        return bool(self._read(select(table.c.version).where(table.c.version == version)))
+
+    def back_tests(self, wanted: Iterable[Made]) -> dict[int, Row]:
+        """Version to what its back-test found, without the rows of single backends; {} without one."""
+        with self._lock:
+            if len(self._back_tests) > TESTS_MAX:
+                self._back_tests.clear()
+            for made in (listed := list(wanted)):
+                if made not in self._back_tests:
+                    self._back_tests[made] = back_test_of(self._report(made))
+            return {made[0]: self._back_tests[made] for made in listed}
+
+    def _report(self, made: Made) -> Any:
+        table = schema.policies
+        statement = select(table.c.report).where(table.c.version == made[0], table.c.created_us == made[1])
+        text = next((row["report"] for row in self._read(statement)), None)
+        return strict_json.loads(text) if text else None
+
+
+def back_test_of(report: Row | None) -> Row:
+    """What a report says of its back-test, as lists of versions have it."""
+    tested = (report or {}).get("back_test")
+    if not isinstance(tested, dict):
+        return {}
+    return {"back_test": {name: value for name, value in tested.items() if name != "backends"}}

@@ -1,0 +1,90 @@
+"""Reports of policies, large as they are, are read once a version, however often pages ask."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Executable, create_engine, insert, update
+
+from sla_server.db import schema
+from sla_server.db.queries.pages import PageQueries
+from sla_server.db.queries.records import POLICIES, Wanted
+
+MADE_US = 1_000
+
+
+@dataclass
+class Stored:
+    """Policies in a database, and how many reports were read from it."""
+
+    connection: Connection
+    reports_read: list[int] = field(default_factory=list)
+
+    def read(self, statement: Executable) -> list[dict[str, Any]]:
+        rows = [dict(row._mapping) for row in self.connection.execute(statement)]
+        self.reports_read += [1 for row in rows if "report" in row]
+        return rows
+
+    def publish(self, version: int, cost_per_s: float | None, **more: Any) -> None:
+        capacity = [
+            {"backend": "disk-0", "sla": "erp", "objective": "latency", "cost_per_s": cost_per_s},
+            {"backend": "disk-0", "sla": "crm", "objective": "latency", "cost_per_s": 900.0},
+            {"backend": "disk-1", "sla": "crm", "objective": "latency", "cost_per_s": None},
+        ]
+        curves = [{"backend": "disk-1", "sla": "crm", "points": [[1.0, 2.0, 3.0]]}]
+        report = {"capacity": capacity, "curves": curves, **more}
+        row = {"version": version, "created_us": MADE_US + version, "state": "published"}
+        self.connection.execute(insert(schema.policies), {**row, "report": json.dumps(report)})
+
+
+@pytest.fixture
+def stored() -> Iterator[Stored]:
+    engine = create_engine("sqlite://")
+    schema.metadata.create_all(engine, (schema.policies,))
+    with engine.connect() as connection:
+        yield Stored(connection)
+    engine.dispose()
+
+
+def test_the_newest_report_is_read_when_there_is_a_new_version_and_not_before(stored: Stored) -> None:
+    reports = PageQueries(stored.read).policy_reports
+    assert reports.newest() is None
+    stored.publish(1, 700.0)
+    for _poll in range(20):
+        newest = reports.newest()
+        assert newest is not None
+        assert (newest.version, newest.least) == (1, {"disk-0": 700.0})
+    assert len(stored.reports_read) == 1
+    assert [row["sla"] for row in newest.capacity("disk-0")] == ["erp", "crm"]
+    assert (newest.curves("disk-0"), len(newest.curves("disk-1")), newest.capacity("gone")) == ([], 1, [])
+    assert len(newest.capacity()) == 3
+    stored.publish(2, None)
+    assert [reports.newest().least for _poll in range(5)] == [{"disk-0": 900.0}] * 5  # type: ignore[union-attr]
+    assert len(stored.reports_read) == 2
+    changed = {"created_us": 5, "report": json.dumps({})}
+    stored.connection.execute(update(schema.policies).where(schema.policies.c.version == 2).values(changed))
+    restored = reports.newest()
+    assert restored is not None
+    assert (restored.version, restored.least) == (2, {}), "a number that stands for another policy"
+
+
+def test_a_list_reads_the_report_of_each_version_once(stored: Stored) -> None:
+    reports = PageQueries(stored.read).policy_reports
+    stored.publish(1, 700.0, back_test={"verdict": "helps", "backends": [{"backend": "disk-0"}]})
+    stored.publish(2, 700.0)
+    made = [(2, MADE_US + 2), (1, MADE_US + 1)]
+    for _poll in range(5):
+        assert reports.back_tests(made) == {1: {"back_test": {"verdict": "helps"}}, 2: {}}
+    assert len(stored.reports_read) == 2
+    assert (reports.is_stored(2), reports.is_stored(3)) == (True, False)
+    assert len(stored.reports_read) == 2
+
+
+def test_a_list_of_versions_reads_no_report(stored: Stored) -> None:
+    stored.publish(1, 700.0)
+    (row,) = PageQueries(stored.read).records(POLICIES, Wanted())
+    assert (row["version"], row["report"], stored.reports_read) == (1, None, [])
