@@ -271,13 +271,13 @@ class WindowTable:
         silent_ns = now_ns - self.m_fed_ns[members]
         self.m_mute[members] = silent_ns > self.settings.stale_s * 1e9
 
-    def note_blind(self, members: Ints, now_ns: int) -> None:
+    def record_blind(self, members: Ints, now_ns: int) -> None:
         """A cut has I/O of streams that cannot be measured for the promises of these members."""
         self.m_blind_ns[members] = now_ns
         self.fed[self.m_row[members]] = True
 
     def is_blind(self, member: int, now_ns: int) -> bool:
-        """Whether there was such I/O of late."""
+        """Whether there was such I/O recently."""
         return bool(now_ns - self.m_blind_ns[member] <= self.settings.silent_s * 1e9)
 
     def add_to_slices(self, members: Ints, start_us: Ints, lines: Ints, pieces: Pieces) -> None:
