@@ -1,9 +1,9 @@
 """CPU of a poll cycle on a backend whose volumes are all divided, while one promise on it is at risk.
 
 Ten gateways with 250 volumes each, two clients a volume, all busy; only one client of each volume was
-promised a latency. The same is measured of volumes that are not divided: dividing them may add 1 ms for
-1,000 streams. A cycle is the cuts of all gateways and a tick; the first two, in which caps are set, are
-left out. Printed by ``make bench-control``.
+promised a latency. The same is measured of volumes that are not divided. Either may take 1 ms for 1,000
+streams. A cycle is the cuts of all gateways and a tick; the first two, in which caps are set, are left out.
+Printed by ``make bench-control``.
 """
 
 from __future__ import annotations

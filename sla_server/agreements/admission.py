@@ -2,9 +2,10 @@
 
 Theory of operation. Load is counted in cost a second (1 an I/O, 1 per 64 KiB), as capacity is. An agreement
 may ask for the end of its demand curve, and its volumes are never throttled below their floors: it reserves
-the larger of both. A volume without an agreement reserves the default floor. The capacity of a backend is the
-smallest that the newest policy found for a promise on it, at that promise's first latency and percentile. It
-says nothing about a stricter promise.
+the larger of both. Of agreements about all clients of a volume the largest floor counts; one that names
+clients has its floor for them alone, beside those. A volume whose other clients no agreement covers reserves
+the default floor for them. The capacity of a backend is the smallest that the newest policy found for a
+promise on it, at that promise's first latency and percentile. It says nothing about a stricter promise.
 
     no       what would be promised is above the capacity
     yes      it is not, and the capacity was found for promises at least as strict
@@ -69,7 +70,7 @@ class BackendAdmission:
         capacity: None: not known
         capacity_of: agreement/objective for which it was found
         promised: by the agreements in force, without those that would be replaced
-        unpromised_floors: of volumes without any agreement
+        unpromised_floors: of volumes that no agreement covers for all their clients
         added: by the documents asked about
         reasons: why the answer is unknown or no
     """
@@ -97,13 +98,16 @@ class AdmissionAnswer:
         return asdict(self)
 
 
+EVERYONE: Final = ("*",)
+
+
 @dataclass(slots=True)
 class _Reserved:
-    """What agreements reserve on one backend."""
+    """What agreements reserve on one backend; ``floors``: the largest counted, by volume and clients."""
 
     cost: float = 0.0
     reasons: list[str] = field(default_factory=list)
-    with_floor: set[str] = field(default_factory=set)
+    floors: dict[tuple[str, tuple[str, ...]], float] = field(default_factory=dict)
 
 
 def admit(
@@ -180,10 +184,10 @@ def _one_backend(
 ) -> BackendAdmission:
     promised, added = _Reserved(), _Reserved()
     for agreements, reserved in ((wanted, added), (others, promised)):
-        reserved.with_floor = set(added.with_floor)  # a floor is counted once
+        reserved.floors = dict(added.floors)  # a floor is counted once
         for agreement in agreements:
             _reserve(agreement, volumes, reserved)
-    free = [use for use in volumes if use.volume not in promised.with_floor]
+    free = [use for use in volumes if (use.volume, EVERYONE) not in promised.floors]
     floors = sum(DEFAULT_FLOOR_IOPS * _cost_of(use.mean_io_bytes or 0.0) for use in free)
     reasons = [*added.reasons, *promised.reasons]
     known = [item for item in capacities if item.cost_per_s is not None]
@@ -221,16 +225,17 @@ def _reserve(agreement: Agreement, volumes: Sequence[VolumeUse], reserved: _Rese
     own = _covered(agreement, volumes)
     if not own:
         return
-    guarantee = agreement.spec.guarantee
-    floors = sum(
-        max(
+    guarantee, floors = agreement.spec.guarantee, 0.0
+    clients = tuple(sorted(agreement.spec.scope.clients))
+    whose = EVERYONE if "*" in clients else clients
+    for use in own:
+        floor = max(
             guarantee.floor_iops * _cost_of(use.mean_io_bytes or 0.0),
             guarantee.floor_mbps * MEGABYTE / COST_BYTES,
         )
-        for use in own
-        if use.volume not in reserved.with_floor
-    )
-    reserved.with_floor |= {use.volume for use in own}
+        counted = reserved.floors.get((use.volume, whose), 0.0)
+        reserved.floors[use.volume, whose] = max(floor, counted)
+        floors += max(floor - counted, 0.0)
     demand, reasons = _demand(agreement, own)
     reserved.cost += max(floors, demand)
     reserved.reasons += reasons

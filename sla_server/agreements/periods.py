@@ -3,7 +3,8 @@
 Local rules are evaluated on naive wall-clock time and converted instant by instant (``span_of``), so that
 "08:00 in Berlin" is 08:00 on both sides of a change of summer time. A local time that a day has twice is its
 first, one that it does not have the next that it has; a duration is elapsed time. A slice belongs to the
-period of its start, and is excluded if a part of it is in maintenance or if it starts outside service hours.
+period of its start, and is excluded if a part of it is in maintenance that was announced before it began, or
+if it starts outside service hours.
 """
 
 from __future__ import annotations
@@ -265,7 +266,7 @@ def is_excluded(
         agreement: the version in force.
         maintenance: Maintenance documents in whose scope it is, ended ones included.
         at_us: the instant, or the slice's start.
-        end_us: the slice's end; work that touches the slice excludes it.
+        end_us: the slice's end; work that touches the slice excludes it, if it was announced before.
         calendar: versions of the calendar that its service hours name.
         used_us: how much work the agreement was given in a span, all its versions together
             (``InForce.planned_us``); by default what this version plans there.
@@ -285,13 +286,20 @@ def is_excluded(
 def _work_at(
     agreement: Agreement, maintenance: Sequence[AnnouncedWork], from_us: int, to_us: int
 ) -> str | None:
-    """Reason of the first work that touches [from_us, to_us)."""
+    """Reason of the first work that touches [from_us, to_us), and was announced before it began.
+
+    A slice that runs when work is announced, or until its notice is kept, counts as a whole: what is left of
+    it could excuse hours that came before.
+    """
     spec = agreement.spec
     for window in spec.maintenance.windows:
         if any(occurrences(window, from_us, to_us, spec.time_zone)):
             return f"maintenance: {window.reason}"
     for work in maintenance:
-        if any(work.spans(from_us, to_us, _excused_from_us(spec, work, maintenance))):
+        since_us = _excused_from_us(spec, work, maintenance)
+        if since_us > from_us or not any(work.spans(from_us, to_us, since_us)):
+            continue
+        if work.announced_us(maintenance) <= from_us:
             return work.reason
     return None
 

@@ -36,8 +36,9 @@ import numpy.typing as npt
 from pmdaemon.wire.histogram import BUCKETS
 from sla_server.agreements.document import Applicability
 from sla_server.agreements.promise import Promise
+from sla_server.agreements.rules import HUNG_US, rule_of
 from sla_server.agreements.slot_table import LIMIT_COLUMNS, SLOT_COLUMNS, Ints, SlotTable, limit_key
-from sla_server.agreements.verdicts import HUNG_US, DueSlices, Verdicts, judge_slices, rule_of
+from sla_server.agreements.verdicts import DueSlices, Verdicts, judge_slices
 
 __all__ = [
     "HUNG_US",

@@ -179,31 +179,60 @@ _BESIDE: Final = (
     ),
 )
 """Beginning of a volume's name, what can be known of it, and what to do instead."""
+BESIDE_PREFIXES: Final = (HOST_PREFIX, CGROUP_PREFIX, QEMU_PREFIX, GROUP_PREFIX)
+"""Of all volumes of which some indicator is not measured."""
 _OF_HOST: Final = (
     "latency percentiles need a gateway in the I/O path; mean latency is possible here",
     "Use metric: mean_latency with io: any, or serve it",
 )
 
 
-def check_measurable(changed: Iterable[Promise], volumes: Collection[str]) -> list[DocumentProblem]:
-    """Objectives whose scope has only volumes that cannot be measured for them; ``slices`` says what can.
+def check_measurable(
+    changed: Iterable[Promise], volumes: Collection[str], by_labels: Collection[str] = ()
+) -> list[DocumentProblem]:
+    """Objectives that name a volume which cannot be measured for them, or have no other in their scope.
+
+    ``slices`` says what can. Where a pattern or labels mean other volumes as well: ``warn_unmeasured``.
 
     Args:
         changed: promises of all indicators that are new.
         volumes: all names known, for patterns.
+        by_labels: agreements whose volumes are those with some labels: these are not named.
     """
     problems = []
     for promise in changed:
-        names = {name for name in volumes if promise.has_volume(name)}
-        names |= {selector for selector in promise.volumes if not is_pattern(selector)}
-        blind = _blind(promise)
+        names, blind = _meant(promise, volumes), unmeasured_prefixes(promise)
         meant = names or promise.volumes  # none while no volume has the labels that are asked for
+        named = [] if promise.sla in by_labels else [each for each in promise.volumes if not is_pattern(each)]
+        hidden = sorted(each for each in named if each.startswith(blind))
         if meant and all(name.startswith(blind) for name in meant):
             problems.append(_not_measurable(promise, sorted(names) or list(promise.volumes)))
+        elif hidden:
+            problems.append(_not_measurable(promise, hidden))
     return problems
 
 
-def _blind(promise: Promise) -> tuple[str, ...]:
+def warn_unmeasured(changed: Iterable[Promise], volumes: Collection[str]) -> Iterator[str]:
+    """Of objectives in whose scope some of the known volumes cannot be measured, and others can."""
+    for promise in changed:
+        names, blind = _meant(promise, volumes), unmeasured_prefixes(promise)
+        hidden = sorted(name for name in names if name.startswith(blind))
+        if hidden and len(hidden) < len(names):
+            which = hidden[0] if len(hidden) == 1 else f"{hidden[0]} and {len(hidden) - 1} more"
+            it = "it has" if len(hidden) == 1 else "one of them has"
+            yield (
+                f"{promise.sla}/{promise.objective}: {which} cannot be measured for it, beside the I/O path; "
+                f"while {it} I/O there is no data. Name only volumes that a gateway serves"
+            )
+
+
+def _meant(promise: Promise, volumes: Collection[str]) -> set[str]:
+    """Volumes in scope, as far as they are known or named."""
+    names = {name for name in volumes if promise.has_volume(name)}
+    return names | {selector for selector in promise.volumes if not is_pattern(selector)}
+
+
+def unmeasured_prefixes(promise: Promise) -> tuple[str, ...]:
     """Beginnings of the names of volumes that are not measured for a promise."""
     found = [CGROUP_PREFIX, GROUP_PREFIX]
     if promise.metric != "mean_latency" or promise.io != "any":

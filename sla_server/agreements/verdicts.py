@@ -34,18 +34,26 @@ Pure; no shape depends on the clock.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from pmdaemon.wire.cut import IO_ANY, IO_KINDS
-from sla_server.agreements.document import Applicability
-from sla_server.agreements.promise import Promise
+from pmdaemon.wire.cut import IO_ANY
+from sla_server.agreements.rules import (
+    AVAILABILITY,
+    IOPS,
+    LATENCY,
+    MEAN,
+    THROUGHPUT,
+    Failures,
+    Params,
+    Rule,
+    offered,
+)
 from sla_server.agreements.slot_table import (
     SLOT_COLUMNS,
     Bools,
@@ -60,62 +68,11 @@ from sla_server.agreements.slot_table import (
 MIN_COVERAGE_RATIO: Final = 0.9
 MOST_COVERAGE_RATIO: Final = 1.5
 """Above this the slice was filled twice: a clock went back."""
-HUNG_US: Final = 5_000_000
-"""No storage that works takes so long for every single I/O; the default ``outage`` of availability, too."""
 DELIVERED_RATIO: Final = 0.98
 """Of what was promised or asked for, the smaller: I/Os under way at a slice's ends are not a shortfall."""
-KIB: Final = 1024
 SPREAD_SLACK: Final = 8
 """I/Os that rounding may part the counts of shared-out cuts by: one for each of a few cuts in a slot."""
-METRICS: Final = ("latency", "mean_latency", "iops", "throughput", "availability")
-_LATENCY, _MEAN, _IOPS, _THROUGHPUT, _AVAILABILITY = range(len(METRICS))
-MOST_STEPS: Final = 8
 _UNKNOWN: Final = 1 << 40  # I/Os: more than there are, and sums of many fit int64
-
-
-class Rule(NamedTuple):
-    """A promise and its clauses as numbers; made once a promise.
-
-    Attributes:
-        allowed_parts: millionths of the I/Os that may be missed, a whole number.
-        hung_us: no completion, or one I/O outstanding, for so long is a hang; a step of the curve may be
-            longer.
-        steps: (up_to_iops, threshold_us) padded to MOST_STEPS with (inf, -1).
-    """
-
-    io: int
-    metric: int
-    allowed_parts: int
-    counts_errors: bool
-    promised: float
-    hung_us: int
-    min_ios: int
-    min_read_ratio: float
-    max_mean_bytes: float
-    has_curve: bool
-    up_to: tuple[float, ...]
-    steps: tuple[int, ...]
-
-
-def rule_of(promise: Promise, clauses: Applicability) -> Rule:
-    """See ``Rule``."""
-    pad = MOST_STEPS - len(promise.curve)
-    last_us = promise.curve[-1].threshold_us if promise.curve else 0
-    is_outage = promise.metric == "availability"
-    return Rule(
-        io=IO_KINDS[promise.io],
-        metric=METRICS.index(promise.metric),
-        allowed_parts=1_000_000 - round(promise.percentile * 10_000),
-        counts_errors=promise.counts_errors,
-        promised=promise.promised,
-        hung_us=promise.outage_us if is_outage else max(HUNG_US, last_us),
-        min_ios=clauses.min_ios_per_slice,
-        min_read_ratio=clauses.min_read_fraction if clauses.min_read_fraction is not None else -1.0,
-        max_mean_bytes=clauses.max_mean_io_kib * KIB if clauses.max_mean_io_kib is not None else math.inf,
-        has_curve=bool(promise.curve),
-        up_to=(*(step.up_to_iops for step in promise.curve), *(math.inf,) * pad),
-        steps=(*(step.threshold_us for step in promise.curve), *(-1,) * pad),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,48 +129,13 @@ def judge_slices(table: SlotTable, due: DueSlices) -> Verdicts:
     return _Judging(table, due).verdicts()
 
 
-def thresholds_us(
-    table: SlotTable, rules: Sequence[Rule], length_us: Ints, pair_slice: Ints, pair_row: Ints
-) -> Ints:
-    """Steps of the demand curve in force in some slices, -1 above the curve; shapes as in ``DueSlices``."""
-    offered = _offered(table, _Params(rules), pair_slice, pair_row) * 1e6 / length_us
-    return _Params(rules).threshold_us(offered)
-
-
-class _Params:
-    """Rules as columns of shape (n,)."""
-
-    def __init__(self, rules: Sequence[Rule]) -> None:
-        columns = list(zip(*rules, strict=True)) or [()] * len(Rule._fields)
-        ints = [np.array(columns[index], dtype=np.int64) for index in (0, 1, 2, 5, 6)]
-        self.io, self.metric, self.allowed_parts, self.hung_us, self.min_ios = ints
-        self.counts_errors = np.array(columns[3], dtype=np.bool_)
-        self.promised, self.min_read_ratio, self.max_mean_bytes = (
-            np.array(columns[index], dtype=np.float64) for index in (4, 7, 8)
-        )
-        self.has_curve = np.array(columns[9], dtype=np.bool_)
-        self.up_to = np.array(columns[10], dtype=np.float64).reshape(-1, MOST_STEPS)
-        self.steps = np.array(columns[11], dtype=np.int64).reshape(-1, MOST_STEPS)
-
-    def threshold_us(self, offered_iops: Floats) -> Ints:
-        """Steps at these rates, -1 above the curve or without one."""
-        step = (offered_iops[:, None] > self.up_to).sum(axis=1)
-        found: Ints = self.steps[np.arange(len(step)), np.minimum(step, MOST_STEPS - 1)]
-        return np.where(step < MOST_STEPS, found, -1)
-
-
-def _offered(table: SlotTable, params: _Params, pair_slice: Ints, row: Ints) -> Floats:
-    """I/Os of the promised kind that arrived, by slice."""
-    return float_sums(pair_slice, table.arrivals(row, params.io[pair_slice]), len(params.io))
-
-
 class _Judging:
     """One call of ``judge_slices``: pairs' columns, made one from another, then those of slices."""
 
     def __init__(self, table: SlotTable, due: DueSlices) -> None:
         self._table, self._due = table, due
         self._size = len(due.rules)
-        self._params = params = _Params(due.rules)
+        self._params = params = Params(due.rules)
         self._row, self._of = due.pair_row, due.pair_slice
         changes = (self._of[1:] != self._of[:-1]) | (due.pair_stream[1:] != due.pair_stream[:-1])
         self._starts = np.flatnonzero(np.append(True, changes)) if len(self._of) else self._of
@@ -222,17 +144,13 @@ class _Judging:
         self._errors_count = params.counts_errors[self._of]
         c = {name: table.columns[name][self._row] for name in SLOT_COLUMNS}
         self._c = c
-        self._both = c["reads"] + c["writes"]
-        self._done = of_kind(io, c["reads"], c["writes"])
+        failures = Failures(c, io)
+        self._both, self._done = failures.both, failures.done
         self._bytes = of_kind(io, c["read_bytes"], c["write_bytes"])
-        # An agent that tells failures by kind counts its clients' own mistakes in ``errors`` alone.
-        self._tells = (c["told_us"] | c["failed"] | c["oldest_ms"] | c["stalled_ms"]) > 0
-        self._unknown = np.where(self._tells, 0, c["errors"])
+        self._tells, self._unknown = failures.is_told, failures.unknown
         waits = (c["arrived"] > self._both) | ((self._done == 0) & (c["outstanding"] > 0))
         self._is_untold = ~self._tells & (waits | (self._unknown > self._both))
-        # Where nothing completed, failures of other kinds count, too: above all refused clients.
-        failed = np.where(self._both > 0, of_kind(io, c["failed_reads"], c["failed_writes"]), c["failed"])
-        self._failures = failed + np.minimum(self._unknown, np.maximum(self._done - failed, 0))
+        self._failures, self._failed = failures.every, failures.of_done
         read_hist, write_hist = (of[self._row] for of in table.in_hist)
         self._in_hist = of_kind(io, read_hist, write_hist)
         self._is_beside = (self._both > 0) & (read_hist + write_hist == 0)
@@ -240,11 +158,11 @@ class _Judging:
         if due.pair_is_beside is not None:
             self._is_unwatched = self._is_beside | (due.pair_is_beside & (self._both > 0))
         self._wait()
-        self.offered = _offered(table, params, self._of, self._row) * 1e6 / due.length_us
+        asked = offered(table, params, self._of, self._row, self._failed)
+        self.offered = asked * 1e6 / due.length_us
         self.threshold_us = params.threshold_us(self.offered)
         # What is excluded is in no figure; a percentile's own counts say what that is.
-        is_latency = self._metric == _LATENCY
-        self._failed = np.minimum(self._failures, self._done)
+        is_latency = self._metric == LATENCY
         self._left_out = np.where(self._errors_count | is_latency, 0, self._failed)
         self.n = self._sum(self._done - self._left_out)
         self.missed = self._sum(np.where(self._errors_count & ~is_latency, self._failures, 0))
@@ -254,12 +172,12 @@ class _Judging:
         self.measured = np.full(self._size, np.nan)
         self._stuck()
         for metric, find in (
-            (_LATENCY, self._find_percentile),
-            (_MEAN, self._find_mean),
-            (_IOPS, self._find_rate),
-            (_AVAILABILITY, self._find_availability),
+            (LATENCY, self._find_percentile),
+            (MEAN, self._find_mean),
+            (IOPS, self._find_rate),
+            (AVAILABILITY, self._find_availability),
         ):
-            kinds = (metric, _THROUGHPUT) if metric == _IOPS else (metric,)
+            kinds = (metric, THROUGHPUT) if metric == IOPS else (metric,)
             if np.isin(params.metric, kinds).any():
                 find(np.isin(params.metric, kinds))
 
@@ -310,14 +228,14 @@ class _Judging:
         """Hangs: of all I/O (a stall), and of some while others complete (stuck)."""
         hung_us = np.maximum(self._params.hung_us, 0)[self._of]
         self.is_hung = self._any(self._stalled_us >= hung_us)
-        sure = np.where(self._metric == _AVAILABILITY, False, self._oldest_us >= hung_us)
+        sure = np.where(self._metric == AVAILABILITY, False, self._oldest_us >= hung_us)
         self._is_stuck = sure
         self.is_stuck = self._any(sure)
         kindless = (self._kindless_stalled_us >= hung_us) | (sure & (self._kindless_oldest_us >= hung_us))
         self.inexact |= self._any(kindless)
         # How many are stuck: of a latency those that became overdue; else no limit was counted, so all of
         # them.
-        outstanding = np.where(sure & (self._metric != _LATENCY), np.maximum(self._c["outstanding"], 1), 0)
+        outstanding = np.where(sure & (self._metric != LATENCY), np.maximum(self._c["outstanding"], 1), 0)
         most = np.zeros_like(outstanding)  # of each stream once, however many slots it hangs through
         most[self._starts] = np.maximum.reduceat(outstanding, self._starts) if len(most) else 0
         self.stuck = np.maximum(self._sum(most), self.is_stuck)
@@ -501,7 +419,7 @@ class _Judging:
         """IOPS and throughput: what was delivered, of what was promised or asked for."""
         served, size = self._sum(self._done - self._failed), self._sum(self._bytes)
         wanted = np.maximum(float_sums(self._of, self._asked() - self._left_out, self._size), 0.0)
-        is_bytes = self._params.metric == _THROUGHPUT
+        is_bytes = self._params.metric == THROUGHPUT
         # Bytes are counted of what succeeded.
         unit = np.where(is_bytes, size / np.maximum(served, 1), 1.0)
         per_s = 1e6 / self._due.length_us
@@ -582,7 +500,11 @@ class _Judging:
     def _inapplicable(self) -> npt.NDArray[np.str_]:
         """The clause that fails, a reason; or nothing."""
         params, c = self._params, self._c
-        reads, writes = self._sum(c["reads"]), self._sum(c["writes"])
+        # Also of these what is excluded is no part.
+        reads, writes = (
+            self._sum(c[kind] - np.where(self._errors_count, 0, np.minimum(c[f"failed_{kind}"], c[kind])))
+            for kind in ("reads", "writes")
+        )
         served, size = self._sum(self._done - self._failed), self._sum(self._bytes)
         is_large = np.zeros(self._size, dtype=np.bool_)
         finite = np.isfinite(params.max_mean_bytes)

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -59,6 +59,12 @@ MOST_IOS: Final = 2_000_000
 """Each mode takes some 20 us an I/O: two minutes for all three."""
 MOST_PROMISES: Final = 20
 MOST_VOLUMES: Final = 12  # rows of the table that a person reads; CSV has all
+STATES_THEN: Final = {
+    "no_data": "without data",
+    "not_applicable": "not applicable",
+    "excluded": "excluded",
+}
+"""State of a slice that is neither good nor bad, in words."""
 HOUR_US: Final = 3_600_000_000
 MONDAY_US: Final = 1_800_000_000_000_000 // (168 * HOUR_US) * 168 * HOUR_US + 96 * HOUR_US
 EXISTING: Final = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -360,6 +366,9 @@ def _stored_plan(client: Client, config: Path | None, given: dict[str, Any]) -> 
         else:
             plans, _unread = plans_of(reader.documents(), until_us)
             contract = contract_of([_agreement(row) for row in reader.agreements()], plans, book)
+            keys = [promise.key for promise in contract.promises][:MOST_PROMISES]
+            counted = {"/".join(key): reader.slice_counts(*key, from_us, until_us) for key in keys}
+            notes += _judged_then({name: counts for name, counts in counted.items() if counts})
     finally:
         reader.close()
     device = read_device(given["device_file"]) if given["device_file"] else None
@@ -383,6 +392,19 @@ def _stored_plan(client: Client, config: Path | None, given: dict[str, Any]) -> 
     times = f"{_utc(from_us)} to {_utc(until_us)} UTC"
     notes = [*plan.notes, *notes]
     return _with_options(dataclasses.replace(plan, title=f"{plan.title}, {times}", notes=notes), given)
+
+
+def _judged_then(counted: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """How the server judged that time; ``counted``: of each promise the number of slices by state."""
+    parts = []
+    for name, counts in counted.items():
+        others = ", ".join(
+            f"{number} {words}" for state, words in STATES_THEN.items() if (number := counts.get(state))
+        )
+        parts.append(f"{name} {counts.get('bad', 0)} bad of {sum(counts.values())} slices"
+                     + (f" ({others})" if others else ""))  # fmt: skip
+    said = "by the versions and caps in force then, all of that time; a simulation has its part of it"
+    return [f"Judged then: {'; '.join(parts)}: {said}."] if parts else []
 
 
 def _agreement(row: dict[str, Any]) -> Agreement:

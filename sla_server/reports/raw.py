@@ -19,8 +19,9 @@ import numpy as np
 
 from sla_server.agreements.document import Objective
 from sla_server.agreements.promise import InForce, promise_of
+from sla_server.agreements.rules import Rule, rule_of, thresholds_us
 from sla_server.agreements.slices import SliceVerdict, verdicts_of
-from sla_server.agreements.verdicts import DueSlices, Rule, judge_slices, rule_of, thresholds_us
+from sla_server.agreements.verdicts import DueSlices, judge_slices
 from sla_server.ownership import APPROVED
 from sla_server.reports.inputs import ReportInputs
 from sla_server.rows import Row

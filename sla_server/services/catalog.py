@@ -275,9 +275,12 @@ def apply(
         return Change(catalog, rows, applied, warnings)
     problems = thresholds.check(compiler.promises(items), compiler.promises(new), catalog.volumes, carried)
     known = catalog.volumes.union(*carried.values())
-    problems += thresholds.check_measurable((each for item in new for each in item.all_promises), known)
+    promised = [each for item in new for each in item.all_promises]
+    by_labels = {item.name for item in new if item.chooses_by_labels}
+    problems += thresholds.check_measurable(promised, known, by_labels)
     if problems:
         raise AgreementsRefused(problems)
+    warnings += thresholds.warn_unmeasured(promised, known)
     after = replace(catalog, items=items, highest=MappingProxyType(highest))
     return Change(after, rows, applied, warnings)
 

@@ -273,7 +273,10 @@ def _of_promise(plan: Plan, promise: Promise, arrays: ByVolume) -> PromiseFigure
 
     slices = _slices(plan, promise, verdict)
     compliance, coverage = _ratios(slices)
-    latency_ms = _ms(_percentile(found["latency"], promise.percentile))
+    shown = found
+    if not promise.counts_errors:
+        shown = {name: values[~found["failed"]] for name, values in found.items()}
+    latency_ms = _ms(_percentile(shown["latency"], promise.percentile))
     return PromiseFigures(
         promise.sla,
         promise.objective,
@@ -289,7 +292,7 @@ def _of_promise(plan: Plan, promise: Promise, arrays: ByVolume) -> PromiseFigure
         slices,
         compliance,
         coverage,
-        _latency_series(plan, found, promise.percentile),
+        _latency_series(plan, shown, promise.percentile),
         bad_at,
         measured=latency_ms,
     )

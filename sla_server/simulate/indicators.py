@@ -208,7 +208,7 @@ class Served:
             return missed > (1 - DELIVERED_RATIO) * counted + 1e-9, np.ones(len(counted), np.bool_)
         up_to = np.array([step.up_to_iops for step in promise.curve])
         limits_us = np.array([float(step.threshold_us) for step in promise.curve])
-        step = (use.offered[:, None] > up_to).sum(axis=1)
+        step = ((use.offered - use.left_out)[:, None] > up_to).sum(axis=1)
         inside: Bools = step < len(up_to)
         every = np.broadcast_to(limits_us, (len(step), len(limits_us)))
         counted, missed = mean_counts(use, every)

@@ -18,9 +18,10 @@ from pmdaemon.wire import histogram
 from pmdaemon.wire.cut import COLUMNS, HIST_DTYPE, MISSED_DTYPE, Cut
 from sla_server.agreements.document import Applicability
 from sla_server.agreements.promise import Promise
+from sla_server.agreements.rules import rule_of, thresholds_us
 from sla_server.agreements.slices import SliceVerdict, verdicts_of
 from sla_server.agreements.slot_table import Ints
-from sla_server.agreements.verdicts import DueSlices, judge_slices, rule_of, thresholds_us
+from sla_server.agreements.verdicts import DueSlices, judge_slices
 from sla_server.db import schema
 from sla_server.db.histogram_codec import TOTAL_BUCKETS
 from sla_server.db.ingest.accumulator import IngestWindow

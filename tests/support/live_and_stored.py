@@ -15,8 +15,9 @@ import numpy as np
 from gateway_agent.nbd.limits import KIND_READ
 from pmdaemon.wire.cut import COL, COLUMNS, HIST_DTYPE, Cut, missed_array, rows_array
 from pmdaemon.wire.names import stream_id
+from sla_server.agreements.rules import rule_of
 from sla_server.agreements.slices import SliceVerdict, verdicts_of
-from sla_server.agreements.verdicts import DueSlices, judge_slices, rule_of
+from sla_server.agreements.verdicts import DueSlices, judge_slices
 from sla_server.db.histogram_codec import TOTAL_BUCKETS
 from sla_server.db.ingest.accumulator import IngestWindow
 from sla_server.db.ingest.batch import DecodedBatch, IngestedCut

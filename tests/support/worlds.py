@@ -350,7 +350,21 @@ def piece_of(cut: Cut, in_scope: npt.NDArray[np.bool_], promise: Promise) -> Pie
     _compare(piece, entries, promise, errors)
     for step in promise.curve:
         _add_uncompared(piece, cut, rows, IO_KINDS[promise.io], step.threshold_us)
+    if not promise.counts_errors:
+        _leave_out(piece, entries, done)
     return piece
+
+
+def _leave_out(piece: Piece, entries: npt.NDArray[Any], done: int) -> None:
+    """What failed, and is excluded, is no demand and no part of the mix."""
+    writes = piece.completed - piece.reads
+    failed = [
+        sum(int(e["counted"]) for e in entries if e["io"] == FAILED + io and not e["threshold_us"])
+        for io in (IO_READ, IO_WRITE)
+    ]
+    piece.offered -= done - piece.sized
+    piece.completed -= min(failed[0], piece.reads) + min(failed[1], writes)
+    piece.reads -= min(failed[0], piece.reads)
 
 
 def _arrived(cut: Cut, row: int, io: str) -> float:

@@ -377,6 +377,8 @@ def _state(context: AppContext, promise: Row, facts: Row, live: Row) -> Row:
     key = promise["sla"], promise["objective"]
     now = next((row for row in live.get("slas", ()) if (row.get("name"), row.get("objective")) == key), None)
     judged = source.slice_at(*key, at_us) if now is None else None
+    if judged is not None and not facts["is_now"] and judged["start_us"] + judged["length_us"] <= at_us:
+        judged = None  # one that had ended by then does not say how it was
     if judged is not None:
         reason = str(judged.get("reason") or "")  # of an excluded slice what excuses it, in words
         judged = {**judged, "why": REASONS.get(reason, reason)}

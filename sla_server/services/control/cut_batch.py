@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from pmdaemon.wire.cut import COL, IO_READ, IO_WRITE, OUTSTANDING, Cut
 from pmdaemon.wire.histogram import BUCKETS, TOTAL_WRITE
-from sla_server.agreements.verdicts import HUNG_US
+from sla_server.agreements.rules import HUNG_US
 from sla_server.services.control.indicators import LineUse, mean_counts, rate_counts
 from sla_server.services.control.missed_entries import (
     Compared,
@@ -228,6 +228,12 @@ class CutBatch:
                 placed(hist, used, ALL_BUCKETS),
             )
             self._count_others(found, finder, io, use, is_other)
+        if sums.excludes.any():  # what is in no figure is no demand, and no part of the mix
+            offered = offered - np.minimum(found.errors, done) * sums.excludes
+            failed_reads, failed_writes = np.minimum(
+                (found.failed_reads, found.failed_writes), (reads, writes)
+            )
+            completed, reads = completed - failed_reads - failed_writes, reads - failed_reads
         latency_us = percentiles_us(hist, self._figures[0], used)
         return Pieces(
             now_ns=np.repeat([t.now_ns for t in self.taken], self.lines),

@@ -178,6 +178,8 @@ class CutIntake:
             cut, table, plan = each.cut, each.table, each.plan
             table.keep(cut, plan.rows)
             table.unknown_rows += len(plan.rows) - len(plan.known)
+            if plan.blind.size:
+                self._record_blind(each)
             confirm(table, cut.duration_us, recv_us)
             if "late" in cut.extra:
                 late = parse_late(cut.extra["late"])
@@ -185,6 +187,14 @@ class CutIntake:
         pieces = batch.pieces()
         if pieces is not None:
             self._feed(batch, pieces, shut)
+
+    def _record_blind(self, taken: Taken) -> None:
+        """Of streams that cannot be measured for a promise it is known that they have I/O."""
+        rows, members = taken.plan.blind
+        done = taken.cut.counters[COL["reads"]] + taken.cut.counters[COL["writes"]]
+        busy = members[done[rows] > 0]
+        if len(busy):
+            self._scopes.table.windows.record_blind(busy, taken.now_ns)
 
     def _feed(self, batch: CutBatch, pieces: Pieces, shut: list[frozenset[str]]) -> None:
         windows = self._scopes.table.windows

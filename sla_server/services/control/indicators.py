@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pmdaemon.wire.histogram import EDGES_NS
-from sla_server.agreements.verdicts import HUNG_US
+from sla_server.agreements.rules import HUNG_US
 from sla_server.services.control.pieces import Bools, Floats, Ints
 
 _LOWER_US: Final = EDGES_NS[:-1].astype(np.float64) / 1000

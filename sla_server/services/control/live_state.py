@@ -85,6 +85,13 @@ class LiveState:
         return "/".join(self.promise.key)
 
     @property
+    def what(self) -> str:
+        """The figure that is promised, in words."""
+        if self.promise.metric == "mean_latency" and self.promise.io == "any":
+            return "latency"
+        return _WHAT.get(self.promise.metric, "latency percentile")
+
+    @property
     def signal(self) -> Signal:
         """What the windows say."""
         return NOTHING if self.row is None else self.row.signal()
@@ -103,8 +110,7 @@ class LiveState:
         if self.row is None:
             return "no stream in its scope is known"
         if not is_measured:
-            what = _WHAT.get(self.promise.metric, "latency percentile")
-            return f"its volumes are counted beside the I/O path: no {what} can be measured there"
+            return f"its volumes are counted beside the I/O path: no {self.what} can be measured there"
         if silent:
             return silent
         if self.row.last_piece_ns is None:

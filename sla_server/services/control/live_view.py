@@ -239,7 +239,18 @@ def _why(
         return state.why_no_data(True)
     is_measured = scopes.is_measured(state.promise.key, tables)
     silent = _stopped_plane(state, scopes, tables, planes) or _silent_gateway(state, scopes, tables)
-    return state.why_no_data(is_measured, silent)
+    return state.why_no_data(is_measured, silent or _unmeasured(state, scopes, tables))
+
+
+def _unmeasured(state: LiveState, scopes: PromiseScopes, tables: Mapping[str, GatewayTable]) -> str:
+    """The volume of a promise with I/O of which what is promised cannot be measured, in words; or ""."""
+    volume = scopes.blind_volume(state.promise.key, tables)
+    if not volume:
+        return ""
+    return (
+        f"{volume} is counted beside the I/O path: no {state.what} can be measured there, and what the "
+        "others measure is no proof"
+    )
 
 
 def _slas(

@@ -78,6 +78,7 @@ class Compared:
         errors: I/Os that failed, and clients that were refused, whether or not that counts.
         oldest_us: age of the oldest I/O outstanding at the end; silence_us: longest time without completion.
         abandoned: I/Os whose clients left before they completed; abandoned_us: how old they were in all.
+        failed_reads, failed_writes: as far as their agents tell kinds, of lines in which they do not count.
     """
 
     counted: Floats
@@ -90,6 +91,8 @@ class Compared:
     abandoned_us: Floats
     oldest_us: Floats
     silence_us: Floats
+    failed_reads: Floats
+    failed_writes: Floats
 
 
 class MissedEntries:
@@ -181,7 +184,7 @@ class MissedEntries:
             missed[at, which] = (sums.hist[at] * is_slow).sum(axis=1)
         counted: Floats = np.repeat(sums.done[:, None], steps, axis=1)
         overdue = np.zeros_like(missed)
-        result = Compared(counted, missed, overdue, guessed.any(axis=1), *np.zeros((6, total)))
+        result = Compared(counted, missed, overdue, guessed.any(axis=1), *np.zeros((8, total)))
         special = np.flatnonzero(word > IO_WRITE)
         oldest_us = np.zeros(0)
         if len(special):
@@ -276,6 +279,9 @@ def _add_unseen(result: Compared, entries: Ints, line: Ints, sums: LineSums) -> 
     every = fails & (limit_us == 0) & ((word & 3) == 0)
     parts = fails & (limit_us == 0) & ((word & 3) != 0)
     gone = np.where(done == 0, np.maximum(counts(every, 2) - counts(parts, 2), 0.0), 0.0)
+    if excludes.any():
+        for kind_of, into in ((1, result.failed_reads), (2, result.failed_writes)):
+            into += counts(fails & (limit_us == 0) & ((word & 3) == kind_of), 2) * excludes
     result.counted += gone[:, None]
     failed += gone
     result.errors = failed

@@ -43,9 +43,11 @@ class Pieces:
         end_us: when it ended, agent's clock.
         is_present: whether the cut has a stream in scope; says_nothing: it has none, which says nothing.
         lacks: some stream in scope is of a data plane that has stopped: of that nothing is known.
-        offered: I/Os of the promise's kind that arrived, also those held back; done: of them completed.
+        offered: I/Os of the promise's kind that arrived, also those held back, less those that failed and
+            are excluded (which may have arrived in a cut before); done: of them completed.
         carried: as ``offered``, of streams that other cuts of this time are about, by the rates of those.
-        completed, reads: reads and writes, also where the promise is about one of them.
+        completed, reads: reads and writes, also where the promise is about one of them, less what failed and
+            is excluded.
         size_bytes, sized: bytes of the promise's kind, and the I/Os that succeeded, which they are of.
         waiting: gauge, I/Os held or under way when the cut ended.
         is_stuck: nothing completed, though something was outstanding when the cut began, and when it ended.

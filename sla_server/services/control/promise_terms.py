@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sla_server.agreements.promise import NO_PERCENTILE, Promise
-from sla_server.agreements.verdicts import DELIVERED_RATIO, HUNG_US
+from sla_server.agreements.rules import HUNG_US
+from sla_server.agreements.verdicts import DELIVERED_RATIO
 from sla_server.services.control.pieces import Floats, Ints
 
 

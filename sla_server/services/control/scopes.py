@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from pmdaemon.wire.cut import IO_KINDS
 from sla_server.agreements.promise import Promise
+from sla_server.agreements.thresholds import unmeasured_prefixes
 from sla_server.services.control.pieces import Floats, Ints
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.signal import SignalRow, SignalTable
@@ -55,6 +56,8 @@ class RowPlan:
         gateway: its number in the signal table.
         backends: of the second of these members, by line.
         plain: every stream is known and in at most one line.
+        blind: cut rows of streams that are not measured for a promise, and the member, over all backends, to
+            report their I/Os to; shape (2, b).
 
     What every batch joins is in few arrays: to join hundreds of small ones costs by their number.
     """
@@ -74,6 +77,7 @@ class RowPlan:
     gateway: int
     backends: tuple[str, ...]
     plain: bool
+    blind: Ints
 
     @property
     def known(self) -> Ints:
@@ -314,7 +318,7 @@ class PromiseScopes:
             self._by_gateway.setdefault(gateway_id, []).append(scope)
         part.mask = _longer(part.mask, len(table.streams))
         part.mask[row] = True
-        if volume in table.only_seen and part.mask.sum() == 1 and not _needs_no_path(promise):
+        if part.mask.sum() == 1 and _is_blind(table, promise, volume):
             self.table.windows.m_measures[part.member] = False  # until its plan says more
         return new
 
@@ -340,6 +344,17 @@ class PromiseScopes:
             bool(_measured_rows(tables[gateway_id], scope.promise, part.mask).any())
             for gateway_id, part in scope.parts.items()
         )
+
+    def blind_volume(self, key: Key, tables: Mapping[str, GatewayTable]) -> str:
+        """A volume with I/O of which what is promised cannot be measured; "" if there is none."""
+        scope, windows = self.over_all(key), self.table.windows
+        for gateway_id, part in scope.parts.items() if scope is not None else ():
+            table = tables[gateway_id]
+            if scope is None or not windows.is_blind(part.member, table.last_cut_ns or 0):
+                continue
+            hidden = part.mask & ~_measured_rows(table, scope.promise, part.mask)
+            return min((table.streams[row].volume for row in np.flatnonzero(hidden).tolist()), default="")
+        return ""
 
     def set_r_on(self, key: Key) -> None:
         """An objective's entry threshold of r has changed."""
@@ -401,7 +416,7 @@ class PromiseScopes:
         gateway_id, rows = table.gateway_id, table.rows_of(stream_ids)
         lines = self._lines_at(gateway_id)
         known = np.flatnonzero(rows >= 0)
-        pairs: list[tuple[int, int]] = []
+        pairs, blind = list[tuple[int, int]](), list[tuple[int, int]]()
         figures = np.zeros((1 + self.table.windows.steps, len(lines)))
         of_lines = np.full((5, len(lines)), NO_MEMBER)
         backends = [""] * len(lines)
@@ -413,7 +428,10 @@ class PromiseScopes:
             promises.append(promise)
             of_lines[0, line], figures[0, line] = IO_KINDS[promise.io], promise.percentile
             of_lines[3:, line] = promise.metric == "latency", not promise.counts_errors
-            measured = _measured_rows(table, promise, scopes[0].parts[gateway_id].mask)
+            mask = scopes[0].parts[gateway_id].mask
+            measured = _measured_rows(table, promise, mask)
+            hidden = known[(mask & ~measured)[rows[known]]].tolist()
+            blind += [(row, s.parts[gateway_id].member) for s in scopes if not s.backend for row in hidden]
             pairs += [(row, line) for row in known[measured[rows[known]]].tolist()]
             out = np.flatnonzero(measured & is_out)
             left_out.append(np.stack((out, np.full(len(out), line)), axis=1))
@@ -451,6 +469,7 @@ class PromiseScopes:
             gateway=self.table.windows.gateway(gateway_id),
             backends=tuple(backends),
             plain=len(known) == len(rows) and len(np.unique(pair[:, 0])) == len(pair),
+            blind=np.array(blind, dtype=np.int64).reshape(-1, 2).T,
         )
 
     def _lines_at(self, gateway_id: str) -> list[list[PromiseScope]]:
@@ -461,19 +480,24 @@ class PromiseScopes:
         return list(lines.values())
 
 
-def _needs_no_path(promise: Promise) -> bool:
-    """Whether it can be measured beside the I/O path, where only sums of completions are known."""
-    return promise.metric == "mean_latency" and promise.io == "any"
+def _is_blind(table: GatewayTable, promise: Promise, volume: str) -> bool:
+    """Whether what is promised cannot be measured of a volume, as its gateway counts it beside the I/O path.
+
+    There only sums of completions are known; its name, or what its agent says, tells.
+    """
+    needs_path = promise.metric != "mean_latency" or promise.io != "any"
+    return volume.startswith(unmeasured_prefixes(promise)) or (needs_path and volume in table.only_seen)
 
 
 def _measured_rows(
     table: GatewayTable, promise: Promise, mask: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.bool_]:
     """Those of the rows in scope whose source measures what is promised."""
-    if not table.only_seen or _needs_no_path(promise):
+    if not (table.only_seen or table.has_beside):
         return mask
-    found = np.array([stream.volume not in table.only_seen for stream in table.streams[: len(mask)]])
-    measured: npt.NDArray[np.bool_] = mask & found
+    measured = mask.copy()
+    for row in np.flatnonzero(mask).tolist():
+        measured[row] = not _is_blind(table, promise, table.streams[row].volume)
     return measured
 
 

@@ -198,7 +198,7 @@ class SliceSums:
         is_latency, is_rate = terms.percentile[rows] > 0, terms.is_rate[rows]
         left_out = np.maximum(done - sized, 0.0) * terms.excludes[rows]
         n = np.where(is_latency & ~inside, done, counted)
-        n = np.where(is_rate, np.maximum(done, offered) - left_out, n)
+        n = np.where(is_rate, np.maximum(done - left_out, offered), n)
         stuck = np.where(is_latency & (stuck > 0), np.maximum(overdue * inside, 1.0), stuck)
         lost = failed + stuck * ~terms.is_outage[rows]
         is_lost = lost > terms.most_failed[rows] * _ROUNDING * np.maximum(n, lost)

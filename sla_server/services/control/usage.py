@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pmdaemon.wire.cut import COL, HIST_DTYPE, Cut
+from sla_server.agreements.thresholds import BESIDE_PREFIXES
 from sla_server.services.control.pieces import evenly
 from sla_server.services.control.stream_states import APART_US, Span, StreamStates
 
@@ -293,6 +294,7 @@ class GatewayTable:
     """One gateway. ``state`` is "up" or "lost"; ``exports`` maps a volume to its backend.
 
     ``only_seen``: volumes that it counts beside the I/O path: without latencies, and it cannot throttle them.
+    ``has_beside``: a volume's name says that it, or more of it, is counted beside the path.
     ``says_more``: its cuts have entries of what failed, so ``errors`` alone are its clients' own mistakes.
     ``tells_kinds``: of what is outstanding they tell reads from writes, and leave out flush and trim.
     ``numbers``: of its rows in the stream states.
@@ -314,6 +316,7 @@ class GatewayTable:
     reason: str = ""
     exports: dict[str, str] = field(default_factory=dict)
     only_seen: frozenset[str] = frozenset()
+    has_beside: bool = False
     refused: frozenset[str] = frozenset()
     caps_clients: bool | None = None
     caps_others: bool | None = None
@@ -351,6 +354,7 @@ class GatewayTable:
         new = list({s.stream_id: s for s in streams if s.stream_id not in self.row_of}.values())
         if not new:
             return []
+        self.has_beside |= any(stream.volume.startswith(BESIDE_PREFIXES) for stream in new)
         first, places = len(self.streams), []
         for row, stream in enumerate(new, first):
             backend = self.exports.get(stream.volume, stream.backend)

@@ -37,7 +37,8 @@ State of ``WindowTable``, all of it in arrays that grow by doubling:
                latency, and ``m_aged``, for how many it counts;
                ``m_measures``: its source measures what is promised, so windows wait for it,
                unless it is ``m_mute``: its gateway's cuts have said nothing of its streams for a while;
-               ``m_lacks``: the newest said nothing of some of them, whose data plane has stopped
+               ``m_lacks``: the newest said nothing of some of them, whose data plane has stopped;
+               ``m_blind_ns``: when one came that has I/O of streams that its source cannot measure
     gateways   when each spoke last, and whether it is up
     used       buckets that some piece ever had I/Os in: the histograms have these alone
 
@@ -101,7 +102,7 @@ class WindowTable:
         self.m_aged_us, self.m_aged, self.m_stuck = np.zeros(_FIRST), np.zeros(_FIRST), np.zeros(_FIRST)
         self.m_measures, self.m_mute = np.ones(_FIRST, np.bool_), np.zeros(_FIRST, np.bool_)
         self.m_unsure, self.m_lacks = np.ones(_FIRST, np.bool_), np.zeros(_FIRST, np.bool_)
-        self.m_fed_ns = np.full(_FIRST, NEVER, np.int64)
+        self.m_fed_ns, self.m_blind_ns = np.full(_FIRST, NEVER, np.int64), np.full(_FIRST, NEVER, np.int64)
         self.used = slice(0, 0)
         self._make_rows(_FIRST)
         self.slices = SliceSums(self.terms)
@@ -194,7 +195,7 @@ class WindowTable:
         self.m_covered[member] = self.m_stall_us[member] = self.m_aged_us[member] = 0
         self.m_end_us[member], self.m_measures[member] = NEVER, True
         self.m_fed_ns[member], self.m_mute[member], self.m_unsure[member] = NEVER, False, True
-        self.m_lacks[member], self.m_stuck[member] = False, 0.0
+        self.m_lacks[member], self.m_stuck[member], self.m_blind_ns[member] = False, 0.0, NEVER
         return member
 
     def join(self, row: int, gateway_id: str) -> int:
@@ -269,6 +270,15 @@ class WindowTable:
         """Cuts that came at ``now_ns`` say nothing of the streams of these members: planes have stopped."""
         silent_ns = now_ns - self.m_fed_ns[members]
         self.m_mute[members] = silent_ns > self.settings.stale_s * 1e9
+
+    def record_blind(self, members: Ints, now_ns: int) -> None:
+        """A cut has I/O of streams that cannot be measured for the promises of these members."""
+        self.m_blind_ns[members] = now_ns
+        self.fed[self.m_row[members]] = True
+
+    def is_blind(self, member: int, now_ns: int) -> bool:
+        """Whether there was such I/O recently."""
+        return bool(now_ns - self.m_blind_ns[member] <= self.settings.silent_s * 1e9)
 
     def add_to_slices(self, members: Ints, start_us: Ints, lines: Ints, pieces: Pieces) -> None:
         """Count pieces ``lines`` in the slices that people see; what they say is then of new I/Os only.
@@ -506,7 +516,7 @@ class WindowTable:
         self.active_ns[shown] = self.last_ns[shown]
         slots = self.pos[of] * len(self.pos) + rows
         slot = evenly(slots)
-        self.w_iops[slot], self.w_done[slot] = iops, sums.done
+        self.w_iops[slot], self.w_done[slot] = np.maximum(iops, 0.0), sums.done
         for into, part in zip(self.w_mix, sums.mix, strict=True):
             into[slot] = part
         for step in range(self.steps):  # with one index numpy writes five times as fast as with two
@@ -534,8 +544,9 @@ class WindowTable:
     def is_partial(self, rows: Ints, of: Pick, now_ns: int, silent_s: float) -> Bools:
         """Whether nothing is known of some streams of rows: a gateway is silent, or a plane has stopped.
 
-        Of a gateway whose source cannot measure what is promised nothing is expected; nor of one that is
-        silent for ``RETIRED_S`` while others speak: its volumes have moved. ``of``: as in ``slots``.
+        Of a gateway whose source cannot measure what is promised nothing is expected, but what it counts says
+        that there is I/O of which nothing is known. Nor is it of one that is silent for ``RETIRED_S`` while
+        others speak: its volumes have moved. ``of``: as in ``slots``.
         """
         found = self._says_little(self.member[of], now_ns, silent_s)
         shared = np.flatnonzero(self.several[of])
@@ -553,6 +564,7 @@ class WindowTable:
         if found.any():
             found &= (silent_ns <= RETIRED_S * 1e9) & self.m_measures[members]
             found &= self.first_ns[rows] != NEVER
+        found |= now_ns - self.m_blind_ns[members] <= silent_s * 1e9
         return found
 
     def spoke_since(self, row: int, since_ns: int) -> bool:

@@ -41,15 +41,10 @@ from pmdaemon.errors import SlaError
 from pmdaemon.runtime.clock import STEP_US
 from sla_server.agreements.compliance import ObjectiveStatus, Terms, terms_by_version
 from sla_server.agreements.promise import InForce
+from sla_server.agreements.rules import thresholds_us
 from sla_server.agreements.slices import SliceVerdict, verdicts_of
 from sla_server.agreements.slot_table import Ints
-from sla_server.agreements.verdicts import (
-    MIN_COVERAGE_RATIO,
-    DueSlices,
-    Verdicts,
-    judge_slices,
-    thresholds_us,
-)
+from sla_server.agreements.verdicts import MIN_COVERAGE_RATIO, DueSlices, Verdicts, judge_slices
 from sla_server.ownership import REVOKED, VolumeClaim, enumerated
 from sla_server.rows import Row, Rows
 from sla_server.services.exclusions import key_of

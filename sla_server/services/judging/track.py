@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from sla_server.agreements.document import Objective
 from sla_server.agreements.promise import InForce, Promise
-from sla_server.agreements.verdicts import Rule, rule_of
+from sla_server.agreements.rules import Rule, rule_of
 from sla_server.rows import Row
 
 SECOND_US: Final = 1_000_000

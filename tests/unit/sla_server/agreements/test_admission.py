@@ -58,6 +58,29 @@ def test_floors_count_where_they_are_more_than_the_demand() -> None:
     assert disk.added == 2 * 400 * COST
 
 
+def floored(name: str, floor_iops: int, clients: str = '"*"') -> Agreement:
+    """Of vol-1, with next to no demand of its own."""
+    text = simple(name, clients=clients, extra=f"  guarantee: {{floor_iops: {floor_iops}}}\n")
+    return agreement(text.replace("up_to_iops: 500", "up_to_iops: 1"))
+
+
+def test_floors_of_several_clients_of_a_volume_are_all_promised() -> None:
+    """Each holds for its own clients, and those that no agreement names have the default one."""
+    first, second = floored("first", 300, "db"), floored("second", 400, "web")
+    found = admit([second], [first], VOLUMES[:1], capacity(700 * COST))
+    (disk,) = found.backends
+    assert (disk.added, disk.promised, disk.unpromised_floors) == (400 * COST, 300 * COST, 50 * COST)
+    assert found.answer == "no", "it was yes: of a volume one floor was counted"
+
+
+def test_of_two_agreements_about_a_volume_the_larger_floor_counts() -> None:
+    small, large = floored("small", 100), floored("large", 900)
+    for wanted, other in ((small, large), (large, small)):
+        (disk,) = admit([wanted], [other], VOLUMES[:1], capacity(800 * COST)).backends
+        assert disk.added + disk.promised >= 900 * COST
+        assert (disk.answer, disk.unpromised_floors) == ("no", 0.0)
+
+
 @pytest.mark.parametrize("changed", [{"value_ms": 11.9}, {"percentile": 99}])
 def test_nothing_is_known_of_a_stricter_promise(changed: dict[str, float]) -> None:
     found = asked(new(**changed), 5000.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from sla_server.agreements import periods
 from sla_server.agreements.calendars import CalendarDocument, CalendarInForce
+from sla_server.agreements.document import Agreement
 from sla_server.agreements.errors import AgreementsRefused
 from sla_server.agreements.load import load_documents
 from sla_server.agreements.maintenance import AnnouncedWork, MaintenanceDocument
@@ -73,6 +75,42 @@ def test_work_excuses_nothing_before_it_was_applied_nor_after_it_ended() -> None
     assert list(late.spans(0, us("2027-01-01"))) == [(us("2026-02-03T11:00"), us("2026-02-03T12:00"))]
     assert (late.is_past(us("2026-02-03T12:00")), late.is_past(us("2026-02-03T11:59"))) == (True, False)
     assert list(work(text, applied="2026-02-03T15:00").spans(0, us("2027-01-01"))) == []
+
+
+HOURLY = agreement(simple(slice_text="1h"))
+
+
+def excuse(begin: str, *beside: AnnouncedWork, agreed: Agreement = HOURLY) -> str | None:
+    """Of the slice of an hour that begins then."""
+    return periods.is_excluded(agreed, beside, us(begin), end_us=us(begin) + HOUR_US)
+
+
+def test_a_slice_that_had_begun_when_work_was_announced_is_judged() -> None:
+    """Else a minute of it, applied at the end of a bad hour, excuses the hour."""
+    now = 'start: "2026-02-03T10:59", duration: 2m'
+    begun = work(maintenance_text(when=now), applied="2026-02-03T10:59")
+    assert excuse("2026-02-03T10:00", begun) is None
+    assert excuse("2026-02-03T11:00", begun) == "maintenance move: new disks"
+    announced = work(maintenance_text(when=now), applied="2026-02-03T10:00")
+    assert excuse("2026-02-03T10:00", announced) == "maintenance move: new disks"
+    assert periods.is_excluded(HOURLY, [begun], us("2026-02-03T10:59")) is not None, "live it holds at once"
+
+
+def test_so_is_one_that_had_begun_when_its_notice_was_over() -> None:
+    agreed = agreement(simple(slice_text="1h", extra="  maintenance: {notice: 90m}\n"))
+    late = work(maintenance_text(), applied="2026-02-03T09:00")
+    found = [excuse(f"2026-02-03T{hour}:00", late, agreed=agreed) for hour in (10, 11, 12, 13, 14)]
+    assert [reason is not None for reason in found] == [False, True, True, True, False]
+
+
+def test_an_edit_that_leaves_the_times_excuses_the_slice_that_runs() -> None:
+    """Announced before it began, with another reason since; other times are another announcement."""
+    when = 'start: "2026-02-03T10:40", duration: 1h'
+    first = work(maintenance_text(when=when), ended="2026-02-03T10:20")
+    again = replace(work(maintenance_text(when=when, reason="new fans"), "2026-02-03T10:20"), version=2)
+    assert excuse("2026-02-03T10:00", first, again) == "maintenance move: new fans"
+    sooner = work(maintenance_text(when=when.replace("10:40", "10:30")), "2026-02-03T10:20")
+    assert excuse("2026-02-03T10:00", first, replace(sooner, version=2)) is None
 
 
 def test_repeated_work_in_its_zone_ends_with_its_document() -> None:

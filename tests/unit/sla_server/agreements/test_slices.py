@@ -16,6 +16,7 @@ from pmdaemon.wire.histogram import BUCKETS, bucket_of_ns
 from sla_server.agreements import slices
 from sla_server.agreements.document import Applicability
 from sla_server.agreements.promise import promises
+from sla_server.agreements.rules import rule_of
 from sla_server.agreements.slices import (
     REASONS,
     LimitCounts,
@@ -26,7 +27,7 @@ from sla_server.agreements.slices import (
     table_of,
     verdicts_of,
 )
-from sla_server.agreements.verdicts import DueSlices, judge_slices, rule_of
+from sla_server.agreements.verdicts import DueSlices, judge_slices
 from tests.support.agreements import agreement, in_force, simple
 
 MINUTE_US = 60_000_000
@@ -564,6 +565,34 @@ def test_the_size_of_an_io_is_that_of_those_that_succeeded() -> None:
 def test_excluded_ios_are_no_demand(name: str) -> None:
     some = failing(12, 6, 1_000, 1_000)
     assert outcome(judge_as(INDICATORS[name] + EXCLUDE, some)) == ("not_applicable", "few-ios")
+
+
+@pytest.mark.parametrize("io", ["any", "read"])
+@pytest.mark.parametrize("name", ["latency", "mean_latency"])
+def test_clients_that_try_again_what_fails_at_once_excuse_no_slow_io(name: str, io: str) -> None:
+    """20 I/Os a second take 15 ms, and 600 fail: demand is 20, not 620, beyond the end of the curve."""
+    storm = failing(620 * 60, 600 * 60, 15_000, 100, arrived=620 * 60)
+    counts = {(IO_READ, us): found for (_, us), found in storm.missed.items()}
+    storm = replace(storm, missed={**storm.missed, **counts})
+    found = judge_as(INDICATORS[name] + EXCLUDE, storm, io=io)
+    assert (found.state, found.reason, found.n) == ("bad", "slow", 20 * 60)
+    assert (found.offered_iops, found.threshold_us) == (20, 12_000)
+    counted = judge_as(INDICATORS[name], storm, io=io)
+    assert (counted.reason, counted.offered_iops) == ("failed", 620)
+
+
+def test_excluded_ios_are_no_part_of_a_share_of_reads() -> None:
+    """100 reads are too slow; that 900 writes fail makes them no other kind of load."""
+    hist = np.zeros(BUCKETS, dtype=np.int64)
+    hist[bucket_of_ns(100_000)] = 900
+    counts = {(IO_ANY, 12_000): (1000, 100, 0, 0, 900, 0)}
+    storm = slot(100, latency_us=30_000, counts=counts, writes=900, arrived=1000, hist_write=hist,
+                 failed=900, failed_writes=900, errors=900)  # fmt: skip
+    half = Applicability(min_ios_per_slice=10, min_read_fraction=0.5)
+    text = simple().replace("    budgeting", "    errors: exclude\n    budgeting")
+    (promise,) = in_force(text).all_promises
+    found = judge_slice(promise, half, [storm], {"gw": MINUTE_US}, length_us=MINUTE_US, excluded=False)
+    assert (outcome(found), found.n) == (("bad", "slow"), 100)
 
 
 # -- Steps of a demand curve

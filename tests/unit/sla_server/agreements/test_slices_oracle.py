@@ -57,17 +57,22 @@ STEPS = ((4, 800_000), (15, 2_000_000), (500, 3_500_000))
 CURVE = ", ".join(f"{{up_to_iops: {up_to}, value_ms: {us // 1000}}}" for up_to, us in STEPS)
 
 
-def step_of(ios: list[Io], index: int, kind: int) -> int:
-    """The limit at the rate that was offered; of one kind as its completions share all of them."""
+def step_of(ios: list[Io], index: int, kind: int, counts_errors: bool) -> int:
+    """The limit at the rate that was offered; of one kind as its completions share all of them.
+
+    What failed and is excluded is in no figure, so it is no demand.
+    """
     inside = [io for io in ios if second_of(io.arrival_us) // 10 == index]
     done = [io for io in ios if io.end_us is not None and second_of(io.end_us) // 10 == index]
     share = sum(io.is_of(kind) for io in done) / max(len(done), 1) if kind else 1.0
-    return next((us for up_to, us in STEPS if len(inside) * share / 10 <= up_to), -1)
+    left_out = 0 if counts_errors else sum(io.failed and io.is_of(kind) for io in done)
+    demand = len(inside) * share - left_out
+    return next((us for up_to, us in STEPS if demand / 10 <= up_to), -1)
 
 
 def by_steps(ios: list[Io], kind: int, counts_errors: bool) -> list[tuple[int, int, int]]:
     """(limit, n, missed) of slices: an I/O counts once, where it completes or is first beyond the step."""
-    limits = [step_of(ios, index, kind) for index in range(SLICES)]
+    limits = [step_of(ios, index, kind, counts_errors) for index in range(SLICES)]
     sums = [[0, 0] for _ in limits]
     for io in ios:
         if not io.is_of(kind):

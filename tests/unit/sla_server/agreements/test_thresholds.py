@@ -156,8 +156,28 @@ def test_what_is_measured_beside_the_io_path_only_has_no_percentile() -> None:
     )
     assert "host:gw:sda and 1 more" in beside('"host:*"', ["host:gw:sda", "host:gw:sdb", "vol-1"])[0]
     assert len(beside('"host:*"')) == 1, "no name is known yet, and only such can follow"
-    assert beside('"*"') == beside('"*"', ["host:gw:sda", "vol-1"]) == beside('"host:gw:sda", vol-1') == []
+    assert beside('"*"') == beside('"*"', ["host:gw:sda", "vol-1"]) == []
     assert len(beside('"*"', ["host:gw:sda"])) == 1
+
+
+def test_a_volume_that_is_named_beside_others_and_cannot_be_measured_is_refused() -> None:
+    """It was applied, and all of its slices had no data."""
+    (problem,) = beside('"host:gw:sda", vol-1')
+    assert problem.startswith("latency percentiles cannot be measured on host:gw:sda, whose statistics")
+    (promise,) = in_force(simple(volumes='"host:gw:sda", vol-1')).all_promises
+    assert thresholds.check_measurable([promise], [], {"gold"}) == [], "labels chose it, nobody named it"
+
+
+def test_one_that_a_pattern_means_beside_others_is_warned_of() -> None:
+    def warned(volumes: str, *known: str) -> list[str]:
+        return list(thresholds.warn_unmeasured(in_force(simple(volumes=volumes)).all_promises, known))
+
+    assert warned('"*"', "host:gw:sda", "vol-1") == [
+        "gold/latency: host:gw:sda cannot be measured for it, beside the I/O path; while it has I/O there is "
+        "no data. Name only volumes that a gateway serves"
+    ]
+    assert "host:gw:sda and 1 more" in warned('"*"', "host:gw:sdb", "host:gw:sda", "vol-1")[0]
+    assert warned('"*"', "vol-1", "qemu:gw:root") == warned('"vol-*"', "host:gw:sda", "vol-1") == []
 
 
 def test_beside_the_io_path_the_mean_latency_of_all_io_may_be_promised() -> None:
@@ -186,7 +206,10 @@ def test_of_a_control_group_no_latency_at_all_may_be_promised() -> None:
         for text in found
     )
     mixed = beside('"cgroup:gw:batch", "host:gw:sda"', extra=extra)
-    assert [text.split(" cannot")[0] for text in mixed] == ["latency percentiles"]
+    assert [text.split(",")[0] for text in mixed] == [
+        "latency percentiles cannot be measured on cgroup:gw:batch and 1 more",
+        "mean latency cannot be measured on cgroup:gw:batch",
+    ]
 
 
 def test_of_a_drive_of_qemu_latencies_may_be_promised_and_nothing_that_waits() -> None:
@@ -207,4 +230,8 @@ def test_of_a_drive_of_qemu_latencies_may_be_promised_and_nothing_that_waits() -
     why = "counts nothing of a throttle group, which can only be slowed down"
     assert all(text.endswith(why) for text in found)
     mixed = beside('"throttle-group:gw:scratch", "qemu:gw:root"', extra=extra)
-    assert [text.split(" cannot")[0] for text in mixed] == ["availability"]
+    assert [text.split(",")[0] for text in mixed] == [
+        "latency percentiles cannot be measured on throttle-group:gw:scratch",
+        "mean latency cannot be measured on throttle-group:gw:scratch",
+        "availability cannot be measured on qemu:gw:root and 1 more",
+    ]

@@ -66,6 +66,23 @@ def test_then_is_asked_of_sql_alone(web: FlaskClient, source: api.FakeSource, co
     assert (promise["state"], promise["live"], promise["slice"]["n"]) == ("good", None, 4_820)
 
 
+def test_a_slice_that_had_ended_by_then_does_not_say_how_it_was(
+    web: FlaskClient, source: api.FakeSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of the minute asked for may not be judged yet, or never was; the one before it was taken."""
+    at_us = NOW_US - 41_500_000
+    judged = source.slice_at("erp-gold", "latency", at_us - 3_600_000_000)
+    monkeypatch.setattr(source, "slice_at", lambda *_about: judged)
+    answer = web.get(f"/api/v1/why/erp-gold?at_us={at_us}").json
+    assert (answer["status"], answer["facts"]["promises"][0]["slice"]) == ("unknown", None)
+    assert "was in a state that is not stored" in answer["headline"]
+    assert "latency: no slice of that time is stored." in str(answer["sections"])
+    episode = {"opened_us": at_us - 1, "closed_us": None, "worst_u": 3.0}
+    monkeypatch.setattr(source, "episodes_until", lambda *_about: [episode])
+    answer = web.get(f"/api/v1/why/erp-gold?at_us={at_us}").json
+    assert (answer["status"], answer["facts"]["promises"][0]["state"]) == ("violated", "violating")
+
+
 def test_a_live_view_that_is_old_is_not_taken_for_now(
     web: FlaskClient, context: AppContext, clock: FakeClock
 ) -> None:

@@ -12,8 +12,8 @@ from sla_server.agreements.promise import CurveStep, Promise
 from sla_server.simulate.device import CostPoint, DeviceModel, Fault
 from sla_server.simulate.figures import PromiseFigures, figures_of
 from sla_server.simulate.indicators import Served, Waits
-from sla_server.simulate.loads import Arrival, Load
-from sla_server.simulate.run import GeneratedFeed, Plan, TraceFeed, run_mode
+from sla_server.simulate.loads import Arrival, IoLog, Load
+from sla_server.simulate.run import GeneratedFeed, ModeRun, Plan, TraceFeed, run_mode
 from sla_server.simulate.setup import Contract, Stream
 from tests.support.worlds import promise, volume_class
 
@@ -53,6 +53,22 @@ def test_a_mean_follows_the_steps_of_its_curve() -> None:
     beyond = (CurveStep(100.0, 9_000),)
     found = figures(promise("v", slice_s=10, **{**MEAN, "curve": beyond}), Load(volume="v", depth=4))
     assert (found.judged_s, found.above_s, found.slices) == (0, 30, {"not_applicable": 3})
+
+
+@pytest.mark.parametrize("terms", [MEAN, {"percentile": 95.0}])
+def test_what_failed_and_is_excluded_is_no_demand_and_in_no_figure(terms: dict[str, Any]) -> None:
+    """10 I/Os a second take 20 ms, and 200 fail at once; the curve ends at 100."""
+    served, log = [(n / 10 + 0.001, 0.02, False) for n in range(300)], IoLog()
+    for at, latency, fails in sorted([*served, *((n / 200, 0.0001, True) for n in range(6000))]):
+        number = log.begin(at, 4096, is_write=False)
+        log.latency[number], log.failed[number] = latency, fails
+    curve = (CurveStep(100.0, 12_000),)
+    made = promise("v", slice_s=10, counts_errors=False, **{**terms, "curve": curve})
+    contract = Contract([made], [volume_class("v")])
+    plan = Plan(contract, [TraceFeed(Stream("v"), [])], {"disk": DISK}, [(0.0, 30.0)])
+    (found,) = figures_of(plan, ModeRun("off", {Stream("v"): log}), None).promises
+    assert (found.judged_s, found.bad_s, found.above_s, found.slices) == (30, 30, 0, {"bad": 3})
+    assert found.measured == pytest.approx(20.0, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,16 @@ def observed_world(seconds: int, joins_s: int) -> Simulation:
     return sim
 
 
+def slice_row(state: str, start_us: int) -> dict:
+    """Of a minute of gold/latency."""
+    return {
+        **{"name": "gold", "objective": "latency", "start_us": start_us, "revision": 0, "version": 1},
+        **{"length_us": 60_000_000, "state": state, "n": 600, "missed": 40, "offered_iops": 10.0},
+        **{"threshold_us": 12_000, "coverage_ratio": 1.0, "inexact": False, "ours": False},
+        **{"judged_us": start_us + 90_000_000, "reason": "", "measured": None, "failed": 0},
+    }
+
+
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_what_enforce_would_have_done_with_what_was_stored(rig, database, tmp_path):
     sim = observed_world(180, 120)
@@ -164,6 +174,8 @@ def test_what_enforce_would_have_done_with_what_was_stored(rig, database, tmp_pa
     spec = loaded.agreement.spec_json()
     row = {"name": "gold", "version": 1, "document": loaded.text, "spec": spec, "applied_us": T0}
     rig.feed(record_message([("agreements", row)]))
+    judged = [("good", 0), ("bad", 60), ("no_data", 120)]
+    rig.feed(record_message([("slices", slice_row(state, T0 + at_s * 1_000_000)) for state, at_s in judged]))
     config = tmp_path / "server.toml"
     config.write_text(
         f'data_dir = "{database.data_dir}"\n[database]\nurl = "{database.config.url}"\n', encoding="utf-8"
@@ -182,6 +194,8 @@ def test_what_enforce_would_have_done_with_what_was_stored(rig, database, tmp_pa
     assert ms == pytest.approx(2, rel=0.1)
     assert tree["loads"] == "stored load in slots of 60 s, 2027-01-15 08:00 to 2027-01-15 08:03 UTC"
     assert tree["notes"][0].startswith("Resolution: 60 s.")
+    then = "Judged then: gold/latency 1 bad of 3 slices (1 without data): by the versions and caps in force"
+    assert [note for note in tree["notes"] if note.startswith(then)]
     slas = tmp_path / "slas"
     slas.mkdir()
     (slas / "gold.yaml").write_text(AGREEMENT + RATE)

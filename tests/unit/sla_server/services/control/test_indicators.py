@@ -11,7 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pmdaemon.wire.cut import COL, FAILED, IO_ANY, IO_READ, OUTSTANDING, Cut, hist_array, missed_array
+from pmdaemon.wire.cut import (
+    COL,
+    FAILED,
+    IO_ANY,
+    IO_READ,
+    IO_WRITE,
+    OUTSTANDING,
+    Cut,
+    hist_array,
+    missed_array,
+)
 from pmdaemon.wire.histogram import BUCKETS, bucket_of_ns
 from sla_server.agreements.promise import CurveStep
 from sla_server.services.control.indicators import LineUse, mean_counts, rate_counts
@@ -215,14 +225,24 @@ def test_what_was_given_up_in_a_later_cut_than_it_came_in_was_not_delivered() ->
     assert made.controller.snapshot(0)["slas"][0]["u"] == pytest.approx(5)
 
 
-def mixed(made: Feeder, served: int, ms: float, failed: int, failed_ms: float, *, limit_us: int = 0) -> None:
-    """A second in which some I/Os complete and others fail; with exact counts against a limit, if given."""
+def mixed(
+    made: Feeder,
+    served: int,
+    ms: float,
+    failed: int,
+    failed_ms: float,
+    *,
+    limit_us: int = 0,
+    failed_io: int = IO_READ,
+) -> None:
+    """A second in which some reads complete and others fail; with exact counts against a limit, if given."""
     made.second += 1
     done = served + failed
     both = ((served, ms), (failed, failed_ms))
     hist = np.array([bucket_of_ns(round(each * 1e6)) for _, each in both])
     slow, slow_failed = (count if each * 1000 > limit_us else 0 for count, each in both)
-    entries = [(0, FAILED + io, 0, failed, 0) for io in (IO_ANY, IO_READ)]
+    entries = [(0, FAILED + io, 0, failed, 0) for io in (IO_ANY, failed_io)]
+    writes = failed if failed_io == IO_WRITE else 0
     if limit_us:
         entries += [
             (0, IO_ANY, limit_us, done, slow + slow_failed),
@@ -232,8 +252,11 @@ def mixed(made: Feeder, served: int, ms: float, failed: int, failed_ms: float, *
         cut(A, made.second, {"gold": (done, 1.0)}, thresholds_us=()),
         lat_sum_us=round(served * ms * 1000 + failed * failed_ms * 1000),
         errors=failed,
+        reads=done - writes,
+        writes=writes,
         read_bytes=served * 4096,
     )
+    hist = np.array([each + (i > 0 and writes > 0) * BUCKETS for i, each in enumerate(hist.tolist())])
     counts = np.array([served, failed])
     found = dataclasses.replace(
         each, hist=hist_array(np.zeros(2, np.int64), hist, counts), missed=missed_array(entries)
@@ -303,6 +326,34 @@ def test_excluded_failures_and_refusals_are_no_demand() -> None:
     assert [float(each[0]) for each in rate_counts(refused, np.array([80.0]), np.array([False]))] == [0, 0]
     counts = dataclasses.replace(refused, excludes=np.zeros(1, np.bool_))
     assert [float(each[0]) for each in rate_counts(counts, np.array([80.0]), np.array([False]))] == [5, 5]
+
+
+@pytest.mark.parametrize("terms", [MEAN, {}])
+def test_clients_that_try_again_what_fails_at_once_excuse_no_slow_io(terms: dict[str, Any]) -> None:
+    """20 I/Os a second take 15 ms, and 600 fail: demand is 20, not 620, beyond the end of the curve."""
+    ended = {**terms, "curve": (CurveStep(500, 5_000),)}
+    made = world(**ended, counts_errors=False)
+    for _ in range(3):
+        mixed(made, 20, 15.0, 600, 0.1, limit_us=5_000)
+    assert (state(made), made.controller.live[KEY].signal.offered_iops) == ("violating", 20)
+    made = world(**ended)
+    for _ in range(3):
+        mixed(made, 20, 15.0, 600, 0.1, limit_us=5_000)
+    assert made.controller.live[KEY].signal.offered_iops == 620
+
+
+def test_a_clause_about_reads_leaves_out_what_failed_and_is_excluded() -> None:
+    """Of 100 reads and 300 I/Os that fail at once the latter are writes, or reads; half must be reads."""
+    for failed_io, counts_errors, wanted in (
+        (IO_WRITE, False, "violating"),
+        (IO_WRITE, True, "violating"),  # three of four fail, which no clause excuses
+        (IO_READ, False, "violating"),
+    ):
+        late = {"curve": (CurveStep(math.inf, 5_000),), "least_read_ratio": 0.5}
+        made = world(**late, counts_errors=counts_errors)
+        for _ in range(3):
+            mixed(made, 100, 15.0, 300, 0.1, limit_us=5_000, failed_io=failed_io)
+        assert state(made) == wanted
 
 
 def test_a_clause_about_sizes_leaves_out_what_failed() -> None:

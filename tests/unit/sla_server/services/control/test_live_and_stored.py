@@ -97,6 +97,17 @@ def floods(how: str) -> Script:
     return script
 
 
+def fails_beside_slow(failed: int, ios: int, ms: float) -> Script:
+    """Some I/Os a second are served, and many more are tried again and again and fail at once."""
+
+    def script(streams: Sequence[History], second: int) -> None:
+        for _ in range(failed):
+            streams[0].complete(streams[0].arrive(), "failed")
+        serve(streams[0], ios, ms)
+
+    return script
+
+
 def slow_writes(failed: int, every_s: int) -> Script:
     """Writes are slow, and some of them fail."""
 
@@ -234,6 +245,11 @@ CLAUSES: dict[str, tuple[Script, str, tuple[str, ...]]] = {
     "all fail above the curve": (floods("failed"), agreement_text(up_to_iops="50"), EVERY),
     "all hang above the curve": (floods("hung"), agreement_text(up_to_iops="50"), EVERY),
     "dead above the curve now and then": (gives_up(2, 0, 128), agreement_text(up_to_iops="50"), EVERY),
+    "what fails is excluded, and no demand above the curve": (
+        fails_beside_slow(200, 20, 30.0),
+        agreement_text("exclude", up_to_iops="50"),
+        ("latency", "mean_latency"),
+    ),
     "reads and writes hang, writes are served": (
         hangs((KIND_READ, KIND_WRITE), KIND_WRITE),
         agreement_text(clause=READS),
@@ -345,6 +361,7 @@ TROUBLES: st.SearchStrategy[Script] = st.one_of(
     st.builds(fails, st.sampled_from([0, 2, 10, 50]), st.integers(1, 8)),
     st.builds(comes, st.integers(1, 9), st.integers(1, 30), st.sampled_from([1.0, 30.0])),
     st.builds(slow_writes, st.integers(0, 2), st.integers(1, 6)),
+    st.builds(fails_beside_slow, st.integers(0, 90), st.integers(1, 25), st.sampled_from([1.0, 30.0])),
     st.builds(
         one_hangs,
         st.integers(1, 4),
@@ -359,6 +376,7 @@ TROUBLES: st.SearchStrategy[Script] = st.one_of(
 TEXTS = (
     agreement_text(),
     agreement_text("exclude"),
+    agreement_text("exclude", up_to_iops="50"),
     agreement_text(up_to_iops="50"),
     agreement_text(up_to_iops="50", io="read"),
     agreement_text(io="write"),

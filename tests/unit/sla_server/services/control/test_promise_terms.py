@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sla_server.agreements.promise import CurveStep
-from sla_server.agreements.verdicts import rule_of
+from sla_server.agreements.rules import rule_of
 from sla_server.services.control.promise_terms import PromiseTerms, hung_us
 from tests.support.agreements import agreement, simple
 from tests.support.worlds import promise

@@ -1,47 +1,171 @@
 """The judge against a slow and obvious reference, on made-up histories.
 
-Two versions of an agreement, the second applied in the middle of a slice of a period; business hours and
-maintenance in a zone whose summer time begins; two gateways whose data come late, in any order, or never; a
-clock of passes that ends long after. What is stored in the end must be what the reference finds by looking
-at the finished data once, slice by slice, whatever was judged and revised on the way.
+Two versions of an agreement, the second applied at any minute of a period, perhaps with slices of another
+length; business hours, and maintenance that was agreed, in a zone whose clock is set forward or back; work
+that somebody begins at some minute and ends early; two gateways whose data come late, in any order, or never;
+a clock of passes that ends long after. What is stored in the end must be what the reference finds by looking
+at the finished data once, slice by slice, whatever was judged and revised on the way. The reference asks a
+clock on the wall, minute by minute, what time it is (``wall_clock``).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sla_server.agreements.maintenance import AnnouncedWork, MaintenanceDocument
 from sla_server.agreements.promise import InForce
 from sla_server.services.judging.judge import Judge
 from tests.support.agreements import in_force, simple
 from tests.support.services import GATEWAY, FakeStore
+from tests.support.wall_clock import MINUTE_US, WallClock, wall_clock
 
-MINUTE_US = 60_000_000
-SLICE_US = 15 * MINUTE_US
 OTHER = "99999999-2222-3333-4444-555555555555"
-ZONE = ZoneInfo("Europe/Berlin")
-BEGAN = datetime(2027, 3, 27, 23, 0, tzinfo=UTC)  # midnight in Berlin; at 01:00 UTC summer time begins
-BEGAN_US = round(BEGAN.timestamp() * 1e6)
 SLOTS = 10 * 60
-EDITED_US = BEGAN_US + 307 * MINUTE_US
-RULES = """\
-  window: {type: calendar, period: month, tz: Europe/Berlin}
-  service_hours: {calendar: business, days: [sun], from: "02:30", to: "08:00"}
-  maintenance:
-    windows: [{start: 2027-03-28T06:50, duration: 20m, reason: work, author: ann}]
-"""
+CHANGES = (
+    ("Europe/Berlin", "2027-03-28"),
+    ("Europe/Berlin", "2026-10-25"),
+    ("America/New_York", "2026-11-01"),
+    ("Australia/Lord_Howe", "2026-04-05"),  # by half an hour
+    ("Asia/Kathmandu", "2026-07-01"),  # never; a quarter of an hour off
+)
+NAMES = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+Judged = tuple[str, int, bool]
 
 
-def versions() -> tuple[InForce, InForce]:
-    """The first until EDITED_US, with a limit of 12 ms; the second of 20 ms."""
-    first = in_force(simple(slice_text="15m", value_ms=12, extra=RULES), applied_us=BEGAN_US)
-    second = in_force(simple(slice_text="15m", value_ms=20, extra=RULES), version=2, applied_us=EDITED_US)
-    return InForce(first.agreement, 1, BEGAN_US, EDITED_US), second
+@dataclass(frozen=True)
+class Rules:
+    """What is promised, and when nothing is; minutes since local midnight of the day on which it begins.
+
+    Attributes:
+        hours: of the day, from and to, minutes by the clock on the wall.
+        agreed: maintenance within the agreement: begin by the clock on the wall, and minutes.
+        work: minutes at which somebody begins work, would end it, and ends it.
+        edited: when the second version is applied; lengths: of the slices of both.
+    """
+
+    zone: str
+    day: str
+    hours: tuple[int, int]
+    agreed: tuple[int, int]
+    work: tuple[int, int, int]
+    edited: int
+    lengths: tuple[int, int]
+
+    @property
+    def midnight(self) -> datetime:
+        return datetime.fromisoformat(self.day)
+
+    @property
+    def began_us(self) -> int:
+        return round(self.midnight.replace(tzinfo=ZoneInfo(self.zone)).timestamp() * 1e6)
+
+    def at_us(self, minute: int) -> int:
+        return self.began_us + minute * MINUTE_US
+
+    @property
+    def clock(self) -> WallClock:
+        return wall_clock(self.zone, self.began_us, SLOTS + 60)
+
+    def on_the_wall(self, minute: int) -> datetime:
+        return self.midnight + timedelta(minutes=minute)
+
+    def versions(self, now_us: int) -> list[InForce]:
+        """As they are known then; the first has a limit of 12 ms, the second of 20 ms."""
+        texts = [
+            simple(slice_text=f"{length}m", value_ms=value_ms, extra=self._keys)
+            for length, value_ms in zip(self.lengths, (12, 20), strict=True)
+        ]
+        edited_us, work = self.at_us(self.edited), self._work(now_us)
+        first = replace(in_force(texts[0], applied_us=self.began_us), work=work)
+        if now_us < edited_us:
+            return [first]
+        second = in_force(texts[1], version=2, applied_us=edited_us)
+        return [replace(first, ended_us=edited_us), replace(second, work=work)]
+
+    @property
+    def _keys(self) -> str:
+        opens, closes = (f"{minute // 60:02}:{minute % 60:02}" for minute in self.hours)
+        days = f"days: [{NAMES[self.midnight.weekday()]}]"
+        begin, length = self.on_the_wall(self.agreed[0]).isoformat(), self.agreed[1]
+        return (
+            f"  window: {{type: calendar, period: month, tz: {self.zone}}}\n"
+            f'  service_hours: {{calendar: business, {days}, from: "{opens}", to: "{closes}"}}\n'
+            "  maintenance:\n"
+            f'    windows: [{{start: "{begin}", duration: {length}m, reason: disks, author: ann}}]\n'
+        )
+
+    def _work(self, now_us: int) -> tuple[AnnouncedWork, ...]:
+        applied_us, until_us, ended_us = map(self.at_us, self.work)
+        if now_us < applied_us:
+            return ()
+        begin = datetime.fromtimestamp(applied_us / 1e6, UTC).replace(tzinfo=None)
+        spec = {
+            "scope": {"agreements": ["gold"]},
+            "start": begin.isoformat(),
+            "duration": f"{(until_us - applied_us) // MINUTE_US}m",
+            "reason": "fans",
+        }
+        document = MaintenanceDocument.from_json(
+            {
+                "apiVersion": "storage-sla/v1",
+                "kind": "Maintenance",
+                "metadata": {"name": "now"},
+                "spec": spec,
+            }
+        )
+        return (AnnouncedWork(document, 1, applied_us, ended_us if ended_us <= now_us else None),)
+
+    def slices(self) -> Iterator[tuple[int, int, int]]:
+        """(version, first minute, minutes) of every slice: of the version of its start, no time twice."""
+        start = -self._past(0, 0) % self.lengths[0]
+        reaches = self.edited
+        while start < self.edited:
+            reaches = start + self.lengths[0]
+            if reaches <= SLOTS:
+                yield 1, start, self.lengths[0]
+            start = reaches
+        start = max(reaches, self.edited)
+        start += -self._past(1, start) % self.lengths[1]
+        while start + self.lengths[1] <= SLOTS:
+            yield 2, start, self.lengths[1]
+            start += self.lengths[1]
+
+    def _past(self, version: int, minute: int) -> int:
+        """Minutes since a slice of this version would have begun; slices are counted from 1970 on, in UTC."""
+        return (self.began_us // MINUTE_US + minute) % self.lengths[version]
+
+    def excluded(self, start: int, length: int) -> bool:
+        clock = self.clock
+        of_day = (*self.hours, self.agreed[0])
+        opens, closes, begins = (clock.first(self.on_the_wall(each)) for each in of_day)
+        applied, until, ended = self.work
+        inside = range(start, start + length)
+        is_agreed = any(begins <= at < begins + self.agreed[1] for at in inside)
+        is_begun = applied <= start and any(applied <= at < min(until, ended) for at in inside)
+        return not opens <= start < closes or is_agreed or is_begun
+
+
+@st.composite
+def rules(draw: st.DrawFn) -> Rules:
+    zone, day = draw(st.sampled_from(CHANGES))
+    applied = draw(st.integers(0, SLOTS - 60))
+    until = applied + draw(st.integers(1, 120))
+    return Rules(
+        zone,
+        day,
+        (draw(st.integers(0, 240)), draw(st.integers(300, 600))),
+        (draw(st.integers(0, SLOTS - 60)), draw(st.integers(1, 60))),
+        (applied, until, draw(st.integers(applied + 1, until + 30))),
+        draw(st.integers(1, SLOTS - 1)),
+        (draw(st.sampled_from([5, 15, 20])), draw(st.sampled_from([5, 15, 20]))),
+    )
 
 
 @dataclass(frozen=True)
@@ -56,15 +180,11 @@ class Minute:
     stalled: bool = False
     gap_cuts: int = 0
 
-    @property
-    def slot_us(self) -> int:
-        return BEGAN_US + self.number * MINUTE_US
-
-    def feed(self, store: FakeStore) -> None:
+    def feed(self, store: FakeStore, slot_us: int) -> None:
         stream = 1 if self.gateway == GATEWAY else 2
         more = {"stalled_ms": 9_000, "oldest_ms": 9_000} if self.stalled else {}
         store.add_slot(
-            self.slot_us, self.reads, self.over_12, stream, self.gateway, gap_cuts=self.gap_cuts, **more
+            slot_us, self.reads, self.over_12, stream, self.gateway, gap_cuts=self.gap_cuts, **more
         )
         if self.reads:
             (entry,) = [row for row in store.missed[-1:] if row["threshold_us"] == 12_000]
@@ -100,30 +220,24 @@ def minutes(draw: st.DrawFn) -> list[Minute]:
     return found
 
 
-def reference(known: list[Minute]) -> dict[int, tuple[str, int, bool]]:
+def reference(rules: Rules, known: list[Minute]) -> dict[int, Judged]:
     """Start of each slice to (state, version, ours), from all that came in the end."""
     found = {}
-    for start_us in range(BEGAN_US, BEGAN_US + SLOTS * MINUTE_US, SLICE_US):
-        version = 1 if start_us < EDITED_US else 2
-        inside = [each for each in known if start_us <= each.slot_us < start_us + SLICE_US]
-        local = datetime.fromtimestamp(start_us / 1e6, ZONE)
-        end = datetime.fromtimestamp(start_us / 1e6, UTC) + timedelta(minutes=15)
-        in_service = local.weekday() == 6 and (2, 30) <= (local.hour, local.minute) < (8, 0)
-        in_work = end > datetime(2027, 3, 28, 4, 50, tzinfo=UTC) and start_us < round(
-            datetime(2027, 3, 28, 5, 10, tzinfo=UTC).timestamp() * 1e6
-        )
+    for version, start, length in rules.slices():
+        end = start + length
+        inside = [each for each in known if start <= each.number < end]
         counts = Counter(each.gateway for each in inside)
-        thin = [name for name in (GATEWAY, OTHER) if counts[name] < 0.9 * 15]
+        thin = [name for name in (GATEWAY, OTHER) if counts[name] < 0.9 * length]
         n = sum(each.reads for each in inside)
         missed = sum(each.over_12 if version == 1 else each.over_20 for each in inside)
         ours = False
-        if not in_service or in_work:
+        if rules.excluded(start, length):
             state = "excluded"
         elif thin:
             state = "no_data"
             for name in thin:
-                later = [each for each in known if each.gateway == name and each.slot_us >= start_us]
-                until = next((each.number for each in later if each.slot_us >= start_us + SLICE_US), SLOTS)
+                later = [each for each in known if each.gateway == name and each.number >= start]
+                until = next((each.number for each in later if each.number >= end), SLOTS)
                 ours |= any(each.gap_cuts for each in later if each.number <= until)
         elif any(each.stalled for each in inside):
             state = "bad"
@@ -131,60 +245,59 @@ def reference(known: list[Minute]) -> dict[int, tuple[str, int, bool]]:
             state = "not_applicable"
         else:
             state = "bad" if missed * 20 > n else "good"
-        found[start_us] = (state, version, ours)
+        found[rules.at_us(start)] = (state, version, ours)
     return found
 
 
-def newest(store: FakeStore) -> dict[int, tuple[str, int, bool]]:
+def newest(store: FakeStore) -> dict[int, Judged]:
     """Start of each slice to what its newest revision says."""
     rows = store.slices("gold", "latency", 0, 1 << 62)
     return {row["start_us"]: (row["state"], row["version"], row["ours"]) for row in rows}
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
+    rules=rules(),
     known=minutes(),
     delays=st.lists(st.tuples(st.integers(0, 90), st.integers(0, 90)), min_size=4, max_size=20),
     restarts=st.sets(st.integers(1, 19), max_size=3),
 )
 def test_what_is_stored_in_the_end_agrees_with_the_reference(
-    known: list[Minute], delays: list[tuple[int, int]], restarts: set[int]
+    rules: Rules, known: list[Minute], delays: list[tuple[int, int]], restarts: set[int]
 ) -> None:
-    first, second = versions()
     store = FakeStore()
     for stream, gateway in ((1, GATEWAY), (2, OTHER)):
         store.add_stream(stream, gateway=gateway)
-        store.add_slot(BEGAN_US - MINUTE_US, stream_id=stream, gateway=gateway)
-    judge = Judge(store, judge_late_s=30)
-    judge.set_agreements([InForce(first.agreement, 1, BEGAN_US)], BEGAN_US)
-    waiting, is_edited = list(known), False
+        store.add_slot(rules.at_us(-1), stream_id=stream, gateway=gateway)
+    judge, in_use = Judge(store, judge_late_s=30), rules.versions(rules.began_us)
+    judge.set_agreements(in_use, rules.began_us)
+    waiting = list(known)
     steps = [*enumerate(delays, 1), (len(delays) + 1, (0, 0))]
     for step, delay in steps:
         # An agent sends its minutes in order; how far behind it is differs from pass to pass.
-        now_us = BEGAN_US + SLOTS * MINUTE_US * step // len(steps) + MINUTE_US
+        now_us = rules.at_us(SLOTS * step // len(steps) + 1)
         behind = dict(zip((GATEWAY, OTHER), delay, strict=True))
         limit_us = {name: now_us - (1 + late) * MINUTE_US for name, late in behind.items()}
-        for minute in waiting:
-            if minute.slot_us <= limit_us[minute.gateway]:
-                minute.feed(store)
-        waiting = [one for one in waiting if one.slot_us > limit_us[one.gateway]]
-        if now_us >= EDITED_US and not is_edited:
-            judge.set_agreements([first, second], now_us)
-            is_edited = True
+        is_sent = [rules.at_us(minute.number) <= limit_us[minute.gateway] for minute in waiting]
+        for minute, sent in zip(waiting, is_sent, strict=True):
+            if sent:
+                minute.feed(store, rules.at_us(minute.number))
+        waiting = [minute for minute, sent in zip(waiting, is_sent, strict=True) if not sent]
         if step in restarts:
-            judge = Judge(store, judge_late_s=30)
-            judge.set_agreements(
-                [first, second] if is_edited else [InForce(first.agreement, 1, BEGAN_US)], now_us
-            )
+            judge, in_use = Judge(store, judge_late_s=30), []
+        if in_use != (versions := rules.versions(now_us)):
+            in_use = versions
+            judge.set_agreements(in_use, now_us)
         for second_of_pass in (0, 15, 45):
             found = judge.run(now_us + second_of_pass * 1_000_000)
             store.keep(found.rows)
     assert not waiting
-    expected = reference(known)
+    expected = reference(rules, known)
     assert newest(store) == expected
-    counts = judge.run(now_us + 60_000_000).standings["gold", "latency"].counts
-    states = Counter(state for state, _, _ in expected.values())
-    assert counts.states() == {name: states[name] for name in counts.states()}
-    assert counts.no_data_ours == sum(ours for _, _, ours in expected.values())
+    if rules.lengths[0] == rules.lengths[1]:  # else they are sums of time
+        counts = judge.run(now_us + 60_000_000).standings["gold", "latency"].counts
+        states = Counter(state for state, _, _ in expected.values())
+        assert counts.states() == {name: states[name] for name in counts.states()}
+        assert counts.no_data_ours == sum(ours for _, _, ours in expected.values())
     revisions = Counter((row["start_us"], row["revision"]) for row in store.tables["slices"])
     assert set(revisions.values()) == {1}, "each revision once"
