@@ -192,6 +192,7 @@ def test_a_mirror_takes_nothing_from_queues_without_consumers_also_those_created
     session.create(Destination("goods.late", domain="goods", replicas=1, max_bytes=1 << 20))
     more = _send(session, "goods.late", range(5, 10))
     _mirror(nodes, name, lambda row: row["messages"] == 10)
+    _wait_copier(session, early.stream, 10)
     assert _take(session.consumer("goods.early", "reader"), 5) == sent
     assert _take(session.consumer("goods.late", "reader"), 5) == more
     session.remove_mirror("goods.late", node)
@@ -270,3 +271,18 @@ def _wait_recorded(session: MessageSession, name: str, floors: dict[str, int]) -
         if seen == floors:
             return
         assert not deadline.passed, seen
+
+
+def _wait_copier(session: MessageSession, stream: str, sequence: int) -> None:
+    """Until the engine's copier has acknowledged so far: then a message that nobody else wants is gone."""
+    deadline = Deadline(LIMIT_S)
+    while True:
+        found = session.link.run(session.link.ask(f"CONSUMER.LIST.{stream}", {}))["consumers"]
+        floors = [
+            part["ack_floor"]["stream_seq"]
+            for part in found
+            if part["config"].get("ack_policy") != "explicit"
+        ]
+        if floors and min(floors) >= sequence:
+            return
+        assert not deadline.passed, found
