@@ -131,7 +131,7 @@ def caps(demand: DataFrame) -> DataFrame:
 
 
 def harms(intervals: DataFrame, uses: DataFrame) -> DataFrame:
-    """Who hurt which promise, of ``transforms.intervals_to_attribute`` and ``uses_of_backends``; HARMS."""
+    """Who hurt which promise, of ``transforms.with_victims`` and ``uses_of_backends``; HARMS."""
     from pyspark.sql import functions as F
 
     # One row a volume: Spark takes four times as long for a row a use with the columns of intervals empty.
