@@ -252,7 +252,7 @@ def test_intervals_to_attribute_are_those_of_broken_promises_and_some_of_the_oth
         "backend string, volume string, at_us bigint, used double",
     )
     assert [tuple(row) for row in transforms.uses_of_backends(slots, found).collect()] == [
-        ("disk", "erp", at_us, 30.0)
+        ("disk", "erp", [at_us], [30.0])
     ]
 
 
