@@ -396,6 +396,7 @@ def _plain(frame: Any) -> pa.Table:
 def in_spark(place: Path, read: JobInputs) -> tuple[Found, float, dict[str, int]]:
     """The product's own job, without SQL."""
     from sla_server.policy_jobs.session import build_session, peak_mib
+    from sla_server.policy_jobs.sql_source import no_rows
 
     started_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="bench-spark-") as work:
@@ -406,7 +407,7 @@ def in_spark(place: Path, read: JobInputs) -> tuple[Found, float, dict[str, int]
         )
         spark = build_session("local[*]", Path(work), "2g", rows=rollups)
         start_s = time.monotonic() - started_s
-        hours = spark.createDataFrame([], HOUR_DDL)
+        hours = no_rows(spark, HOUR_DDL)
         if (place / "hours").exists():
             hours = spark.read.schema(HOUR_DDL).parquet(f"{place}/hours")
         rows = Statistics(

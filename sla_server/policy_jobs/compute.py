@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from sla_server.policy_jobs import cuts, grouped, inputs, model, transforms
+from sla_server.policy_jobs import cuts, grouped, inputs, model, streams, transforms
 from sla_server.policy_jobs.inputs import CAPACITY
 
 if TYPE_CHECKING:
@@ -103,10 +103,18 @@ class Frames:
         return frame
 
     @cached_property
+    def _streams(self) -> pa.Table:
+        """Of ``streams.streams_now``."""
+        return streams.streams_now(self.read.streams, self.read.volumes)
+
+    @cached_property
     def streams(self) -> DataFrame:
-        """Of ``transforms.streams_now``."""
-        frame = self.spark.createDataFrame
-        return transforms.streams_now(frame(self.read.streams), frame(self.read.volumes))
+        """The same in Spark."""
+        return self.spark.createDataFrame(self._streams)
+
+    def of_volumes(self, samples: DataFrame, time_column: str) -> DataFrame:
+        """Of ``transforms.volume_slots``."""
+        return transforms.volume_slots(samples, self.streams, time_column, streams.widest(self._streams))
 
     @cached_property
     def promised(self) -> DataFrame:
@@ -120,12 +128,12 @@ class Frames:
     @cached_property
     def slots(self) -> DataFrame:
         """Of ``transforms.volume_slots``."""
-        return self._keep(transforms.volume_slots(self.rows.slots, self.streams, "slot_us"))
+        return self._keep(self.of_volumes(self.rows.slots, "slot_us"))
 
     @cached_property
     def loads(self) -> DataFrame:
         """Of ``transforms.backend_slots``."""
-        return transforms.backend_slots(self.slots)
+        return self._keep(transforms.backend_slots(self.slots))
 
     @cached_property
     def points(self) -> DataFrame:
@@ -182,7 +190,7 @@ def costs_of(frames: Frames) -> pa.Table:
 
 def hourly_demand(frames: Frames) -> DataFrame:
     """Demand of each volume by local hour of the week; columns of ``transforms.hourly_demand``."""
-    hours = transforms.volume_slots(frames.rows.hours, frames.streams, "hour_us")
+    hours = frames.of_volumes(frames.rows.hours, "hour_us")
     rates = transforms.slots_and_hours(frames.slots, hours, frames.read.slots_an_hour)
     learned = frames.spark.createDataFrame(frames.read.hours.learned)
     return transforms.hourly_demand(rates, frames.zones, learned)
@@ -196,9 +204,10 @@ def demand_of(frames: Frames) -> pa.Table:
 
 def harms_of(frames: Frames) -> pa.Table:
     """Who hurt which promise; ``grouped.HARMS``."""
-    intervals = transforms.intervals_to_attribute(frames.points, frames.promised)
+    intervals = transforms.intervals_to_attribute(frames.points)
     uses = transforms.uses_of_backends(frames.slots, intervals)
-    return _table(_rows(grouped.harms(intervals, uses), 5), grouped.HARMS)
+    found = grouped.harms(transforms.with_victims(intervals, frames.promised), uses)
+    return _table(_rows(found, 5), grouped.HARMS)
 
 
 STEPS: Final[Mapping[str, Callable[[Frames], pa.Table]]] = MappingProxyType(
@@ -241,13 +250,11 @@ def _caps(frames: Frames, capacity: list[dict[str, Any]], known: pa.Table | None
     spark, read = frames.spark, frames.read
     demand = hourly_demand(frames) if known is None else spark.createDataFrame(known)
     coming = spark.createDataFrame(read.hours.coming)
-    needs = [
-        (backend, model.encode(each)) for backend, each in model.needs_of(capacity, read.promises).items()
-    ]
+    needs = {name: model.encode(each) for name, each in model.needs_of(capacity, read.promises).items()}
     limited = transforms.demand_under_limits(
         transforms.expected_demand(demand, frames.zones, coming),
         spark.createDataFrame(read.scope.classes),
-        spark.createDataFrame(needs, "backend string, needs string"),
+        _texts(spark, backend=needs.keys(), needs=needs.values()),
         frames.peaks if needs else None,
     )
     caps = grouped.caps(limited).toArrow()
@@ -262,9 +269,18 @@ def _bursts(frames: Frames, caps: pa.Table, hours: HourTables) -> list[dict[str,
     if not capped:
         return []
     recent = frames.slots.where(F.col("at_us") >= hours.end_us - BURST_DAYS * 86_400 * transforms.US_A_SECOND)
-    names = frames.spark.createDataFrame([(name,) for name in capped], "volume string")
+    names = _texts(frames.spark, volume=capped)
     return _rows(
         grouped.bursts(recent.join(F.broadcast(names), "volume"), hours.half_life_days, hours.end_us), 2
+    )
+
+
+def _texts(spark: SparkSession, **columns: Iterable[str]) -> DataFrame:
+    """A small table. Made of an Arrow table: for one of tuples Spark starts a Python worker."""
+    import pyarrow as pa
+
+    return spark.createDataFrame(
+        pa.table({name: pa.array(list(texts), pa.string()) for name, texts in columns.items()})
     )
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
-from sla_server.policy_jobs.transforms import MICRO, US_A_SECOND, US_AN_HOUR
+from sla_server.policy_jobs.transforms import MICRO, US_A_SECOND, US_AN_HOUR, nearest
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -147,7 +147,7 @@ def _part(name: str, times: int) -> Column:
     """The sum of a column's shares, in so many parts of it."""
     from pyspark.sql import functions as F
 
-    return F.sum(F.round(F.col(name) * F.col("share") * times).cast("bigint"))
+    return F.sum(nearest(F.col(name) * F.col("share") * times))
 
 
 def volume_bins(binned: DataFrame, streams: DataFrame) -> DataFrame:
@@ -155,7 +155,7 @@ def volume_bins(binned: DataFrame, streams: DataFrame) -> DataFrame:
 
     Args:
         binned: of ``in_bins``.
-        streams: of ``transforms.streams_now``.
+        streams: of ``streams.streams_now``.
 
     Returns:
         backend, volume, at_us, cost (1 / 1,000,000 of a unit), ios (1 / 1,000), svc_us.

@@ -131,15 +131,9 @@ def caps(demand: DataFrame) -> DataFrame:
 
 
 def harms(intervals: DataFrame, uses: DataFrame) -> DataFrame:
-    """Who hurt which promise, of ``transforms.intervals_to_attribute`` and ``uses_of_backends``; HARMS."""
-    from pyspark.sql import functions as F
-
-    # One row a volume: Spark takes four times as long for a row a use with the columns of intervals empty.
-    of_volumes = uses.groupBy("backend", "volume").agg(
-        F.collect_list("at_us").alias("used_at_us"), F.collect_list("used").alias("used")
-    )
+    """Who hurt which promise, of ``transforms.with_victims`` and ``uses_of_backends``; HARMS."""
     # Not a cogroup: both come from the same tables, and Spark cannot tell their columns apart.
-    together = intervals.unionByName(of_volumes, allowMissingColumns=True)
+    together = intervals.unionByName(uses, allowMissingColumns=True)
     return together.groupBy("backend").applyInArrow(_harms_together, _ddl(HARMS))
 
 
@@ -149,7 +143,9 @@ def bursts(slots: DataFrame, half_life_days: float, now_us: int) -> DataFrame:
     def burst(rows: pa.Table) -> pa.Table:
         return burst_of(rows, half_life_days, now_us)
 
-    return slots.groupBy("backend", "volume").applyInArrow(burst, _ddl(BURSTS))
+    # Spark hands over every column there is, whether it is used or not.
+    needed = slots.select("backend", "volume", "at_us", "demand")
+    return needed.groupBy("backend", "volume").applyInArrow(burst, _ddl(BURSTS))
 
 
 def _harms_together(rows: pa.Table) -> pa.Table:

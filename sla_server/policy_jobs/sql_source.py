@@ -22,13 +22,18 @@ if TYPE_CHECKING:
     from sla_server.db.statistics import StatisticsSnapshot
 
 
+def no_rows(spark: SparkSession, ddl: str) -> DataFrame:
+    """An empty table, of which Spark knows that it is: what would be made of its rows is not planned."""
+    return spark.createDataFrame([], ddl).limit(0)
+
+
 def rows_in_sql(
     spark: SparkSession, snapshot: StatisticsSnapshot, table: str, columns: Sequence[str], ddl: str
 ) -> DataFrame:
     """The rows of a table that are in SQL; nothing is read yet."""
     parts, source, wanted = snapshot.parts(table), snapshot.source, tuple(columns)
     if not parts:
-        return spark.createDataFrame([], ddl)
+        return no_rows(spark, ddl)
 
     def read(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:

@@ -29,21 +29,9 @@ MOST_INTERVALS: Final = (
 )
 MIXED: Final = "at_us div 1000000 * 1000003 % 16777213"
 """An order of intervals that follows no rhythm of the load, and that any engine can compute."""
+LANES: Final = 8
+"""Streams of a volume that are added up in one pass; most volumes have fewer, and each lane takes time."""
 LEAST_PART: Final = 0.01  # of a backend's cost; smaller volumes are told apart from the others by no model
-
-
-def streams_now(streams: DataFrame, volumes: DataFrame) -> DataFrame:
-    """The streams with the backend their volume lies on now.
-
-    A stream of a client that left before its volume was moved still names the former backend; counted there,
-    the volume would have two caps for one hour.
-    """
-    from pyspark.sql import functions as F
-
-    now = volumes.select("volume", F.col("backend").alias("now"))
-    return streams.join(F.broadcast(now), "volume", "left").select(
-        "stream_id", "volume", "client", F.coalesce("now", "backend").alias("backend")
-    )
 
 
 def promised_streams(
@@ -66,12 +54,22 @@ def promised_streams(
     )
 
 
-def volume_slots(samples: DataFrame, streams: DataFrame, time_column: str) -> DataFrame:
+def volume_slots(samples: DataFrame, streams: DataFrame, time_column: str, widest: int) -> DataFrame:
     """Each volume in each interval; rows of one key, from SQL and from files, are parts of one.
+
+    Parts of a stream come one after the other, streams of a volume at the same time: of their covers the
+    longest counts. Those of up to ``LANES`` streams are added up beside each other, in one pass over the
+    rows; two passes, over streams and over volumes, take the step a quarter more processor time (1 M rows).
 
     Hours are stored without all counters; those that ``samples`` has not are 0.
 
     The cost of I/Os that arrived but did not complete is estimated with the mean cost of those that did.
+
+    Args:
+        samples: rollups.
+        streams: of ``streams.streams_now``.
+        time_column: of ``samples``.
+        widest: of ``streams.widest``.
 
     Returns:
         backend, volume, at_us, ios (completed), reads, writes, bytes, svc_us, arrived, sequential, placed,
@@ -82,33 +80,45 @@ def volume_slots(samples: DataFrame, streams: DataFrame, time_column: str) -> Da
     def total(*names: str) -> Column:
         return F.sum(sum((F.coalesce(name, F.lit(0)) for name in names[1:]), F.coalesce(names[0], F.lit(0))))
 
-    of_volumes = streams.select("stream_id", "volume", "backend")
+    lane, bundle = F.expr(f"rank % {LANES}").alias("lane"), F.expr(f"rank div {LANES}").alias("bundle")
+    of_volumes = streams.select("stream_id", "volume", "backend", lane, bundle)
     absent = [name for name in COUNTED if name not in samples.columns]
     samples = samples.select("*", *(F.lit(0).cast("bigint").alias(name) for name in absent))
+    counted = ("ios", "reads", "writes", "bytes", "svc_us", *PLACED, "cost_milli")
+    key = ("backend", "volume", "at_us")
+    covers = [F.sum(F.when(F.col("lane") == each, F.col("covered_us"))) for each in range(min(widest, LANES))]
     sums = (
         samples.join(F.broadcast(of_volumes), "stream_id")
-        .groupBy("backend", "volume", F.col(time_column).alias("at_us"), "stream_id")
-        .agg(*(F.sum(name).alias(name) for name in (*COUNTED, "covered_us")))
-        .groupBy("backend", "volume", "at_us")
+        .withColumnRenamed(time_column, "at_us")
+        .groupBy(*key, *(["bundle"] if widest > LANES else []))
         .agg(
             total("reads", "writes").alias("ios"),
-            F.sum("arrived").alias("arrived"),
             total("reads").alias("reads"),
             total("writes").alias("writes"),
             total("read_bytes", "write_bytes").alias("bytes"),
             total("svc_sum_us").alias("svc_us"),
+            F.sum("arrived").alias("arrived"),
             total("sequential").alias("sequential"),
             total("placed").alias("placed"),
             F.sum("cost_milli").alias("cost_milli"),
-            F.max("covered_us").alias("covered_us"),
+            (F.greatest(*covers) if len(covers) > 1 else covers[0]).alias("covered_us"),
         )
-        .where("covered_us > 0")
     )
+    if widest > LANES:
+        longest = F.max("covered_us").alias("covered_us")
+        sums = sums.groupBy(*key).agg(*(F.sum(name).alias(name) for name in counted), longest)
     used = F.col("cost_milli") / 1000.0 / (F.col("covered_us") / float(US_A_SECOND))
-    more = F.greatest(F.lit(1.0), F.try_divide(F.col("arrived"), F.col("ios")))
-    counted = ("ios", "reads", "writes", "bytes", "svc_us", *PLACED, "cost_milli", "covered_us")
-    kept = ("backend", "volume", "at_us", *counted)
-    return sums.select(*kept, (used * F.coalesce(more, F.lit(1.0))).alias("demand"), used.alias("used"))
+    more = F.coalesce(F.greatest(F.lit(1.0), F.try_divide(F.col("arrived"), F.col("ios"))), F.lit(1.0))
+    return sums.where("covered_us > 0").select(
+        *key, *counted, "covered_us", (used * more).alias("demand"), used.alias("used")
+    )
+
+
+def nearest(value: Column) -> Column:
+    """The nearest integer of what is not negative, below 2^52. Spark's ``round`` makes a decimal of each."""
+    from pyspark.sql import functions as F
+
+    return F.floor(value + 0.5)
 
 
 def hourly_demand(rates: DataFrame, zones: DataFrame, learned: DataFrame) -> DataFrame:
@@ -196,7 +206,7 @@ def backend_slots(slots: DataFrame) -> DataFrame:
     """
     from pyspark.sql import functions as F
 
-    exact = F.sum(F.round(F.col("used") * MICRO).cast("bigint"))
+    exact = F.sum(nearest(F.col("used") * MICRO))
     return slots.groupBy("backend", "at_us").agg(
         (exact / MICRO).alias("load"),
         *(F.sum(name).alias(name) for name in ("reads", "writes", "bytes", "svc_us", *PLACED)),
@@ -227,15 +237,14 @@ def promise_points(loads: DataFrame, missed: DataFrame, promised: DataFrame) -> 
     )
 
 
-def intervals_to_attribute(points: DataFrame, promised: DataFrame) -> DataFrame:
+def intervals_to_attribute(points: DataFrame) -> DataFrame:
     """Of each promise that was ever broken, bad intervals and others, at most ``MOST_INTERVALS`` of each.
 
     Args:
         points: of ``promise_points``.
-        promised: of ``promised_streams``.
 
     Returns:
-        columns of ``points``, times (how many intervals each represents), victims (names of volumes).
+        columns of ``points``, times (how many intervals each represents).
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
@@ -253,37 +262,50 @@ def intervals_to_attribute(points: DataFrame, promised: DataFrame) -> DataFrame:
         .where(F.col("rank") <= MOST_INTERVALS)
         .withColumn("times", F.col("all") / F.least("all", F.lit(MOST_INTERVALS)).cast("double"))
     )
-    victims = promised.groupBy("backend", "sla", "objective").agg(
-        F.sort_array(F.collect_set("volume")).alias("victims")
-    )
-    return chosen.select(*points.columns, "times").join(F.broadcast(victims), ["backend", "sla", "objective"])
+    return chosen.select(*points.columns, "times")
+
+
+def with_victims(intervals: DataFrame, promised: DataFrame) -> DataFrame:
+    """Intervals of ``intervals_to_attribute`` with the names of the promise's volumes.
+
+    Args:
+        intervals: of broken promises.
+        promised: of ``promised_streams``.
+    """
+    from pyspark.sql import functions as F
+
+    of_promise = ["backend", "sla", "objective"]
+    victims = promised.groupBy(*of_promise).agg(F.sort_array(F.collect_set("volume")).alias("victims"))
+    return intervals.join(F.broadcast(victims), of_promise)
 
 
 def uses_of_backends(slots: DataFrame, intervals: DataFrame) -> DataFrame:
-    """What the larger volumes of each backend used in these intervals.
+    """What the larger volumes of each backend used in these intervals, a row a volume.
+
+    A row a use takes Spark four times as long to hand over to a worker.
 
     Args:
         slots: of ``volume_slots``.
         intervals: of ``intervals_to_attribute``.
 
     Returns:
-        backend, volume, at_us, used.
+        backend, volume, used_at_us, used: lists in no order, but the same one.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
     wanted = intervals.select("backend", "at_us").distinct()
-    uses = slots.join(wanted, ["backend", "at_us"]).select("backend", "volume", "at_us", "used")
-    micro = F.sum(F.round(F.col("used") * MICRO).cast("bigint")).alias("micro")
+    micro = F.sum(nearest(F.col("used") * MICRO)).alias("micro")
     of_backend = F.sum("micro").over(Window.partitionBy("backend"))
-    large = (
-        uses.groupBy("backend", "volume")
-        .agg(micro)
+    lists = F.collect_list("at_us").alias("used_at_us"), F.collect_list("used").alias("used")
+    return (
+        slots.join(wanted, ["backend", "at_us"])
+        .groupBy("backend", "volume")
+        .agg(micro, *lists)
         .withColumn("all", of_backend)
         .where(F.col("micro") >= LEAST_PART * F.col("all"))
-        .select("backend", "volume")
+        .select("backend", "volume", "used_at_us", "used")
     )
-    return uses.join(F.broadcast(large), ["backend", "volume"])
 
 
 def cost_slots(loads: DataFrame) -> DataFrame:

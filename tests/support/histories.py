@@ -11,6 +11,7 @@ from sla_server.agreements.promise import CurveStep, Priority, Promise
 from sla_server.policy_jobs.demand import HourTables, hour_tables
 from sla_server.policy_jobs.inputs import JobInputs, Statistics
 from sla_server.policy_jobs.scope import scope_of
+from sla_server.policy_jobs.sql_source import no_rows
 from sla_server.policy_jobs.transforms import HOUR_DDL
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class History:
     def statistics(self, spark: SparkSession) -> Statistics:
         """Its rows as DataFrames; there are no hours."""
         slots, missed = spark.createDataFrame(self.slots), spark.createDataFrame(self.missed)
-        return Statistics(slots, missed, spark.createDataFrame([], HOUR_DDL))
+        return Statistics(slots, missed, no_rows(spark, HOUR_DDL))
 
 
 def promise(volume: str = "erp", clients: tuple[str, ...] = ("*",)) -> Promise:

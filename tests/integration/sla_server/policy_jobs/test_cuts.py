@@ -18,7 +18,7 @@ from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import begin, make_engine
 from sla_server.db.statistics import StatisticsSnapshot
 from sla_server.policy_jobs import cuts, inputs
-from sla_server.policy_jobs.compute import Frames, compute
+from sla_server.policy_jobs.compute import Frames, capacity_of, compute
 from sla_server.policy_jobs.cuts import backend_bins, chosen_cuts, in_bins, promise_bins, volume_bins
 from tests.support.cut_files import SECOND_US, cut_row, cut_table, store_cuts
 from tests.support.histories import BATCH, ERP, SLOT_US, known_history
@@ -111,6 +111,15 @@ class Bursty:
         return rows, replace(known.inputs, bin_us=SECOND_US)
 
 
+def capacities(spark: SparkSession, rows: inputs.Statistics, read: inputs.JobInputs) -> list[dict[str, Any]]:
+    """What the step capacity finds, and nothing else is computed."""
+    frames = Frames(spark, rows, read)
+    try:
+        return capacity_of(frames).to_pylist()
+    finally:
+        frames.release()
+
+
 @pytest.fixture(scope="module")
 def bursty() -> Bursty:
     rows = seconds()
@@ -151,8 +160,7 @@ def test_cuts_are_spread_over_the_bins_they_overlap(spark: SparkSession) -> None
 def test_what_bursts_within_minutes_show_is_learnt_and_capped(spark: SparkSession, bursty: Bursty) -> None:
     """The knee is at 400: of minutes it would be a third of that, and batch's demand fits in each of them."""
     rows, read = bursty.history(spark)
-    blurred = compute(spark, replace(rows, cuts=None), read)
-    (of_minutes,) = blurred.capacity
+    (of_minutes,) = capacities(spark, replace(rows, cuts=None), read)
     assert of_minutes["cost_per_s"] < 0.4 * KNEE
     found = compute(spark, rows, read)
     (capacity,) = found.capacity
@@ -169,7 +177,7 @@ def test_minutes_that_lack_cuts_say_nothing_of_bursts(spark: SparkSession, burst
     """Without batch's cuts the backend seems to break its promise at any load."""
     only_erp = replace(bursty, cuts=[row for row in bursty.cuts if row["stream_id"] == ERP])
     rows, read = only_erp.history(spark)
-    (capacity,) = compute(spark, rows, read).capacity
+    (capacity,) = capacities(spark, rows, read)
     assert capacity["cost_per_s"] == capacity["minutes"]
 
 
@@ -195,13 +203,13 @@ def test_the_files_of_cuts_are_read_from_the_manifest(
         rows = inputs.statistics(spark, snapshot, 1_000_000)
         assert rows.cuts is not None
         assert rows.cuts.count() == len(bursty.cuts)
-        (whole,) = compute(spark, rows, read).capacity
+        (whole,) = capacities(spark, rows, read)
         assert 0.85 * KNEE <= whole["cost_per_s"] <= KNEE
         some = inputs.statistics(spark, snapshot, len(bursty.cuts) // 3).cuts
         assert some is not None
         assert 0 < some.count() < len(bursty.cuts) * 0.6
         Path(snapshot.cut_path(snapshot.cut_files[1])).unlink()
-        (half,) = compute(spark, inputs.statistics(spark, snapshot, 1_000_000), read).capacity
+        (half,) = capacities(spark, inputs.statistics(spark, snapshot, 1_000_000), read)
         assert 0.7 * KNEE <= half["cost_per_s"] <= KNEE
 
 

@@ -27,7 +27,16 @@ from sla_server.db.policies import PolicyStore, open_policies
 from sla_server.db.statistics import Files
 from sla_server.errors import JobRunning
 from sla_server.policy_jobs import errors, inputs, job, session, spark_run
-from sla_server.policy_jobs.session import FEW, FOR_FEW, JAVA_FOR_FEW, RESULTS, SOME, settings, stderr_to
+from sla_server.policy_jobs.session import (
+    FEW,
+    FOR_FEW,
+    FOR_SOME,
+    JAVA_FOR_FEW,
+    RESULTS,
+    SOME,
+    settings,
+    stderr_to,
+)
 
 
 def test_what_spark_and_its_children_say_goes_to_a_file(
@@ -201,6 +210,8 @@ def test_of_few_rows_nothing_is_compiled_twice(tmp_path: Path) -> None:
         assert JAVA_FOR_FEW not in many.get(name, "")
         assert JAVA_FOR_FEW in some[name]
     assert not FOR_FEW.items() & some.items(), "queries are compiled all the same"
+    assert FOR_SOME.items() <= some.items()
+    assert not FOR_SOME.items() & many.items()
     assert "java.io.tmpdir" in few["spark.driver.extraJavaOptions"]
 
 

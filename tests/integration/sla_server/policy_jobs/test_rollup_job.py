@@ -131,7 +131,8 @@ def test_a_day_is_rolled_up_and_again_when_late_data_came(
 
 def test_a_steady_hour_gives_the_same_demand_as_its_minutes(spark: SparkSession) -> None:
     """Hours, minutes, and some of each; two weeks of one hour of the week, and its neighbour."""
-    streams = spark.createDataFrame([(1, "erp", "disk")], "stream_id bigint, volume string, backend string")
+    ddl = "stream_id bigint, volume string, backend string, rank int"
+    streams = spark.createDataFrame([(1, "erp", "disk", 0)], ddl)
     hours = ((0, 10), (1, 3), (168, 30), (336, 20), (504, 12))
     ddl = (
         "{} bigint, stream_id bigint, arrived bigint, reads bigint, writes bigint, cost_milli bigint, "
@@ -148,11 +149,12 @@ def test_a_steady_hour_gives_the_same_demand_as_its_minutes(spark: SparkSession)
             for minute in range(60)
         ]
         slots = spark.createDataFrame(rows, ddl.format("slot_us"))
-        return transforms.volume_slots(slots, streams, "slot_us")
+        return transforms.volume_slots(slots, streams, "slot_us", 1)
 
     def whole(some: Any) -> Any:
         rows = [row(hour * US_AN_HOUR, rate * 3600, US_AN_HOUR) for hour, rate in some]
-        return transforms.volume_slots(spark.createDataFrame(rows, ddl.format("hour_us")), streams, "hour_us")
+        slots = spark.createDataFrame(rows, ddl.format("hour_us"))
+        return transforms.volume_slots(slots, streams, "hour_us", 1)
 
     tables = utc_hours("disk", window_us=(0, 600 * US_AN_HOUR))
     zones, learned = spark.createDataFrame(tables.zones), spark.createDataFrame(tables.learned)

@@ -131,6 +131,7 @@ def processes(tmp_path: Path) -> Iterator[Callable[..., Path]]:
         "SPARK_LOCAL_DIRS": str(tmp_path),
         "SPARK_WORKER_DIR": str(tmp_path),
         "SPARK_DAEMON_JAVA_OPTS": JAVA_FOR_FEW,
+        "SPARK_LAUNCHER_OPTS": JAVA_FOR_FEW,  # of the Java that only finds out how to start one
     }
 
     def start(*command: str) -> Path:
@@ -199,13 +200,20 @@ def test_a_standalone_cluster_with_two_workers(fleet: Fleet, processes: Callable
     main = "org.apache.spark.deploy.master.Master"
     log = processes(program, main, "--host", "127.0.0.1", "--port", str(master), "--webui-port", str(page))
     wait_for("I have been elected leader", log)
-    for _ in range(2):
-        port = str(free_port())
-        worker = ("--host", "127.0.0.1", "--cores", "1", "--memory", "1g", "--webui-port", port, address)
-        wait_for(
-            "Successfully registered with master",
-            processes(program, "org.apache.spark.deploy.worker.Worker", *worker),
-        )
+    worker = (
+        "org.apache.spark.deploy.worker.Worker",
+        "--host",
+        "127.0.0.1",
+        "--cores",
+        "1",
+        "--memory",
+        "1g",
+    )
+    workers = [
+        processes(program, *worker, "--webui-port", str(port), address) for port in (free_port(), free_port())
+    ]
+    for log in workers:
+        wait_for("Successfully registered with master", log)
     assert run_job(fleet.postgresql, address, fleet.now_us) == fleet.expected
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from pyspark.sql import functions as F
 
 from sla_server.policy_jobs import transforms
 from sla_server.policy_jobs.demand import hour_tables, recency_weights, weighted_percentile
@@ -25,8 +26,9 @@ SLOT_DDL = (
 
 @pytest.fixture(scope="module")
 def streams(spark: SparkSession) -> DataFrame:
-    rows = [(1, "erp", "a", "disk"), (2, "batch", "b", "disk"), (3, "batch", "c", "disk")]
-    return spark.createDataFrame(rows, "stream_id bigint, volume string, client string, backend string")
+    rows = [(1, "erp", "a", "disk", 0), (2, "batch", "b", "disk", 0), (3, "batch", "c", "disk", 1)]
+    ddl = "stream_id bigint, volume string, client string, backend string, rank int"
+    return spark.createDataFrame(rows, ddl)
 
 
 def test_rates_add_the_streams_of_a_volume(spark: SparkSession, streams: DataFrame) -> None:
@@ -38,7 +40,7 @@ def test_rates_add_the_streams_of_a_volume(spark: SparkSession, streams: DataFra
         ],
         SLOT_DDL,
     )
-    rates = {row.volume: row for row in transforms.volume_slots(slots, streams, "slot_us").collect()}
+    rates = {row.volume: row for row in transforms.volume_slots(slots, streams, "slot_us", 2).collect()}
     assert rates["batch"].ios == 150
     assert rates["batch"].used == pytest.approx(15.9375)
     assert rates["batch"].demand == pytest.approx(15.9375)
@@ -47,7 +49,7 @@ def test_rates_add_the_streams_of_a_volume(spark: SparkSession, streams: DataFra
 
 def test_demand_counts_what_was_held_back(spark: SparkSession, streams: DataFrame) -> None:
     slots = spark.createDataFrame([(0, 2, 200, 100, 0, 100_000, SLOT)], SLOT_DDL)
-    row = transforms.volume_slots(slots, streams, "slot_us").collect()[0]
+    row = transforms.volume_slots(slots, streams, "slot_us", 2).collect()[0]
     assert row.used == pytest.approx(10.0)
     assert row.demand == pytest.approx(20.0)
 
@@ -56,20 +58,49 @@ def test_an_interval_without_io_is_a_rate_of_zero_and_one_without_cover_is_none(
     spark: SparkSession, streams: DataFrame
 ) -> None:
     slots = spark.createDataFrame([(0, 1, 0, 0, 0, 0, SLOT), (0, 2, 0, 0, 0, 0, 0)], SLOT_DDL)
-    rows = transforms.volume_slots(slots, streams, "slot_us").collect()
+    rows = transforms.volume_slots(slots, streams, "slot_us", 2).collect()
     assert [(row.volume, row.demand) for row in rows] == [("erp", 0.0)]
 
 
-def test_a_key_in_several_rows_is_one_interval(spark: SparkSession, streams: DataFrame) -> None:
-    """Of SQL and files; streams of a volume run at the same time, parts of a stream one after the other."""
+@pytest.mark.parametrize("lanes", [1, 2, 3])
+def test_a_key_in_several_rows_is_one_interval(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, lanes: int
+) -> None:
+    """Of SQL and files; streams of a volume run at the same time, parts of a stream one after the other.
+
+    Also where a volume has more streams than there are lanes.
+    """
+    monkeypatch.setattr(transforms, "LANES", lanes)
+    streams = spark.createDataFrame(
+        [(1, "erp", "disk", 0), (2, "batch", "disk", 1), (3, "batch", "disk", 0), (4, "batch", "disk", 2)],
+        "stream_id bigint, volume string, backend string, rank int",
+    )
     half = SLOT // 2
     slots = spark.createDataFrame(
-        [(0, 2, 50, 50, 0, 50_000, half), (0, 2, 70, 70, 0, 70_000, half), (0, 3, 30, 30, 0, 30_000, SLOT)],
+        [
+            (0, 2, 50, 50, 0, 50_000, half),
+            (0, 2, 70, 70, 0, 70_000, half),
+            (0, 3, 30, 30, 0, 30_000, half + 1),
+            (0, 4, 20, 20, 0, 20_000, half),
+            (0, 1, 10, 10, None, 10_000, half),
+        ],
         SLOT_DDL,
     )
-    (row,) = transforms.volume_slots(slots, streams, "slot_us").collect()
-    assert (row.ios, row.reads, row.covered_us, row.bytes) == (150, 150, SLOT, 0)
-    assert row.used == pytest.approx(15.0)
+    rows = transforms.volume_slots(slots, streams, "slot_us", 3).orderBy("volume").collect()
+    assert [(row.volume, row.ios, row.reads, row.covered_us, row.bytes) for row in rows] == [
+        ("batch", 170, 170, SLOT, 0),
+        ("erp", 10, 10, half, 0),
+    ]
+    assert [row.used for row in rows] == [pytest.approx(17.0), pytest.approx(2.0)]
+
+
+def test_the_nearest_integer(spark: SparkSession) -> None:
+    values = [0.0, 0.25, 0.5, 1.4999, 1.5, 2.5, 1e9 + 0.5, 2.0**52 - 0.5]
+    rows = spark.createDataFrame([(value,) for value in values], "x double")
+    found = rows.select(
+        transforms.nearest(rows.x).alias("n"), F.round("x").cast("bigint").alias("r")
+    ).collect()
+    assert [row.n for row in found] == [row.r for row in found]
 
 
 def test_hours_that_slots_cover_are_left_out(spark: SparkSession) -> None:
@@ -84,12 +115,6 @@ def test_hours_that_slots_cover_are_left_out(spark: SparkSession) -> None:
         ("disk", "b", 0),
         ("tape", "a", 0),
     ]
-
-
-def test_a_volume_that_was_moved_lies_on_one_backend(spark: SparkSession, streams: DataFrame) -> None:
-    volumes = spark.createDataFrame([("batch", "new-array")], "volume string, backend string")
-    moved = {row.stream_id: row.backend for row in transforms.streams_now(streams, volumes).collect()}
-    assert moved == {1: "disk", 2: "new-array", 3: "new-array"}
 
 
 def test_promises_meet_their_streams(spark: SparkSession, streams: DataFrame) -> None:
@@ -209,8 +234,8 @@ def test_intervals_to_attribute_are_those_of_broken_promises_and_some_of_the_oth
         [(1, "erp", "disk", "gold", "l"), (2, "erp", "disk", "gold", "l"), (3, "crm", "disk", "gold", "l")],
         "stream_id bigint, volume string, backend string, sla string, objective string",
     )
-    found = transforms.intervals_to_attribute(points, promised)
-    rows = found.collect()
+    found = transforms.intervals_to_attribute(points)
+    rows = transforms.with_victims(found, promised).collect()
     bad = [row for row in rows if row.missed == 50]
     assert {row.sla for row in rows} == {"gold"}
     assert sorted((row.at_us, row.times) for row in bad) == [(0, 1.0), (1, 1.0)]
@@ -227,7 +252,7 @@ def test_intervals_to_attribute_are_those_of_broken_promises_and_some_of_the_oth
         "backend string, volume string, at_us bigint, used double",
     )
     assert [tuple(row) for row in transforms.uses_of_backends(slots, found).collect()] == [
-        ("disk", "erp", at_us, 30.0)
+        ("disk", "erp", [at_us], [30.0])
     ]
 
 
