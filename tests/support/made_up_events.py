@@ -77,9 +77,16 @@ STORY: Final[tuple[tuple[str, str, str, str, str], ...]] = (
         "critical",
         "sla",
         "erp-gold/latency",
-        "erp-gold/latency: the error budget burns too fast (medium windows)",
+        "erp-gold/latency: the error budget was spent too fast over the last 6 h; 94 % of it is left, "
+        "which at the pace of the last hour (7.2 times what is allowed) lasts 3 d 21 h",
     ),
-    ("burn-rate-ended", "info", "sla", "erp-gold/latency", "erp-gold/latency: medium burn has ended"),
+    (
+        "burn-rate-ended",
+        "info",
+        "sla",
+        "erp-gold/latency",
+        "erp-gold/latency: the error budget is no longer spent too fast, over 6 h; 93 % of it is left",
+    ),
     (
         "unattributed",
         "warning",

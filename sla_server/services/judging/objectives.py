@@ -19,15 +19,18 @@ from typing import Final
 
 from sla_server.agreements import periods
 from sla_server.agreements.compliance import (
+    SECOND_US,
     JudgedTime,
     ObjectiveStatus,
     Terms,
+    burn_alerts,
     mark_of,
     standing,
     terms_for,
     terms_of,
 )
 from sla_server.agreements.slice_history import code_of
+from sla_server.reports.words import duration, percent
 from sla_server.rows import Row, Rows
 from sla_server.services.judging.track import DAY_US, Track
 from sla_server.services.rows import event_row, identity
@@ -150,7 +153,7 @@ class ObjectiveHistory:
             found = self.standings[key] = _standing(track, book, now_us)
             changed.add(key)
             if found.alerts != book.alerts:
-                rows += _alert_events(found, book.alerts, book.judged_to_us)
+                rows += alert_events(found, book.alerts, book.judged_to_us)
                 book.alerts = found.alerts
             oldest_us = _oldest_us(found.period_start_us, found.period_end_us)
             book.slices.forget_before(oldest_us)
@@ -203,7 +206,7 @@ def _shown(track: Track, newest: Row | None) -> Row:
     }
 
 
-def _alert_events(found: ObjectiveStatus, before: frozenset[str], at_us: int) -> Rows:
+def alert_events(found: ObjectiveStatus, before: frozenset[str], at_us: int) -> Rows:
     """Events for the alerts that began or ended; identity: what, whose, which, and up to which slice."""
     subject = f"{found.name}/{found.objective}"
     rows: Rows = []
@@ -214,13 +217,28 @@ def _alert_events(found: ObjectiveStatus, before: frozenset[str], at_us: int) ->
         if alert == "consecutive":
             text = f"{found.consecutive_bad} bad slices in a row" if began else "no longer bad in a row"
         else:
-            text = (
-                f"the error budget burns too fast ({alert} windows)" if began else f"{alert} burn has ended"
-            )
+            text = _burn_text(found, alert, began)
         details = {"alert": alert, "burn_1h": found.burn_1h, "budget_remaining": found.budget.remaining_ratio}
         event_id = identity("alert", kind, subject, alert, at_us)
         rows.append(event_row(kind, severity, "sla", subject, f"{subject}: {text}", at_us, details, event_id))
     return rows
+
+
+def _burn_text(found: ObjectiveStatus, alert: str, began: bool) -> str:
+    """Over what time the error budget is spent too fast, how much is left, and for how long that lasts."""
+    budget, period_us = found.budget, found.period_end_us - found.period_start_us
+    long_us = next(each.long_us for each in burn_alerts(period_us, 0, found.target) if each.name == alert)
+    over = duration(long_us / SECOND_US)
+    ratio = budget.remaining_ratio
+    left = "" if ratio is None else f"; {percent(max(ratio, 0.0), 0)} of it is left"
+    if not began:
+        return f"the error budget is no longer spent too fast, over {over}{left}"
+    text = f"the error budget was spent too fast over the last {over}{left}"
+    pace = found.burn_1h * (1.0 - found.target)  # bad time a time
+    if found.burn_1h < 1 or pace <= 0 or budget.minutes_left <= 0:
+        return text
+    paced = f"at the pace of the last hour ({found.burn_1h:.1f} times what is allowed)"
+    return f"{text}, which {paced} lasts {duration(budget.minutes_left / pace * 60)}"
 
 
 def revision_events(revised: Mapping[Key, Sequence[tuple[int, str, str]]], now_us: int) -> Rows:

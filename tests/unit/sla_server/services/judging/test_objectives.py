@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from sla_server.agreements.compliance import ObjectiveStatus
+from sla_server.agreements.compliance import Budget, Counts, ObjectiveStatus
 from sla_server.agreements.promise import InForce
 from sla_server.services.judging.judge import Judge
+from sla_server.services.judging.objectives import alert_events
+from sla_server.services.judging.track import DAY_US
 from tests.support.agreements import agreement, simple
 from tests.support.services import MINUTE_US, START_US, FakeStore
 
@@ -103,3 +107,31 @@ def test_time_judged_by_verdict_only_grows_and_late_revisions_are_not_in_it() ->
     assert scene.run(40.5).judged_us == (39 * MINUTE_US, MINUTE_US), "an edit goes on counting"
     scene.restart(40.5)
     assert scene.run(40.6).judged_us == (0, 0), "as a counter of a process that was started again"
+
+
+def status(burn_1h: float, minutes_left: float, alerts: frozenset[str]) -> ObjectiveStatus:
+    """Of 30 days at 99.5 %: 216 minutes of bad time are allowed."""
+    budget = Budget(216.0, minutes_left / 216.0, minutes_left)
+    span_us = (START_US, START_US + 30 * DAY_US)
+    return ObjectiveStatus(
+        "gold", "latency", *span_us, Counts(), 0.99, 1.0, budget, burn_1h, 0, alerts, 0.995
+    )
+
+
+@pytest.mark.parametrize(
+    ("burn_1h", "minutes_left", "said"),
+    [
+        (7.2, 203.0, "; 93 % of it is left, which at the pace of the last hour (7.2 times what is allowed) "
+                     "lasts 3 d 21 h"),
+        (0.0, 203.0, "; 93 % of it is left"),
+        (14.0, 0.0, "; 0 % of it is left"),
+    ],
+)  # fmt: skip
+def test_an_alert_says_what_is_left_of_the_budget_and_how_long_it_lasts(
+    burn_1h: float, minutes_left: float, said: str
+) -> None:
+    found = status(burn_1h, minutes_left, frozenset({"medium"}))
+    (row,) = [row for _, row in alert_events(found, frozenset(), START_US)]
+    assert row["text"] == f"gold/latency: the error budget was spent too fast over the last 6 h{said}"
+    (row,) = [row for _, row in alert_events(replace(found, alerts=frozenset()), found.alerts, START_US)]
+    assert row["text"].startswith("gold/latency: the error budget is no longer spent too fast, over 6 h; ")
