@@ -30,8 +30,8 @@ MOST_SILENT: Final = 3
 """A network that is made again (spanning tree, a switch that starts) takes up to 50 s."""
 _SPREAD_MS: Final = 2_000  # by which a living host's answer to a keepalive may be late
 _TCP_INFO: Final = struct.Struct("=2xBBB51xI")
-"""Of ``struct tcp_info``: retransmissions and probes that have no answer, how often the interval of either was
-doubled (that of keepalives is not), milliseconds since the last ACK."""
+"""Of ``struct tcp_info``: retransmissions and probes that have no answer, how often the interval of either
+was doubled (that of keepalives is not), milliseconds since the last ACK."""
 
 
 def end_when_silent(loop: EventLoop, sock: socket.socket, uri: str) -> None:
