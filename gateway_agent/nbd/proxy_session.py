@@ -126,13 +126,10 @@ class ProxySession(NbdSession):
         self._runs: RequestRuns | None = None
         if self._most_upstreams > 1 and self._asked is not None:
             self._runs = RequestRuns(first, self.requests.sent_pos)
+            loop, missing = self._context.loop, self._most_upstreams - 1
+            refused = partial(self._warn, "upstream-connection-refused", may_return=False)
             self._further = FurtherConnections(
-                self._context.loop,
-                upstream,
-                self._most_upstreams - 1,
-                self._asked,
-                self._on_further,
-                partial(self._warn, "upstream-connection-refused", may_return=False),
+                loop, upstream, missing, self._asked, self._is_within, self._on_further, refused
             )
         self._watch(first, IN)
 
@@ -408,6 +405,9 @@ class ProxySession(NbdSession):
     def _within(self) -> tuple[int, int, int] | None:
         """See ``Replies.in_progress``."""
         return self._replying.reader.in_progress if self._replying is not None else None
+
+    def _is_within(self) -> bool:
+        return self._within is not None
 
     def cut_ended(self, now_ns: int) -> None:
         """See ``accounting.CountedSession``."""

@@ -17,9 +17,10 @@ client that opens the file now would find the same. It lives as long as a sessio
 Durability: ``flush`` and FUA return after the kernel says that the data are stable (fdatasync, RWF_DSYNC).
 It says *once* that it could not write something, to whoever asks first by a descriptor, and forgets it then:
 the next fdatasync succeeds though data are lost, perhaps another client's. So once a flush has failed all
-later ones of this opening do, and the next client opens the file again. Flushes have a descriptor of their
-own, so that no FUA takes such an error away from them, and are done one at a time, each for all that wait for
-it (``_SharedSync``).
+later ones of this opening do, and the next client opens the file again. FUA may be who asks first; so behind
+each flush another descriptor is asked, by which nothing else is done. The flush itself is one of the
+descriptor that writes: file systems of FUSE may wait for, and know the errors of, what came by the same one
+only (sshfs). Flushes are done one at a time, each for all that wait for it (``_SharedSync``).
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ _ZERO_RANGE: Final = 16
 _ZEROES: Final = bytes(1 << 20)
 _RANGE_BYTES: Final = 64 << 20  # given back, or made zero by the file itself, at a time: some milliseconds
 _NOT_POSSIBLE: Final = frozenset((95, 22, 38))  # EOPNOTSUPP, EINVAL (devices, at odd places), ENOSYS
+_WAIT_BEFORE: Final = 1  # of sync_file_range(2): for what is on its way to the disk
 _CACHE_BYTES: Final = 1 << 20  # the kernel reads about so much ahead for one call
 HOLE_BYTES: Final = 64 << 10  # smaller holes of a read are read; a look for one costs as much as some 4 KiB
 
@@ -61,11 +63,26 @@ _FLAGS: Final = (
 log = structlog.get_logger("storage")
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+_libc.sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
 
 
 def _fallocate(fd: int, mode: int, offset: int, length: int) -> int:
     """Error number of fallocate(2)."""
     return 0 if _libc.fallocate(fd, mode, offset, length) == 0 else ctypes.get_errno()
+
+
+def _missed_error(fd: int) -> int:
+    """Error number of something that could not be written, unless this descriptor was asked since.
+
+    sync_file_range(2) says so without a flush of the disk, which fdatasync(2) would do once more.
+    """
+    if _libc.sync_file_range(fd, 0, 1, _WAIT_BEFORE) == 0:
+        return 0
+    error = ctypes.get_errno()
+    if error in _NOT_POSSIBLE:
+        os.fdatasync(fd)
+        return 0
+    return error
 
 
 def _check_kind(mode: int) -> None:
@@ -80,11 +97,16 @@ class _SharedSync:
 
     Attributes:
         error: number for the wire of the first one that failed; 0 while none has.
+
+    Args:
+        fd: by which is written.
+        asking_fd: another one of the same file, by which nothing is done.
     """
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, asking_fd: int) -> None:
         self.error = 0
         self._fd = fd
+        self._asking_fd = asking_fd
         self._changed = threading.Condition()
         self._begun = self._ended = 0
 
@@ -100,7 +122,8 @@ class _SharedSync:
         error = p.EIO
         try:
             os.fdatasync(self._fd)
-            error = 0
+            missed = _missed_error(self._asking_fd)
+            error = p.wire_error(missed) if missed else 0
         except OSError as exc:
             error = p.wire_error(exc.errno or p.EIO)
         finally:
@@ -145,11 +168,11 @@ class VolumeStorage:
             raise BackingFileError(volume, path, str(exc)) from exc
         try:
             size_bytes = self._size_bytes()
-            self._sync_fd = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
+            self._asking_fd = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
         except (OSError, ValueError) as exc:
             os.close(self._fd)
             raise BackingFileError(volume, path, str(exc)) from exc
-        self._sync = _SharedSync(self._sync_fd)
+        self._sync = _SharedSync(self._fd, self._asking_fd)
         self.facts = p.ExportFacts(size_bytes, _FLAGS | (p.TX_READ_ONLY if read_only else p.TX_CHANGES))
         self.preadv = partial(os.preadv, self._fd)
         self.tells_cached = self._tells_cached()
@@ -338,5 +361,5 @@ class VolumeStorage:
         """One user less; the last one closes the file."""
         self._holders -= 1
         if not self._holders:
-            os.close(self._sync_fd)
+            os.close(self._asking_fd)
             os.close(self._fd)

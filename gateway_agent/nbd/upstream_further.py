@@ -7,7 +7,8 @@ otherwise on another connection is asked for no more. Thread: the loop's.
 After a loss, or a failure, a new connection may be to an upstream that was restarted and has lost what it
 acknowledged without a flush, while those that are there have not noticed (its host went down): a flush on the
 new one would succeed for changes that are gone. So it is used only when one of them has answered what was
-asked since: an answer to what was asked before may have been on its way.
+asked since: an answer to what was asked before, or the rest of one, may have been on its way. Until then it
+is watched for its end: what is sent on a connection that has ended already would count as lost.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Final
 
 from gateway_agent.errors import GatewayError, UpstreamError
 from gateway_agent.nbd.buffers import COOKIE, END, FINISHED_INTS, Finished
-from gateway_agent.nbd.loop import EventLoop
+from gateway_agent.nbd.loop import IN, EventLoop
 from gateway_agent.nbd.protocol import ExportFacts
 from gateway_agent.nbd.replies import AskedRequests
 from gateway_agent.nbd.upstream import Upstream, UpstreamOpening
@@ -35,6 +36,7 @@ class FurtherConnections:
         first: the connection that is there.
         missing: how many are wanted beside it.
         asked: what those that are there have to answer.
+        is_within: whether the reply to a request that ``asked`` no longer has is here in part.
         on_made: gets each, in transmission and not watched.
         on_refused: gets the reason why one could not be made.
     """
@@ -45,6 +47,7 @@ class FurtherConnections:
         first: Upstream,
         missing: int,
         asked: AskedRequests,
+        is_within: Callable[[], bool],
         on_made: Callable[[Upstream], None],
         on_refused: Callable[[GatewayError], None],
     ) -> None:
@@ -52,6 +55,7 @@ class FurtherConnections:
         self._first = first
         self._missing = missing
         self._asked = asked
+        self._is_within = is_within
         self._on_made = on_made
         self._on_refused = on_refused
         self._opening: UpstreamOpening | None = None
@@ -59,7 +63,7 @@ class FurtherConnections:
         self._needs_proof = False  # that the upstream is the one that the others are connected to
         self._unproven: Upstream | None = None
         self._before: dict[int, int] = {}  # cookie -> end of what had no answer when that one was made
-        self._answered = 0  # requests, since then
+        self._answered = 0  # requests, since then; without the one whose reply had begun
         self._open(loop.clock.monotonic_ns())
 
     def _open(self, _now_ns: int) -> None:
@@ -83,7 +87,10 @@ class FurtherConnections:
         if upstream.is_like(self._first):
             self._unproven = upstream
             self._before = {request[COOKIE]: request[END] for request in self._asked.values()}
-            self._answered = 0
+            self._answered = -self._is_within()
+            self._loop.watch(
+                upstream.sock.fileno(), IN, self._on_unproven, lambda _exc: self._unproven_gone()
+            )
             if not self._needs_proof:
                 self._use()
             return
@@ -111,11 +118,31 @@ class FurtherConnections:
             self._use()
 
     def _use(self) -> None:
-        upstream, self._unproven = self._unproven, None
-        assert upstream is not None  # callers have looked
+        upstream = self._take_unproven()
         self._missing -= 1
         self._on_made(upstream)
         self._open(0)
+
+    def _take_unproven(self) -> Upstream:
+        upstream, self._unproven = self._unproven, None
+        assert upstream is not None  # callers have looked
+        self._loop.forget(upstream.sock.fileno())
+        return upstream
+
+    def _on_unproven(self, _events: int) -> None:
+        """It was asked nothing: what comes is its end, or TLS on its own."""
+        assert self._unproven is not None  # watched only while it is there
+        try:
+            self._unproven.sock.recv(1)
+        except BlockingIOError:
+            return
+        except OSError:  # an end, too
+            pass
+        self._unproven_gone()
+
+    def _unproven_gone(self) -> None:
+        self._take_unproven().close()
+        self._open_later()
 
     def _open_later(self) -> None:
         wait_ns = AGAIN_NS << min(self._failed, _MOST_DOUBLED)
@@ -132,8 +159,7 @@ class FurtherConnections:
         self._missing = 0
         self._loop.cancel(self)
         if self._unproven is not None:
-            self._unproven.leave(self._loop)
-            self._unproven = None
+            self._take_unproven().leave(self._loop)
         if self._opening is not None:
             self._opening.cancel()
             self._opening = None

@@ -8,7 +8,9 @@ end like any other. That takes 47 to 62 s.
 
 Not ``TCP_USER_TIMEOUT``, which also ends a connection to a server that lives and takes no bytes for so long:
 storage that hangs is waited for, and reported (``stalls``). Its kernel acknowledges what asks for its window,
-at last every two minutes, and between these nothing is waited for.
+at last every two minutes, and between these nothing is waited for. One such question may be lost on a network
+that is in order, and the next one is two minutes away; so two must be: a host that is gone after its storage
+has hung for long is found after five minutes at most.
 
 Checks are counted, not seconds: after a suspension of this machine the other end has had no time to answer.
 Thread: the loop's.
@@ -27,8 +29,9 @@ EVERY_NS: Final = 15 * 10**9
 MOST_SILENT: Final = 3
 """A network that is made again (spanning tree, a switch that starts) takes up to 50 s."""
 _SPREAD_MS: Final = 2_000  # by which a living host's answer to a keepalive may be late
-_TCP_INFO: Final = struct.Struct("=2xBB52xI")
-"""Of ``struct tcp_info``: retransmissions and probes that have no answer, milliseconds since the last ACK."""
+_TCP_INFO: Final = struct.Struct("=2xBBB51xI")
+"""Of ``struct tcp_info``: retransmissions and probes that have no answer, how often the interval of either
+was doubled (that of keepalives is not), milliseconds since the last ACK."""
 
 
 def end_when_silent(loop: EventLoop, sock: socket.socket, uri: str) -> None:
@@ -70,5 +73,6 @@ def is_silent(sock: socket.socket) -> bool:
         return False
     if len(info) < _TCP_INFO.size:
         return False
-    retransmits, probes, silent_ms = _TCP_INFO.unpack(info)
-    return bool(retransmits or probes) and silent_ms > EVERY_NS // 10**6 + _SPREAD_MS
+    retransmits, probes, doubled, silent_ms = _TCP_INFO.unpack(info)
+    is_asked = retransmits or probes > (1 if doubled else 0)
+    return bool(is_asked) and silent_ms > EVERY_NS // 10**6 + _SPREAD_MS

@@ -102,17 +102,22 @@ def _sqlite_engine(config: DatabaseConfig, url: URL, read_only: bool) -> Engine:
 
 
 class _LogRenewal:
-    """Whether a write or sync of SQLite's log has failed since it was last emptied; see the module."""
+    """Whether a write or sync of SQLite's log has failed since it was last emptied; see the module.
+
+    ``_failure`` is the last one, ``_renewed`` the last one before the log was emptied. Two names, as another
+    thread's transaction may fail just when this one's has emptied it.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._is_due = False
+        self._failure: object = None
+        self._renewed: object = None
         event.listen(engine, "handle_error", self._saw)
 
     def _saw(self, context: ExceptionContext) -> None:
         code = getattr(context.original_exception, "sqlite_errorcode", 0)
         if code & 0xFF == sqlite3.SQLITE_IOERR:
-            self._is_due = True
+            self._failure = object()
 
     def before(self, connection: Connection) -> None:
         """Before a transaction begins.
@@ -120,14 +125,15 @@ class _LogRenewal:
         Raises:
             DatabaseUnavailable: a reader still needs the log; come again.
         """
-        if not self._is_due:
+        failure = self._failure
+        if failure is self._renewed:
             return
         is_busy, _, _ = connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").one()
         if is_busy:
             raise DatabaseUnavailable(
                 where(self._engine), "its log must be emptied after an I/O error, and is being read"
             )
-        self._is_due = False
+        self._renewed = failure
 
 
 SORT_MEMORY: Final = "32MB"

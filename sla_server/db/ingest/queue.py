@@ -121,9 +121,14 @@ def read_beside(directory: Path, bounds: Callable[[str], tuple[int, int]]) -> li
             found = scan(ring, header.seed).intact
             if not len(found) or int(found["seq"].min()) > after_seq + 1:
                 raise _written_over(path, after_seq + 1)
+            found = found[np.argsort(found["seq"])]
             wanted = found[(found["seq"] > after_seq) & (found["seq"] <= last_seq)]
-            wanted = wanted[np.argsort(wanted["seq"])]
-            return [_copied(path, ring, header.seed, record) for record in wanted.tolist()]
+            records = [_copied(path, ring, header.seed, record) for record in wanted.tolist()]
+            # The oldest are written over first: while this one is there, all wanted ones were seen.
+            (edge,) = found[found["seq"] <= after_seq + 1][-1:].tolist()
+            if check(ring, header.seed, edge[3]) != edge:
+                raise _written_over(path, after_seq + 1)
+            return records
 
 
 def _copied(path: Path, ring: memoryview, seed: int, record: Found) -> IngestRecord:

@@ -9,6 +9,7 @@ from itertools import count
 import pytest
 from click.testing import CliRunner
 
+from pmdaemon.diskqueue import format as disk_format
 from sla_server.cli.client import Client
 from sla_server.cli.main import cli
 from sla_server.db import backup
@@ -192,6 +193,34 @@ def test_a_record_that_is_written_over_while_it_is_copied_fails_the_backup(site,
             rig.queue.append_many([bytes(100_000)])
             rig.queue.delete_through(rig.queue.synced_seq - 1)
         return found
+
+    monkeypatch.setattr(ingest_queue, "scan", scanned)
+    with pytest.raises(DbError, match=f"record {newest} of .* was written over"):
+        read_beside(queue_dir, lambda _id: (newest - 1, newest))
+    rig.close()
+
+
+def test_a_record_that_is_written_over_before_it_is_seen_fails_the_backup(site, monkeypatch):
+    """While the scan is between it and the one before it, which was seen and is not wanted."""
+    fill(site)
+    rig = Rig(site.database.config, site.database.data_dir, clock=later(4))
+    rig.queue.append_many([bytes(100_000), bytes(100_000)])
+    queue_dir = site.database.config.resolved_queue_dir(site.database.data_dir)
+    newest, plain = rig.queue.synced_seq, ingest_queue.scan
+    pieces = []
+
+    def scanned(ring, seed):
+        (before,) = [row for row in plain(ring, seed).intact.tolist() if row[2] == newest - 1]
+
+        def release():
+            pieces.append(None)
+            if len(pieces) == before[3] // disk_format.PIECE_BYTES + 1:
+                for _ in range(40):  # more than the ring holds
+                    rig.queue.append_many([bytes(100_000)])
+                    rig.queue.delete_through(rig.queue.synced_seq - 1)
+
+        monkeypatch.setattr(disk_format, "PIECE_BYTES", 4096)
+        return plain(ring, seed, release)
 
     monkeypatch.setattr(ingest_queue, "scan", scanned)
     with pytest.raises(DbError, match=f"record {newest} of .* was written over"):

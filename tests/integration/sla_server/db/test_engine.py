@@ -6,7 +6,7 @@ import functools
 import sqlite3
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
 
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import begin, make_engine
@@ -156,3 +156,33 @@ def test_after_an_io_error_sqlite_writes_behind_nothing_that_it_has_not_in_its_f
         assert connection.execute(text("SELECT x FROM t")).scalars().all() == [1, 4]
     for each in (reader, engine):
         each.dispose()
+
+
+def test_an_io_error_that_comes_while_the_log_is_emptied_has_it_emptied_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(sqlite3, "connect", functools.partial(sqlite3.connect, factory=FailingOnce))
+    engine, log = make_engine(DatabaseConfig(lock_timeout_s=0.1), tmp_path), tmp_path / "sla.db-wal"
+    run(engine, "CREATE TABLE t (x integer)")
+    emptied = []
+
+    def fail_another(_connection, _cursor, statement, *_how):
+        if "wal_checkpoint" in statement:
+            emptied.append(log.stat().st_size)
+            if len(emptied) == 1:
+                with begin(engine) as other:  # as another thread would
+                    other.execute(text("INSERT INTO t VALUES (1)"))
+                FailingOnce.fails = True
+                with pytest.raises(DatabaseUnavailable), begin(engine) as other:
+                    other.execute(text("INSERT INTO t VALUES (2)"))
+
+    event.listen(engine, "after_cursor_execute", fail_another)
+    FailingOnce.fails = True
+    with pytest.raises(DatabaseUnavailable, match="disk I/O error"):
+        run(engine, "INSERT INTO t VALUES (3)")
+    run(engine, "INSERT INTO t VALUES (4)")
+    before = len(emptied)
+    run(engine, "INSERT INTO t VALUES (5)")
+    assert len(emptied) == before + 1
+    run(engine, "INSERT INTO t VALUES (6)")
+    assert len(emptied) == before + 1
+    assert not any(emptied)
+    engine.dispose()

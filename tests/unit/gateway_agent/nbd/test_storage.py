@@ -1,5 +1,6 @@
 """A file as a volume: its holes, what it can do quickly, and what it says of itself."""
 
+import ctypes
 import errno
 import os
 import random
@@ -301,8 +302,8 @@ def test_a_flush_is_not_answered_by_one_that_began_before_it(path, opened, monke
     assert (found, len(disk.fds)) == ([0, 0], 2)
 
 
-def test_fua_takes_no_error_from_a_flush(path, opened, monkeypatch):
-    """The kernel keeps for each descriptor what it has said; so they need one each."""
+def test_a_flush_is_one_of_the_descriptor_that_writes(path, opened, monkeypatch):
+    """File systems of FUSE may know what came by it, and what became of that, and of no other's."""
     make(path, MIB)
     written, plain = [], os.pwritev
 
@@ -311,9 +312,43 @@ def test_fua_takes_no_error_from_a_flush(path, opened, monkeypatch):
         return plain(fd, *how)
 
     monkeypatch.setattr(os, "pwritev", pwritev)
-    storage, disk = opened(), FailingDisk(monkeypatch)
+    storage, disk = opened(), FailingDisk(monkeypatch, 0)
+    assert storage.write(b"d" * 512, 0, fua=False) == 0
+    assert storage.flush() == 0
+    assert written == disk.fds
+
+
+class AskedKernel:
+    """Says by a descriptor what it has not said by that one yet, as sync_file_range(2) does."""
+
+    def __init__(self, monkeypatch, *errors):
+        self.fds, self._errors = [], list(errors)
+        monkeypatch.setattr(storage_module._libc, "sync_file_range", self)  # no file fails on demand
+
+    def __call__(self, fd, *_range):
+        self.fds.append(fd)
+        error = self._errors.pop(0) if self._errors else 0
+        ctypes.set_errno(error)
+        return -1 if error else 0
+
+
+def test_fua_takes_no_error_from_a_flush(path, opened, monkeypatch):
+    """The kernel keeps for each descriptor what it has said: one by which nothing is done is asked, too."""
+    make(path, MIB)
+    storage, disk = opened(), FailingDisk(monkeypatch, 0)
+    kernel = AskedKernel(monkeypatch, errno.EIO)
     assert storage.write(b"d" * 512, 0, fua=True) == 0
-    storage.flush()
-    (wrote,), (synced,) = written, disk.fds
-    assert wrote != synced
-    assert os.fstat(wrote).st_ino == os.fstat(synced).st_ino
+    assert [storage.flush() for _ in range(2)] == [p.EIO] * 2
+    (synced,), (asked,) = disk.fds, kernel.fds
+    assert asked != synced
+    assert os.fstat(asked).st_ino == os.fstat(synced).st_ino
+    assert not storage.is_current()
+
+
+@pytest.mark.parametrize("error", [errno.ENOSYS, errno.EOPNOTSUPP])
+def test_where_the_kernel_is_not_to_be_asked_so_both_are_synced(path, opened, monkeypatch, error):
+    make(path, MIB)
+    storage, disk = opened(), FailingDisk(monkeypatch, 0)
+    kernel = AskedKernel(monkeypatch, error)
+    assert storage.flush() == 0
+    assert disk.fds[1:] == kernel.fds

@@ -3,87 +3,19 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 
-from gateway_agent.config import ExportConfig
 from gateway_agent.errors import UpstreamError
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd import upstream_further, upstream_return
 from gateway_agent.nbd.loop import GONE, IN
-from gateway_agent.nbd.upstream_handshake import Agreed
 from gateway_agent.nbd.upstream_runs import _MOST_RUNS
 from pmdaemon.wire.rates import Rates
-from tests.support.nbd import ALL_FLAGS, MIB, FakeSocket, Rig, assembled, chunks, replies
-from tests.support.nbd_proxy import IN_CHUNKS, Pair, read, upstream_of, write
+from tests.support.nbd import ALL_FLAGS, MIB, assembled, chunks, replies
+from tests.support.nbd_proxy import IN_CHUNKS, read, write
+from tests.support.nbd_several import Several
 
 DISC = p.request(p.Cmd.DISC, 0, 0, 0)
-
-
-class Opening:
-    """An attempt to connect; it is answered by the test."""
-
-    def __init__(self, made, on_ready, on_failed):
-        self.made, self.on_ready, self.on_failed = made, on_ready, on_failed
-        made.append(self)
-
-    def cancel(self):
-        self.made.remove(self)
-
-
-@pytest.fixture
-def openings(monkeypatch):
-    made = []
-
-    def opening(_loop, _uri, on_ready, on_failed, **_how):
-        return Opening(made, on_ready, on_failed)
-
-    monkeypatch.setattr(upstream_return, "UpstreamOpening", opening)
-    monkeypatch.setattr(upstream_further, "UpstreamOpening", opening)
-    return made
-
-
-class Several:
-    """A session with up to ``most`` connections, of which ``opened`` are there."""
-
-    def __init__(self, openings, most=3, opened=3, mode=p.SIMPLE_REPLIES, reconnect_s=0.0, **rig):
-        self.openings, self.agreed, self.mode = openings, None, mode
-        if mode.structured:
-            self.agreed = Agreed(structured=True, context_id=5)
-        self.rig = Rig(**rig)
-        settings = {"volume": "vol-1", "backend": "disk", "upstream": self.rig.export.upstream}
-        settings |= {"upstream_connections": most, "reconnect_s": reconnect_s}
-        self.rig.volume.export = ExportConfig.model_validate(settings)
-        self.pair = Pair(self.rig, mode=mode, agreed=self.agreed)
-        self.fars, self.near, self.session = [self.pair.far], self.pair.near, self.pair.session
-        while len(self.fars) < opened:
-            self.open_next()
-
-    def open_next(self, **other):
-        """The connection that the session waits for."""
-        opening = self.openings.pop()
-        self.fars.append(FakeSocket())
-        upstream = upstream_of(self.rig, self.fars[-1], self.agreed)
-        upstream = replace(upstream, **other)
-        opening.on_ready(upstream, upstream.facts)
-        return self.fars[-1]
-
-    def say(self, *data):
-        self.pair.say(*data)
-
-    def answer(self, far, *data):
-        self.rig.deliver(self.fars[far], b"".join(data))
-
-    def end(self, far):
-        self.pair.end(self.fars[far])
-
-    def sent(self):
-        return [bytes(far.sent) for far in self.fars]
-
-    @property
-    def is_kept(self):
-        return not (self.near.is_shut or self.session.is_closed)
 
 
 def parsed(raw):
@@ -402,41 +334,6 @@ def test_one_that_ends_with_nothing_to_answer_is_opened_again_and_the_others_go_
     assert sum(len(raw) for raw in each.sent()) == 7 * p.REQUEST.size
     row = each.pair.row()
     assert (row["reads"], row["errors"], row["inflight"]) == (4, 0, 3)
-
-
-def test_a_flush_never_goes_to_a_restarted_upstream_that_has_lost_what_it_would_cover(openings):
-    each = Several(openings, most=2, opened=2)
-    each.say(write(1, b"w" * 512))
-    each.answer(1, p.simple_reply(1))  # acknowledged, and not stable
-    each.end(1)  # the host of the upstream restarts; the other connection has not noticed yet
-    each.rig.loop.fire(5)
-    restarted = each.open_next()
-    for cookie in (2, 3):
-        each.say(p.request(p.Cmd.FLUSH, cookie, 0, 0))
-    assert restarted.sent == b""
-    each.end(0)
-    each.rig.loop.fire(1)
-    assert [error for _, error, _ in replies(each.near.sent)] == [0, p.EIO, p.EIO]
-    assert bytes(restarted.sent) == DISC
-
-
-def test_an_answer_to_what_was_asked_before_proves_no_new_connection(openings):
-    """It may have been on its way when the upstream was restarted."""
-    each = Several(openings, most=2, opened=2)
-    each.say(write(1, b"w" * 512))
-    each.answer(1, p.simple_reply(1))  # acknowledged, and not stable
-    each.say(read(2))
-    each.end(1)
-    each.rig.loop.fire(5)
-    restarted = each.open_next()
-    each.answer(0, p.simple_reply(2) + b"r" * 512)
-    for cookie in (3, 4):
-        each.say(p.request(p.Cmd.FLUSH, cookie, 0, 0))
-    assert restarted.sent == b""
-    each.answer(0, p.simple_reply(3))
-    for cookie in (5, 6):
-        each.say(read(cookie))
-    assert restarted.sent, "that one was asked since: it is the same upstream"
 
 
 def test_what_an_ended_connection_did_not_take_goes_to_another(openings):

@@ -20,7 +20,7 @@ class TcpSocket:
     family = socket.AF_INET
 
     def __init__(self):
-        self.silent_ms, self.probes, self.is_open, self.is_shut = 0, 0, True, False
+        self.silent_ms, self.probes, self.doubled, self.is_open, self.is_shut = 0, 0, 0, True, False
         self.options = {}
 
     def fileno(self):
@@ -30,7 +30,8 @@ class TcpSocket:
         self.options[level, name] = value
 
     def getsockopt(self, _level, _name, size):
-        return (bytes((1, 0, 0, self.probes)) + bytes(52) + struct.pack("=I", self.silent_ms))[:size]
+        head = bytes((1, 0, 0, self.probes, self.doubled))
+        return (head + bytes(51) + struct.pack("=I", self.silent_ms))[:size]
 
     def shutdown(self, _how):
         self.is_shut = True
@@ -71,10 +72,25 @@ def test_one_that_acknowledges_keepalives_is_kept_however_long_it_answers_nothin
 def test_storage_that_hangs_and_takes_no_bytes_is_waited_for(watched):
     """Its kernel answers each probe of its window; they are two minutes apart in the end."""
     loop, sock = watched
+    sock.doubled = 10
     for second in range(0, 3600, 15):
         sock.silent_ms, sock.probes = second % 120 * 1000, 0
         loop.fire(EVERY_S)
     assert not sock.is_shut
+
+
+def test_one_lost_question_for_a_window_is_no_silence_and_two_are(watched):
+    loop, sock = watched
+    sock.doubled, sock.probes = 10, 1
+    for second in range(120, 240, 15):
+        sock.silent_ms = second * 1000
+        loop.fire(EVERY_S)
+    assert not sock.is_shut
+    sock.probes = 2
+    for second in range(240, 285, 15):
+        sock.silent_ms = second * 1000
+        loop.fire(EVERY_S)
+    assert sock.is_shut
 
 
 def test_a_pause_of_this_machine_is_no_silence_of_the_other(watched):

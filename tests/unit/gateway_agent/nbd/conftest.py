@@ -1,0 +1,5 @@
+"""Fixtures of several files here."""
+
+from tests.support.nbd_several import openings
+
+__all__ = ["openings"]
