@@ -415,6 +415,8 @@ class DeliveryState:
             return None
         except (OSError, ValidationError) as exc:  # what was under way comes again under other numbers
             log.warning("sent-state-unreadable", path=str(self._sent_path), problem=str(exc)[:200])
+            with contextlib.suppress(OSError):  # once readable it would seem newer than what is written now
+                self._sent_path.unlink()
             return None
 
 

@@ -418,7 +418,8 @@ class PairCore:
 
     def _take(self, queue_id: str, records: Sequence[tuple[int, bytes]]) -> bool:
         own = {queue.queue_id for queue in self._mirrored}
-        newest_us = max(self._recorded_us, self._main.newest_us + 1)  # behind all of before, see EventIntake
+        # Behind all of before, see EventIntake; a beginning may be in the queue of what is due later alone.
+        newest_us = max(self._recorded_us, *(queue.newest_us + 1 for queue in self._mirrored))
         now_us = max(self._clock.unix_us(), newest_us)
         items: list[QueuedEvent] = []
         later: list[QueuedEvent] = []

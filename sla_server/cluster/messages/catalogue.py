@@ -37,6 +37,7 @@ from sla_server.cluster.messages.errors import (
     MessagesError,
 )
 from sla_server.cluster.messages.link import ANSWER_S, EngineLink
+from sla_server.cluster.messages.mirror_streams import parts_of, stream_names
 
 log = structlog.get_logger("messages")
 BUCKET: Final = "SLA_DESTINATIONS"
@@ -285,13 +286,28 @@ class Catalogue:
 
     async def _make_stream(self, wanted: Destination) -> None:
         config = stream_config(wanted, has_batches=self.has_batches)
-        there = (await self._link.make_stream(config)).config
+        there = await self._stream_of(config)
         fields = ("retention", "max_bytes", "max_msgs", "num_replicas")
         pairs: dict[str, tuple[Any, Any]] = {
             field: (getattr(config, field), getattr(there, field)) for field in fields
         }
         if different := {field: pair for field, pair in pairs.items() if pair[0] != pair[1]}:
             raise DestinationDiffers(wanted.name, different)
+
+    async def _stream_of(self, config: nats.js.api.StreamConfig) -> nats.js.api.StreamConfig:
+        """The stream as it is, made if there is none.
+
+        One that has mirrors was there, and is being promoted: with an empty one in its place, what the mirror
+        has would be lost.
+        """
+        name = str(config.name)
+        try:
+            return (await self._link.stream.stream_info(name)).config
+        except nats.js.errors.NotFoundError:
+            there = await stream_names(self._link)
+            if any(parts is not None and parts[0] == name for parts in map(parts_of, there)):
+                raise TimeoutError("it has a mirror: it is being promoted, or is to be") from None
+            return (await self._link.make_stream(config)).config
 
     async def _make_document(self, wanted: Destination) -> Destination:
         bucket = await self._link.stream.key_value(BUCKET)

@@ -10,6 +10,8 @@ transactions go on with it, and takes the messages of the mirror under the seque
     SERVED     it has its subjects again; the mirror is removed
 
 Each step is found from what the streams are, so a promotion that was interrupted goes on with the next call.
+The new stream is marked with the mirror that it is made of: one without the mark was made by a program while
+there was none (a session of this release waits instead, ``Catalogue``), and the mirror is not removed for it.
 Producers and consumers wait meanwhile, as for an election.
 
 *Sequences.* An acknowledgement and the lock of a transaction name a message by its sequence. A session that
@@ -56,6 +58,7 @@ SILENT_S: Final = 15.0
 STALLED_S: Final = 120.0
 MARGIN: Final = 50 * MAX_BATCH
 """More than a primary stores between two records of its mirror (``mirror_keeper``)."""
+MARK: Final = "sla-promoted-from"
 _NO_MESSAGE: Final = 10037
 
 
@@ -75,6 +78,7 @@ class Promotion:
     Attributes:
         messages: that the mirror has.
         seen: what primary and mirror had when the primary was last seen; None: that is not known.
+        discarded: messages of a stream of the primary's name that a program has made since that was lost.
     """
 
     destination: Destination
@@ -84,6 +88,7 @@ class Promotion:
     messages: int
     last: int
     seen: MirrorRecord | None
+    discarded: int = 0
 
     @property
     def missing(self) -> int | None:
@@ -98,6 +103,11 @@ class Promotion:
     def lines(self, now_unix_us: int) -> list[str]:
         """For people, before they decide."""
         found = [f"mirror {self.mirror} on {self.node} has {self.messages:,} messages, up to {self.last:,}"]
+        if self.discarded:
+            found.append(
+                f"discarded: {self.discarded:,} messages of a stream {self.destination.stream} that a "
+                "program has made since the primary was removed"
+            )
         if self.seen is None:
             return [*found, "it is not known what the primary had; whatever the mirror lacks is missing"]
         ago_s = max(0, now_unix_us - self.seen.at_unix_us) / 1e6
@@ -133,7 +143,7 @@ async def plan(link: EngineLink, catalogue: Catalogue, name: str, node: str) -> 
         if deadline.passed:
             raise MirrorRefused(f"{mirror} does not answer: start {node} first")
         await asyncio.sleep(0.2)
-    stage = await _stage(link, destination, mirror, own, is_there=destination.stream in there)
+    stage, discarded = await _stage(link, destination, mirror, own, is_there=destination.stream in there)
     return Promotion(
         destination,
         mirror,
@@ -142,18 +152,20 @@ async def plan(link: EngineLink, catalogue: Catalogue, name: str, node: str) -> 
         int(own["state"]["messages"]),
         int(own["state"]["last_seq"]),
         await link.retry(lambda: record(link, mirror), f"record of {mirror}", LIMIT_S),
+        discarded,
     )
 
 
 async def _stage(
     link: EngineLink, destination: Destination, mirror: str, own: Info, *, is_there: bool
-) -> Stage:
+) -> tuple[Stage, int]:
     deadline = Deadline(SILENT_S)
     while is_there and not deadline.passed:
         if (primary := await stream_info(link, destination.stream)) is not None:
-            return _stage_of(primary, mirror, own, destination)
+            stage = _stage_of(primary, mirror, own, destination)
+            return stage, int(primary["state"]["messages"]) if stage is Stage.LOST else 0
         await asyncio.sleep(0.2)
-    return Stage.LOST
+    return Stage.LOST, 0
 
 
 def _stage_of(primary: Info, mirror: str, own: Info, destination: Destination) -> Stage:
@@ -168,6 +180,8 @@ def _stage_of(primary: Info, mirror: str, own: Info, destination: Destination) -
             f"the primary of {destination.name} is not lost: {leader} leads stream {destination.stream}. A "
             "mirror lacks what was stored last; to move the lead use 'sla cluster stepdown'"
         )
+    if not _is_made_of(primary["config"], mirror):
+        return Stage.LOST
     if (primary["config"].get("mirror") or {}).get("name") == mirror:
         return Stage.COPYING
     if is_served(primary) and primary["config"]["subjects"] != [_passed_over(destination)]:
@@ -203,17 +217,23 @@ async def promote(
         stage = Stage.COPYING
     if stage is Stage.COPYING:
         await _wait_copied(link, destination, mirror)
-        await _make_subscribers(link, destination, promotion.seen)
-        await keep_queues(link, catalogue, stream)  # sessions acknowledge there what they still hold
-        await _update(link, destination, [_passed_over(destination)])
+        await _make_consumers(link, catalogue, promotion)
+        await _update(link, destination, mirror, [_passed_over(destination)])
         stage = Stage.NUMBERS
     if stage is Stage.NUMBERS:
+        await _make_consumers(link, catalogue, promotion)  # a stream without messages begins here
         await _pass_over(link, destination, begin)
-        await _update(link, destination, None)
+        await _update(link, destination, mirror, None)
     say(f"stream {stream} is served again")
     await delete_stream(link, mirror)
     await forget(link, mirror)
     return await _answer(link, stream)
+
+
+async def _make_consumers(link: EngineLink, catalogue: Catalogue, promotion: Promotion) -> None:
+    await _make_subscribers(link, promotion.destination, promotion.seen)
+    # Sessions acknowledge there what they still hold.
+    await keep_queues(link, catalogue, promotion.destination.stream)
 
 
 def _next_sequence(promotion: Promotion, own: Info) -> int:
@@ -250,7 +270,7 @@ async def _release(link: EngineLink, mirror: str) -> None:
 async def _make(
     link: EngineLink, destination: Destination, mirror: str, begin: int, *, is_empty: bool
 ) -> None:
-    config = _config(destination)
+    config = _config(destination, mirror)
     if is_empty:  # nothing to copy, so the sequences can begin anywhere
         config |= {"subjects": [_passed_over(destination)], "first_seq": begin}
     else:
@@ -261,21 +281,31 @@ async def _make(
 
     async def attempt() -> None:
         try:
-            await link.ask(f"STREAM.INFO.{destination.stream}", {})
+            there = (await link.ask(f"STREAM.INFO.{destination.stream}", {}))["config"]
         except nats.js.errors.NotFoundError:
-            await link.ask(f"STREAM.CREATE.{destination.stream}", config)
+            there = (await link.ask(f"STREAM.CREATE.{destination.stream}", config))["config"]
+        if not _is_made_of(there, mirror):
+            raise MirrorRefused(
+                f"a program has made a stream {destination.stream} in this moment. Stop those that create "
+                f"{destination.name}, then repeat"
+            )
 
     await link.retry(attempt, f"stream {destination.stream}", LIMIT_S)
 
 
-def _config(destination: Destination) -> dict[str, Any]:
+def _config(destination: Destination, mirror: str) -> dict[str, Any]:
     """Of its stream while it is filled: without limits, as a mirror may have somewhat more. Pure."""
+    return _final(destination, mirror) | {"max_bytes": -1, "max_msgs": -1}
+
+
+def _final(destination: Destination, mirror: str) -> dict[str, Any]:
     found = stream_config(destination, has_batches=True).as_dict()
-    return _stated(found) | {"max_bytes": -1, "max_msgs": -1}
+    return {key: value for key, value in found.items() if value is not None} | {"metadata": {MARK: mirror}}
 
 
-def _stated(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if value is not None}
+def _is_made_of(config: Mapping[str, Any], mirror: str) -> bool:
+    """Whether a promotion of this mirror has made the stream, and no program. Pure."""
+    return bool((config.get("metadata") or {}).get(MARK) == mirror)
 
 
 async def _wait_copied(link: EngineLink, destination: Destination, mirror: str) -> None:
@@ -334,10 +364,13 @@ async def _make_subscribers(link: EngineLink, destination: Destination, seen: Mi
         await link.retry(attempt, f"subscriber {consumer.name}", LIMIT_S)
 
 
-async def _update(link: EngineLink, destination: Destination, subjects: list[str] | None) -> None:
+async def _update(
+    link: EngineLink, destination: Destination, mirror: str, subjects: list[str] | None
+) -> None:
     """To a stream of its own; with its subjects and limits if none are given."""
-    final = stream_config(destination, has_batches=True).as_dict()
-    config = _config(destination) | {"subjects": subjects} if subjects is not None else _stated(final)
+    config = _final(destination, mirror)
+    if subjects is not None:
+        config = _config(destination, mirror) | {"subjects": subjects}
 
     async def attempt() -> None:
         there = (await link.ask(f"STREAM.INFO.{destination.stream}", {}))["config"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+from collections.abc import Iterable
 from typing import Final
 
 import nats.js.api
@@ -17,7 +18,7 @@ import nats.js.errors
 
 from pmdaemon.runtime.clock import Clock
 from sla_server.cluster.messages.link import EngineLink
-from sla_server.cluster.messages.mirror_streams import LIMIT_S, both, is_served
+from sla_server.cluster.messages.mirror_streams import LIMIT_S, Info, both, is_served, is_set_back
 
 BUCKET: Final = "SLA_MIRRORS"
 
@@ -114,37 +115,54 @@ async def forget(link: EngineLink, mirror: str) -> None:
 
 
 async def observe(link: EngineLink, mirror: str, clock: Clock) -> MirrorRecord | None:
-    """Write down what primary and mirror have; None: one does not answer, and the last record stays."""
+    """Write down what primary and mirror have; None: one does not answer, and the last record stays.
+
+    Likewise with a primary that has stored less than the mirror: it has lost what the record tells of.
+    """
     own, primary = await both(link, mirror)
     if own is None or primary is None or not own["config"].get("mirror") or not is_served(primary):
+        return None
+    if is_set_back(primary["state"], own["state"]):
+        return None
+    if (consumers := await consumers_of(link, primary["config"]["name"])) is None:
         return None
     found = MirrorRecord(
         clock.unix_us(),
         int(primary["state"]["last_seq"]),
         int(primary["state"]["messages"]),
         int(own["state"]["last_seq"]),
-        await _consumers(link, primary["config"]["name"]),
+        _record_of(consumers),
     )
     bucket = await link.stream.key_value(BUCKET)
     await bucket.put(mirror, found.encode())
     return found
 
 
-async def _consumers(link: EngineLink, stream: str) -> tuple[ConsumerRecord, ...]:
-    found: list[ConsumerRecord] = []
+async def consumers_of(link: EngineLink, stream: str) -> list[Info] | None:
+    """All consumers of a stream, with those by which the engine copies; None: not all of them answer."""
+    found: dict[str, Info] = {}
+    totals = set[int]()
     offset = 0
     while True:
         answer = await link.ask(f"CONSUMER.LIST.{stream}", {"offset": offset})
+        if answer.get("missing") or answer.get("offline"):
+            return None
         more = answer.get("consumers") or ()
-        found += [
-            ConsumerRecord(
-                str(part["name"]),
-                str(part["config"].get("filter_subject", "")),
-                int((part.get("ack_floor") or {}).get("stream_seq", 0)),
-            )
-            for part in more
-            if part["config"].get("ack_policy") == "explicit"  # not those by which the engine copies
-        ]
+        totals.add(total := int(answer.get("total", 0)))
+        found |= {str(part["name"]): part for part in more}
         offset += len(more)
-        if not more or offset >= int(answer.get("total", 0)):
-            return tuple(found)
+        if not more or offset >= total:
+            # Where one went between two pages another one is on neither.
+            return list(found.values()) if totals == {len(found)} else None
+
+
+def _record_of(found: Iterable[Info]) -> tuple[ConsumerRecord, ...]:
+    return tuple(
+        ConsumerRecord(
+            str(part["name"]),
+            str(part["config"].get("filter_subject", "")),
+            int((part.get("ack_floor") or {}).get("stream_seq", 0)),
+        )
+        for part in found
+        if part["config"].get("ack_policy") == "explicit"  # not those by which the engine copies
+    )

@@ -68,6 +68,11 @@ def behind(primary: Mapping[str, Any], mirror: Mapping[str, Any]) -> int:
     return int(max(0, min(lacking, primary["messages"])))
 
 
+def is_set_back(primary: Mapping[str, Any], mirror: Mapping[str, Any]) -> bool:
+    """Whether a primary has stored less than was copied from it; ``mirror`` is the older answer. Pure."""
+    return bool(primary["last_seq"] < mirror["last_seq"])
+
+
 def holders_of(info: Info) -> tuple[str, ...]:
     """Nodes that have the primary or a backup. Pure."""
     cluster = info.get("cluster") or {}

@@ -40,7 +40,7 @@ from sla_server.cluster import essentials
 from sla_server.cluster.messages.catalogue import Catalogue, Destination, keep_queue
 from sla_server.cluster.messages.errors import BadName, DestinationMissing, MirrorRefused
 from sla_server.cluster.messages.link import EngineLink
-from sla_server.cluster.messages.mirror_records import BUCKET, forget, make_bucket, observe
+from sla_server.cluster.messages.mirror_records import BUCKET, consumers_of, forget, make_bucket, observe
 from sla_server.cluster.messages.mirror_streams import (
     LIMIT_S,
     Info,
@@ -49,6 +49,7 @@ from sla_server.cluster.messages.mirror_streams import (
     delete_stream,
     holders_of,
     is_served,
+    is_set_back,
     mirror_name,
     parts_of,
     refuse_mirror,
@@ -62,6 +63,8 @@ MOST_DELETED: Final = 20_000
 """Gaps of the primary beyond which only its beginning is trimmed: the engine lists them all in one answer."""
 MOST_TRIMMED: Final = 1000  # single messages, in one call
 AT_ONCE: Final = 64
+COPIES: Final = "flow_control"
+"""How the engine's consumers acknowledge by which it copies a stream."""
 _NO_PEERS: Final = 10005
 
 
@@ -73,6 +76,7 @@ class MirrorRow:
         name, primary: JetStream streams.
         is_running: whether its node answers; if not, nothing else is known.
         is_promoted: whether its promotion was begun and not ended.
+        is_ahead: whether the primary has stored less than this: its disk was lost or set back.
         hears_primary: whether the primary answers; if not, ``behind_messages`` is what was known last.
         behind_messages: what the primary has and this has not.
         behind_s: age of the oldest of them; with a primary that does not answer, since it was last heard of
@@ -84,6 +88,7 @@ class MirrorRow:
     node: str
     is_running: bool = False
     is_promoted: bool = False
+    is_ahead: bool = False
     hears_primary: bool = False
     messages: int = 0
     stored_bytes: int = 0
@@ -102,6 +107,11 @@ class MirrorRow:
             return (
                 f"asynchronous copy, its primary does not answer: {self.behind_messages:,} messages behind "
                 f"when it was heard of last, {since} ago"
+            )
+        if self.is_ahead:
+            return (
+                "asynchronous copy, its primary has stored less than this has: it was lost or set back, and "
+                "what is stored there now is not copied"
             )
         return f"asynchronous copy, {self.behind_messages:,} messages / {since} behind"
 
@@ -145,6 +155,9 @@ async def _row(
             behind_messages=int(seen.get("lag", 0)),
             behind_s=None if active_ns < 0 else active_ns / 1e9,
         )
+    if is_set_back(primary["state"], state):
+        there = int(primary["state"]["messages"])
+        return dataclasses.replace(row, hears_primary=True, is_ahead=True, behind_messages=there)
     count = behind(primary["state"], state)
     age_s: float | None = 0.0
     if count:
@@ -191,7 +204,12 @@ async def add(link: EngineLink, catalogue: Catalogue, name: str, node: str, cloc
     await link.retry(_maker(link, destination, mirror, node), f"mirror {mirror}", LIMIT_S)
     await keep_queues(link, catalogue, destination.stream)  # what was created meanwhile
     await link.retry(lambda: make_bucket(link, catalogue.replicas), f"bucket {BUCKET}", LIMIT_S)
-    await link.retry(lambda: observe(link, mirror, clock), f"record of {mirror}", LIMIT_S)
+
+    async def recorded() -> None:
+        if await observe(link, mirror, clock) is None:  # without a record no node looks after it
+            raise TimeoutError("the mirror or its primary does not answer")
+
+    await link.retry(recorded, f"record of {mirror}", LIMIT_S)
     return mirror
 
 
@@ -288,7 +306,7 @@ async def trim(link: EngineLink, mirror: str) -> int:
     if own is None or primary is None or not own["config"].get("mirror") or not is_served(primary):
         return 0
     there, here = primary["state"], own["state"]
-    if there["last_seq"] < here["last_seq"] or not here["messages"]:
+    if is_set_back(there, here) or not here["messages"]:
         return 0
     removed = 0
     if there["first_seq"] > here["first_seq"]:
@@ -308,10 +326,10 @@ async def sweep(link: EngineLink, stream: str) -> int:
     """
     if (info := await stream_info(link, stream)) is None or not is_served(info):
         return 0
-    found = (await link.ask(f"CONSUMER.LIST.{stream}", {})).get("consumers") or ()
-    own = [part for part in found if part["config"].get("ack_policy") == "explicit"]
+    if (consumers := await consumers_of(link, stream)) is None:
+        return 0  # one that does not answer may need them
     removed = 0
-    for subject, floor in floors(own).items():
+    for subject, floor in floors(consumers).items():
         # Only where there is something: a purge is a step of the whole group.
         first = await _next(link, stream, subject, 1)
         if first is not None and first.sequence <= floor:
@@ -321,11 +339,23 @@ async def sweep(link: EngineLink, stream: str) -> int:
 
 
 def floors(consumers: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Subject -> the sequence up to which all of its consumers have acknowledged. Pure."""
+    """Subject -> the sequence up to which all of its consumers have acknowledged. Pure.
+
+    A program may have made consumers of several subjects, which count for each.
+    """
     found: dict[str, int] = {}
+    least: int | None = None
     for part in consumers:
-        subject, floor = str(part["config"]["filter_subject"]), int(part["ack_floor"]["stream_seq"])
-        found[subject] = min(found.get(subject, floor), floor)
+        config, floor = part["config"], int(part["ack_floor"]["stream_seq"])
+        if config.get("ack_policy") == COPIES:
+            continue
+        subject = str(config.get("filter_subject") or "")
+        if not subject or not {"*", ">"}.isdisjoint(subject.split(".")):
+            least = floor if least is None else min(floor, least)
+        else:
+            found[subject] = min(found.get(subject, floor), floor)
+    if least is not None:
+        found = {subject: min(floor, least) for subject, floor in found.items()}
     return {subject: floor for subject, floor in found.items() if floor}
 
 

@@ -131,6 +131,25 @@ def test_a_state_that_the_disk_does_not_give_back_does_not_keep_delivery_from_st
     assert (tmp_path / "state.json.unreadable").exists() == (name == "state.json")
 
 
+def test_what_could_not_be_read_once_is_never_the_newer_file_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path, ToAll("r"), [InlineSender("r")])
+    rig.add(event(1), event(2))
+    rig.run()
+    content = json.loads((tmp_path / "state.json").read_bytes())
+    content["generation"] += 7  # a batch that was handed over again and again
+    content["lanes"]["r"]["number"] = 0
+    (tmp_path / "state-sent.json").write_text(json.dumps(content))
+    with monkeypatch.context() as patch:
+        Broken(patch, "state-sent.json", errno.EIO)
+        rig.restart()
+    assert rig.engine.lanes["r"].number == 2
+    rig.engine.close()  # writes what it knows
+    rig.restart()
+    assert rig.engine.lanes["r"].number == 2
+
+
 def test_a_state_that_may_be_read_later_is_not_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

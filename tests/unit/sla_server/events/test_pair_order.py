@@ -67,3 +67,31 @@ def test_many_queues_are_taken_over_as_they_were_recorded(tmp_path: Path) -> Non
     pair.kill(pair.a)
     pair.lose()
     assert pair.b.got["r"] == expected
+
+
+def test_an_end_comes_behind_its_beginning_though_the_clock_was_set_back_while_that_was_held(
+    tmp_path: Path,
+) -> None:
+    """The beginning waits in the survivor's queue of what is due later; nothing else has its time."""
+    pair = Partners(tmp_path)
+    until_us = pair.clock.unix_us() + 40_000_000
+    for server in (pair.a, pair.b):
+        server.rig.router.holds = lambda _found, _recipient, now_us: (
+            Held("quiet", until_us) if now_us < until_us else None
+        )
+    pair.a.add(event(1, "violation-opened", event_id="a1"))
+    pair.run()
+    pair.kill(pair.a)
+    pair.lose()
+    assert len(pair.b.rig.later) == 1
+    pair.b.restart()
+    pair.clock.step_wall(-20)
+    pair.a.restart()
+    pair.run()
+    pair.a.add(event(2, "violation-closed", event_id="a2"))
+    pair.run()
+    pair.kill(pair.a)
+    pair.lose()
+    assert len(pair.b.rig.later) == 2
+    pair.run(60)
+    assert pair.b.got["r"] == ["a1", "a2"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from sla_server.cluster.messages.catalogue import Destination
 from sla_server.cluster.messages.errors import MirrorRefused
 from sla_server.cluster.messages.mirror_promotion import (
     MARGIN,
+    MARK,
     Promotion,
     Stage,
     _next_sequence,
@@ -65,8 +67,19 @@ def test_no_sequence_that_the_lost_primary_may_have_given_is_given_again() -> No
     ],
 )
 def test_a_promotion_goes_on_where_it_was_interrupted(config: dict[str, Any], stage: Stage) -> None:
-    primary = {"config": config, "cluster": {"leader": "n2"}}
+    primary = {"config": config | {"metadata": {MARK: "SLA_orders_mn3"}}, "cluster": {"leader": "n2"}}
     assert _stage_of(primary, "SLA_orders_mn3", {"config": {}}, QUEUE) is stage
+
+
+@pytest.mark.parametrize("metadata", [{}, {"metadata": {MARK: "SLA_orders_mn2"}}])
+def test_a_stream_that_a_program_has_made_in_between_is_not_taken_for_the_promoted_one(
+    metadata: dict[str, Any],
+) -> None:
+    """Else the mirror would be removed, with all that is left of the destination."""
+    primary = {"config": {"subjects": ["sla.d.orders.>"]} | metadata, "cluster": {"leader": "n2"}}
+    assert _stage_of(primary, "SLA_orders_mn3", {"config": {}}, QUEUE) is Stage.LOST
+    promotion = dataclasses.replace(_promotion(120, SEEN), discarded=7)
+    assert "discarded: 7 messages of a stream SLA_orders" in promotion.lines(0)[1]
 
 
 def test_a_mirror_is_not_promoted_beside_a_primary_that_lives() -> None:

@@ -8,10 +8,12 @@ from typing import Any, cast
 import nats.js.errors
 import pytest
 
+from pmdaemon.runtime.clock import SystemClock
 from sla_server.cluster.messages import names
 from sla_server.cluster.messages.catalogue import Catalogue, Destination, DestinationKind, keep_queue
 from sla_server.cluster.messages.errors import BadName, MirrorRefused
 from sla_server.cluster.messages.link import EngineLink
+from sla_server.cluster.messages.mirror_records import consumers_of, observe
 from sla_server.cluster.messages.mirror_streams import (
     behind,
     holders_of,
@@ -20,7 +22,7 @@ from sla_server.cluster.messages.mirror_streams import (
     parts_of,
     refuse_mirror,
 )
-from sla_server.cluster.messages.mirrors import MirrorRow, floors, gaps, trim
+from sla_server.cluster.messages.mirrors import MirrorRow, floors, gaps, rows, sweep, trim
 
 
 @pytest.mark.parametrize("name", ["orders", "a.b_c", "_m", "a_mn1", "a__m", "x_", "SLA_orders_mn1"])
@@ -168,9 +170,92 @@ def test_destinations_of_the_cluster_itself_belong_to_no_domain_of_a_mirror() ->
     assert catalogue.of_stream(Destination("_DMQ").stream) == []
 
 
-def test_what_all_consumers_of_a_subject_have_acknowledged_is_kept_for_no_mirror() -> None:
-    def consumer(subject: str, floor: int) -> dict[str, Any]:
-        return {"config": {"filter_subject": subject}, "ack_floor": {"stream_seq": floor}}
+def _consumer(name: str, subject: str, floor: int, policy: str = "explicit") -> dict[str, Any]:
+    config = {"filter_subject": subject, "ack_policy": policy}
+    return {"name": name, "config": config, "ack_floor": {"stream_seq": floor}}
 
-    found = floors([consumer("a", 7), consumer("a", 5), consumer("b", 9), consumer("c", 0), consumer("c", 9)])
-    assert found == {"a": 5, "b": 9}
+
+def test_what_all_consumers_of_a_subject_have_acknowledged_is_kept_for_no_mirror() -> None:
+    own = [("a", 7), ("a", 5), ("b", 9), ("c", 0), ("c", 9)]
+    found = [_consumer(str(number), *each) for number, each in enumerate(own)]
+    copier = _consumer("JS_MIRROR_x", "", 0, "flow_control")
+    assert floors([*found, copier]) == {"a": 5, "b": 9}
+    # Consumers that a program has made without the library want it, too.
+    assert floors([*found, copier, _consumer("all", "b", 3, "all")]) == {"a": 5, "b": 3}
+    several = _consumer("several", "", 6)
+    several["config"] = {"filter_subjects": ["a", "b"], "ack_policy": "explicit"}
+    for wide in (several, _consumer("wide", "*", 6), _consumer("wide", ">", 6)):
+        assert floors([*found, wide]) == {"a": 5, "b": 6}
+    assert floors([*found, _consumer("wide", "", 0)]) == {}
+
+
+class PagedLink:
+    """Answers CONSUMER.LIST in pages as the engine does."""
+
+    def __init__(self, names: list[str], page: int = 256, **more: Any) -> None:
+        self.names = names
+        self.page = page
+        self.more = more
+
+    async def ask(self, _subject: str, body: dict[str, Any]) -> dict[str, Any]:
+        found = self.names[body["offset"] :][: self.page]
+        consumers = [_consumer(name, "a", 1) for name in found]
+        return {"total": len(self.names), "consumers": consumers, **self.more}
+
+
+def test_all_pages_of_consumers_count_and_none_is_taken_for_absent_that_does_not_answer() -> None:
+    def listed(link: PagedLink) -> list[str] | None:
+        found = asyncio.run(consumers_of(cast(EngineLink, link), "SLA_a"))
+        return None if found is None else [part["name"] for part in found]
+
+    names = [f"c{number:03}" for number in range(600)]
+    assert listed(PagedLink(names)) == names
+    assert listed(PagedLink([])) == []
+    assert listed(PagedLink(names, missing=["c601"])) is None
+    assert listed(PagedLink(names, offline={"c601": "of a later release"})) is None
+
+    class Leaving(PagedLink):
+        async def ask(self, subject: str, body: dict[str, Any]) -> dict[str, Any]:
+            answer = await super().ask(subject, body)
+            del self.names[:1]  # so that the next page leaves one out
+            return answer
+
+    assert listed(Leaving(list(names))) is None
+
+
+def test_nothing_is_swept_while_a_consumer_does_not_answer() -> None:
+    config = {"config": {"subjects": ["sla.d.a.>"]}}
+    listing = {"total": 1, "consumers": [_consumer("c", "sla.d.a.a", 5)], "missing": ["d"]}
+    link = FakeLink({"STREAM.INFO.SLA_a": config, "CONSUMER.LIST.SLA_a": listing})
+    assert asyncio.run(sweep(cast(EngineLink, link), "SLA_a")) == 0
+    assert [subject for subject, _ in link.changes()] == ["CONSUMER.LIST.SLA_a"]
+
+
+def test_a_primary_that_has_stored_less_than_its_mirror_is_no_proof_that_it_has_all() -> None:
+    """Its disk was lost: what is stored there now has numbers that the mirror never asks for."""
+    primary = {"state": _state(1, 3, 3), "config": {"name": "SLA_a", "subjects": ["sla.d.a.>"]}}
+    own = {"state": {**_state(1, 9, 9), "bytes": 90}, "config": {"mirror": {"name": "SLA_a"}}}
+    link = FakeLink(
+        {
+            "STREAM.NAMES": {"streams": ["SLA_a", "SLA_a_mn1"], "total": 2},
+            "STREAM.INFO.SLA_a": primary,
+            "STREAM.INFO.SLA_a_mn1": own,
+        }
+    )
+    [row] = asyncio.run(rows(cast(EngineLink, link), SystemClock()))
+    assert (row.is_ahead, row.hears_primary, row.behind_messages, row.behind_s) == (True, True, 3, None)
+    assert "its primary has stored less than this has" in row.text
+    # The record tells what was lost: it stays.
+    assert asyncio.run(observe(cast(EngineLink, link), "SLA_a_mn1", SystemClock())) is None
+
+
+def test_a_destination_whose_mirror_is_being_promoted_is_not_made_again_empty() -> None:
+    class Streams:
+        async def stream_info(self, _name: str) -> None:
+            raise nats.js.errors.NotFoundError(code=404, err_code=10059)
+
+    link: Any = FakeLink({"STREAM.NAMES": {"streams": ["SLA_b_mn1", "SLA_a_mn1"], "total": 2}})
+    link.stream = Streams()
+    catalogue = Catalogue(cast(EngineLink, link), 3)
+    with pytest.raises(TimeoutError, match="it has a mirror"):
+        asyncio.run(catalogue._make_stream(Destination("a")))  # what ``create`` repeats
