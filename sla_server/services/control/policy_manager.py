@@ -319,14 +319,14 @@ class PolicyManager:
         if gateway is None:
             return
         self.index.changed(gateway.issued)  # their mean I/O, and with it their floor
-        if not gateway.report(table.throttle_gen, table.last_cut_ns) or not gateway.issued:
-            return
+        is_under = gateway.report(table.throttle_gen, table.last_cut_ns)
         for throttle in self.index.about(gateway.issued):
-            target = throttle.target
-            changed = throttle.confirmed(table.gateway_id, table.throttle_gen, unix_us)
-            use = self.answers.use(table, target)
-            if use is not None and table.gateway_id not in throttle.waiting:
-                share = gateway.issued[target]
+            use = self.answers.use(table, throttle.target)
+            changed = is_under and throttle.confirmed(table.gateway_id, table.throttle_gen, unix_us)
+            if use is not None and (not is_under or table.gateway_id in throttle.waiting):
+                throttle.under_way[table.gateway_id] = use.inflight
+            elif use is not None:
+                share = gateway.issued[throttle.target]
                 changed |= throttle.measured(
                     table.gateway_id, share, use, duration_us / 1e6, self.settings, unix_us
                 )

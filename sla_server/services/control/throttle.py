@@ -126,8 +126,8 @@ class Throttle:
         unseen: gateways whose measured rate has still to show the cap.
         loop: of layer control, what its backend's loop has learned.
         over_cuts: gateway_id to confirmed cuts above the cap, one after another.
-        under_way: gateway_id to its I/Os at the storage when the last confirmed cut ended. What was
-            sent there before the cap completes under it: a deep queue empties for seconds.
+        under_way: gateway_id to its I/Os at the storage when its last cut ended, also one that was not wholly
+            under the cap. What was sent there before completes under it: a deep queue empties for seconds.
         late_ios, longest_hold_us: I/Os that its gateways let through later than their ``max_hold_s``, since
             it was set or this process started, and the longest delay; also of one that is still held.
         expires_ns: when it expires, on the monotonic clock; None until ``expired`` was asked first.
@@ -266,7 +266,6 @@ class Throttle:
             self.confirmed_us = self.seen_us = None
         self.waiting[gateway_id] = gen
         self.unseen.add(gateway_id)
-        self.under_way.pop(gateway_id, None)
         # over_cuts goes on: the loop changes a cap that has no effect before three cuts are over.
 
     def join(self, gateways: Mapping[str, GatewayCaps], now_ns: int) -> None:

@@ -324,6 +324,17 @@ def test_a_cap_without_effect_is_told():
     assert "seen" not in {r["state"] for r in rows_of(found)}
 
 
+def test_the_first_cut_wholly_under_a_cap_counts():
+    """What was under way is known from the cut in which it changed; a loop may change it after each such cut."""
+    made = feeder()
+    made.controller.manual_set("t1", "v", cost_per_s=50)
+    gen = caps_of(busy(made), A).gen
+    found = [d for now in (-1, gen, gen) for d in busy(made, now)]
+    assert events_of(found, "throttle-not-effective") == []
+    (event,) = events_of(busy(made, gen), "throttle-not-effective")
+    assert "measured above the cap in 3 cuts" in event.text
+
+
 def test_a_gateway_that_came_back_without_caps_gets_them_again():
     made = feeder()
     made.controller.manual_set("t1", "v", cost_per_s=120)
