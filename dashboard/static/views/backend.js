@@ -138,7 +138,7 @@ function drawLoad() {
   const length = items[0]?.length_us / 1e6;
   const isEmpty = !items.length && !(isNow && seen.at.length > 1);
   setText($("load-note"), isEmpty ? past.note || "Nothing is stored of this time: no volume here was used, or no gateway reported."
-    : [items.length ? `One point ${length === 3600 ? "an hour" : `each ${f.duration(length)}`}; drag over the chart to zoom, double click to see all again.` : "",
+    : [items.length ? `One point ${length === 3600 ? "an hour" : `each ${f.duration(length)}`}; drag over the chart to zoom, double click to see all again.` : past.note || "",
       every > 1 ? `It has too many clients to add up all: of ${f.count(every)} hours one was read.` : ""].filter(Boolean).join(" "));
   setText($("load-title"), "Weighted IOPS of each volume, one on the other"
     + (capacity ? `; the line is what the backend can take while ${capacity.sla}/${capacity.objective} is kept` : "")
