@@ -325,7 +325,7 @@ def test_a_cap_without_effect_is_told():
 
 
 def test_the_first_cut_wholly_under_a_cap_counts():
-    """What was under way is known from the cut in which it changed; a loop may change it after each such cut."""
+    """What was under way is known from the cut in which it changed; a loop may change it after each such."""
     made = feeder()
     made.controller.manual_set("t1", "v", cost_per_s=50)
     gen = caps_of(busy(made), A).gen
