@@ -26,12 +26,12 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final
 
 from pmdaemon.runtime.backoff import doubled
 from sla_server.services.control.cap_gate import CapGate
 from sla_server.services.control.decisions import Reason
+from sla_server.services.control.loop_step import NOTHING, LoopStep, Phase, Report
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.sharing import (
     Neighbour,
@@ -59,57 +59,10 @@ PLENTY_RATIO: Final = 1.1
 """A rate this far above its floor can still give; what is left of the rest is not worth a step."""
 FELT_RATIO: Final = 0.8
 """Volumes that use less of C, and hold nothing back, do not feel it."""
-
-
-class Phase(StrEnum):
-    """What the loop is doing, as shown to people."""
-
-    IDLE = "idle"
-    DECREASE = "decrease"
-    HOLD = "hold"
-    INCREASE = "increase"
-
-
-@dataclass(frozen=True, slots=True)
-class LoopStep:
-    """What one step led to.
-
-    Attributes:
-        changed: C was set, moved or given up.
-        reason: why, when changed; text with figures.
-        notice: event kind to raise ("unattributed", "infeasible", "control-oscillation") with its text.
-        violated: a promise is broken, not only at risk: the notice is critical.
-        lead: the promise whose figures decided, if one did.
-    """
-
-    changed: bool = False
-    reason: Reason | None = None
-    text: str = ""
-    notice: str = ""
-    notice_text: str = ""
-    violated: bool = False
-    lead: Victim | None = None
-
-
-NOTHING = LoopStep()
-
-
-class Report(NamedTuple):
-    """When a notice of a kind was given, and how long to wait before the next."""
-
-    at_ns: int
-    wait_s: float
-
-    @staticmethod
-    def due(last: Report | None, now_ns: int, settings: ControlSettings) -> Report | None:
-        """The one to give now, None while it is too early; the wait doubles while the trouble goes on."""
-        wait_s = settings.backoff_s
-        if last is not None:
-            if now_ns - last.at_ns < last.wait_s * 1e9:
-                return None
-            if now_ns - last.at_ns < 2 * last.wait_s * 1e9:  # else it had ended in between
-                wait_s = doubled(last.wait_s, 1, settings.backoff_max_s)
-        return Report(now_ns, wait_s)
+GREW_RATIO: Final = 1.25
+"""Use that differs by less from cut to cut is the same, and a cap lets no more through."""
+MOST_DOUBLED: Final = 10
+"""So often the step beyond the ceiling doubles."""
 
 
 @dataclass(slots=True)
@@ -131,6 +84,8 @@ class BackendControl:
     changed_ns: int = 0
     clear_since_ns: int | None = None
     calm_since_ns: int = 0
+    grew: bool = False  # what they used was still growing when the first cut was made
+    probes: int = 0  # beyond the ceiling, in a row, that brought no promise near its threshold
     decreases: int = 0
     r_before: float = 0.0
     r_free: float = 0.0  # r that such a burst has without caps, where C was set before it
@@ -259,7 +214,7 @@ class BackendControl:
 
     def reset(self) -> None:
         """Give up C and what was learned; back-off, futile attempts and the times of reports stay."""
-        self.is_ahead, self.r_free = False, 0.0
+        self.is_ahead, self.r_free, self.grew, self.probes = False, 0.0, False, 0
         self.phase, self.allowed, self.start, self.ceiling = Phase.IDLE, 0.0, 0.0, 0.0
         self.managed, self.victims, self.lead = {}, set(), None
         self.clear_since_ns, self.decreases, self.hold_up_factor, self.settling = None, 0, 1, False
@@ -297,7 +252,7 @@ class BackendControl:
         self._follow_trouble(victims, now_ns)
         if at_risk and self.gate.is_open:
             self.clear_since_ns = None
-            self.calm_since_ns = now_ns
+            self.calm_since_ns, self.probes = now_ns, 0
             return self._protect(max(at_risk, key=rank_of), at_risk, neighbours, now_ns)
         if self.active and self.gate.is_open:
             return self._recover([v for v in victims if v.need not in ASKS_NOTHING], now_ns)
@@ -311,10 +266,21 @@ class BackendControl:
             return
         if self.settling and not self.changed_ns:
             self.changed_ns = self.calm_since_ns = now_ns
+        if self.decreases == 1:
+            self._learn_use()
         demand = sum(float("inf") if n.queueing else n.cost_per_s for n in self.managed.values())
         self.demands.append((now_ns, demand))
         while now_ns - self.demands[0][0] > self.settings.demand_memory_s * 1e9:
             self.demands.popleft()
+
+    def _learn_use(self) -> None:
+        """Until the first cut holds, what they use is what they want: who has just begun may want far more.
+
+        Else a neighbour whose first second broke the promise would be kept to what it used in that second.
+        """
+        used = sum(n.last_cost_per_s for n in self.managed.values())
+        if GREW_RATIO * self.start < used < math.inf:  # clearly more than the cap would let through
+            self.grew, self.start, self.ceiling = True, used, used
 
     def _seen(self, n: Neighbour, now_ns: int) -> Neighbour:
         """A managed volume as it is now; one that was above its curve keeps what its curve promises."""
@@ -396,7 +362,8 @@ class BackendControl:
         used = sum(n.cost_per_s for n in self.managed.values())
         felt = max(used, s.decrease_min * self.allowed) if self._is_slack() else self.allowed
         wanted = max(floors, felt * factor)
-        self.ceiling = min(self.ceiling, felt, self._given())
+        if self.decreases != 1 or not self.grew:  # else the storage still has what came before the first cut
+            self.ceiling = min(self.ceiling, felt, self._given())
         if wanted >= self.allowed * 0.999:
             return self._at_floor(lead, now_ns)
         self.helpless_since_ns = None
@@ -541,7 +508,7 @@ class BackendControl:
         if now_ns - self.clear_since_ns < self._hold_up_ns(others):
             return NOTHING
         worst = max(others, key=lambda v: v.signal.r)
-        wanted = self._target(worst.signal.r, now_ns)
+        wanted = self._target(worst.signal.r, self._are_far(others) and biting, now_ns)
         if wanted <= self.allowed or not biting:
             self.phase = Phase.HOLD  # a cap that is not felt is not evidence for a higher one
             return NOTHING
@@ -552,20 +519,29 @@ class BackendControl:
 
     def _hold_up_ns(self, others: Sequence[Victim]) -> float:
         s = self.settings
-        far = all(v.signal.r <= s.far_clear_r and v.signal.u <= s.far_clear_u for v in others)
-        far = far and not self.is_ahead  # no decrease that overshot
+        far = self._are_far(others) and not self.is_ahead  # no decrease that overshot
         hold_s = s.hold_up_far_s if far else s.hold_up_s
         return min(hold_s * self.hold_up_factor, s.hold_up_max_s) * 1e9
 
-    def _target(self, r: float, now_ns: int) -> float:
+    def _are_far(self, others: Sequence[Victim]) -> bool:
+        s = self.settings
+        return all(v.signal.r <= s.far_clear_r and v.signal.u <= s.far_clear_u for v in others)
+
+    def _target(self, r: float, is_far: bool, now_ns: int) -> float:
         """The next C on the way to the parking place below the ceiling; beyond it only by a rare probe.
 
         Latency turns up steeply near saturation, so steps shrink as ``r`` nears ``park_r`` and end there.
+        ``is_far``: all are far from trouble, and C is felt.
         """
         s = self.settings
-        if now_ns - self.calm_since_ns >= s.probe_after_s * 1e9 * self.hold_up_factor:
+        after_s = s.probe_after_s / 2 if self.probes > 1 and is_far else s.probe_after_s
+        if now_ns - self.calm_since_ns >= after_s * 1e9 * self.hold_up_factor:
             self.calm_since_ns = now_ns
-            self.ceiling += self.start / s.increase_divisor / self.hold_up_factor
+            step = self.start / s.increase_divisor / self.hold_up_factor
+            self.ceiling += min(
+                step * 2 ** min(max(self.probes - 1, 0), MOST_DOUBLED), max(step, self.ceiling / 2)
+            )
+            self.probes = self.probes + 1 if is_far else 0
         margin = min(max(4 * (1 - r / s.park_r), 0.0), 1.0)
         room = (s.park_ratio * self.ceiling - self.allowed) * margin
         smallest = self.start / s.increase_divisor / 4  # a change that small is not worth new evidence

@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pmdaemon.wire.rates import Rates
-from sla_server.services.control.backend_loop import BackendControl, LoopStep
+from sla_server.services.control.backend_loop import BackendControl
 from sla_server.services.control.decisions import DecisionKind, Reason, RecordDecision
+from sla_server.services.control.loop_step import LoopStep
 from sla_server.services.control.scopes import PromiseScope
 from sla_server.services.control.sharing import Neighbour, cost_of, count_of
 from sla_server.services.control.targets import client_of

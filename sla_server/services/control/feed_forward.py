@@ -33,12 +33,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from sla_server.services.control.backend_loop import BackendControl, LoopStep
+from sla_server.services.control.backend_loop import BackendControl
 from sla_server.services.control.decision_log import LoopBefore
 from sla_server.services.control.decisions import DecisionKind, Reason
 from sla_server.services.control.feed_forward_pattern import TOLERANCE_BINS, next_onset, recurrence
 from sla_server.services.control.feed_forward_watch import Expected, Watched
 from sla_server.services.control.loop_context import LoopContext
+from sla_server.services.control.loop_step import LoopStep
 from sla_server.services.control.pieces import Ints
 from sla_server.services.control.scopes import Key
 from sla_server.services.control.sharing import Neighbour, floor_for, may_slow

@@ -16,11 +16,12 @@ from typing import Final
 
 import numpy as np
 
-from sla_server.services.control.backend_loop import BackendControl, LoopStep
+from sla_server.services.control.backend_loop import BackendControl
 from sla_server.services.control.decision_log import LoopBefore
 from sla_server.services.control.decisions import Reason
 from sla_server.services.control.feed_forward_pattern import SPANS, Recurrence
 from sla_server.services.control.feed_forward_trial import Burst, Trial
+from sla_server.services.control.loop_step import LoopStep
 from sla_server.services.control.pieces import Ints
 from sla_server.services.control.scopes import Key
 

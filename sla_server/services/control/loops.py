@@ -25,7 +25,7 @@ from functools import partial
 from typing import Final
 
 from pmdaemon.wire.rates import Rates
-from sla_server.services.control.backend_loop import BackendControl, LoopStep
+from sla_server.services.control.backend_loop import BackendControl
 from sla_server.services.control.client_turnover import Turnover, carry_over, priority_of, turn_over
 from sla_server.services.control.decision_log import (
     LoopBefore,
@@ -36,6 +36,7 @@ from sla_server.services.control.decision_log import (
 from sla_server.services.control.decisions import Decision, DecisionKind, RaiseEvent, Reason, RecordThrottle
 from sla_server.services.control.feed_forward import FeedForward, PrePosition
 from sla_server.services.control.loop_context import LoopContext
+from sla_server.services.control.loop_step import LoopStep
 from sla_server.services.control.newcomers import Newcomers, together_text
 from sla_server.services.control.scopes import Key, PromiseScope
 from sla_server.services.control.sharing import Neighbour, allot, claims, cost_of

@@ -16,9 +16,9 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from sla_server.explanation import words
-from sla_server.services.control.backend_loop import Report
 from sla_server.services.control.decisions import Decision, RaiseEvent
 from sla_server.services.control.inventory import BackendInventory
+from sla_server.services.control.loop_step import Report
 from sla_server.services.control.policy_manager import PolicyManager
 from sla_server.services.control.scopes import Key, PromiseScope, PromiseScopes
 from sla_server.services.control.settings import ControlSettings

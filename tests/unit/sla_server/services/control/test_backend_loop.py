@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from sla_server.agreements.promise import Priority
-from sla_server.services.control.backend_loop import NOTHING as NO_STEP
-from sla_server.services.control.backend_loop import BackendControl, Phase
+from sla_server.services.control.backend_loop import BackendControl
 from sla_server.services.control.decisions import Reason
+from sla_server.services.control.loop_step import NOTHING as NO_STEP
+from sla_server.services.control.loop_step import Phase
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.sharing import Neighbour
 from sla_server.services.control.throttle import LoopMemory

@@ -19,13 +19,14 @@ from pmdaemon.wire.cut import Cut
 from pmdaemon.wire.messages.agent import CLIENT_CAPS
 from sla_server.agreements.promise import CurveStep, Priority
 from sla_server.services.control import feed_forward
-from sla_server.services.control.backend_loop import BackendControl, LoopStep, Phase
+from sla_server.services.control.backend_loop import BackendControl
 from sla_server.services.control.controller import Controller
 from sla_server.services.control.decision_log import LoopBefore
 from sla_server.services.control.decisions import Reason, RecordDecision, RecordThrottle, SetCaps
 from sla_server.services.control.feed_forward import FeedForward
 from sla_server.services.control.feed_forward_trial import Burst
 from sla_server.services.control.feed_forward_watch import Watched
+from sla_server.services.control.loop_step import LoopStep, Phase
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.simulation import UNIX_0_US
 from tests.support.worlds import controller, cut, exports, promise, streams, volume_class
