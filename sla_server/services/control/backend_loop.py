@@ -59,8 +59,8 @@ PLENTY_RATIO: Final = 1.1
 """A rate this far above its floor can still give; what is left of the rest is not worth a step."""
 FELT_RATIO: Final = 0.8
 """Volumes that use less of C, and hold nothing back, do not feel it."""
-GREW_RATIO: Final = 1.25
-"""Use that differs by less from cut to cut is the same, and a cap lets no more through."""
+GREW_RATIO: Final = 1.5
+"""Use that differs by less is the same: a cut of 250 ms may be off by a quarter."""
 MOST_DOUBLED: Final = 10
 """So often the step beyond the ceiling doubles."""
 

@@ -53,7 +53,8 @@ def test_a_neighbour_that_has_just_begun_is_not_kept_to_its_first_second() -> No
         sim.run(joins_s + 60)
         kept.append(greedy.rate_between(joins_s, joins_s + 60))
         assert len(gold.bad_seconds(int(joins_s) + 3, int(joins_s) + 60, LIMIT_S)) <= 5
-    assert min(kept) >= 0.8 * GIVES_IOPS
+    assert min(kept) >= 0.6 * GIVES_IOPS, "a fifth, when kept to its first second"
+    assert sum(kept) / len(kept) >= 0.8 * GIVES_IOPS
 
 
 def test_a_ceiling_that_a_hiccup_of_the_storage_has_left_rises_ever_faster_while_nothing_happens() -> None:
