@@ -10,6 +10,10 @@ keeps the engine from that. An acknowledgement is repeated until it is confirmed
 same is recognised by its identity: handed out already, it is dropped; acknowledged already, it is
 acknowledged again and dropped (``Seen``).
 
+*Consumers that are made again.* The primary of a destination may be lost for good, and the engine's consumer
+with it (``mirror_promotion``). What a session still holds of the former one cannot be acknowledged
+(``NotConfirmed``). It is handed out again, to this session as to others: whoever undid its work must get it.
+
 *Order.* Messages of a destination come in the order in which they are stored, but for those that were under
 way to a consumer when a node died: they come again after ``ack_wait_s``, behind what came meanwhile.
 
@@ -63,6 +67,7 @@ _NO_MORE: Final = ("404", "408")
 _COMPLETED: Final = "Batch Completed"
 """So the engine ends a request with a limit of bytes that it has served in full, as if it were refused."""
 _TOO_LARGE: Final = "message size exceeds maxbytes"
+_MADE_AGAIN: Final = "the engine's consumer was made again, and hands it out again"
 StoreDead = Callable[["Received", str], None]
 
 
@@ -100,6 +105,7 @@ class Received:
     Attributes:
         identity: who made it, and its number; the same however often it comes.
         deliveries: how often it was handed out, this time included.
+        is_lost: it was not acknowledged before the engine's consumer was made again; the feed sets it.
     """
 
     def __init__(self, feed: DestinationFeed, message: nats.aio.msg.Msg, identity: str) -> None:
@@ -115,6 +121,7 @@ class Received:
         self.stream = feed.destination.stream
         self.engine_consumer = feed.engine_name
         self.epoch = feed.epoch
+        self.is_lost = False
         self._since_s = time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def held_s(self) -> float:
@@ -132,9 +139,12 @@ class Received:
     def acknowledge(self, limit_s: float = ACK_LIMIT_S) -> None:
         """It is done with; it does not come again.
 
+        Repeated, it does nothing if it was acknowledged or given back.
+
         Raises:
-            NotConfirmed: it may come again, to another session.
-            SessionClosed: the session ends; likewise.
+            NotConfirmed: it may come again, to this session or another one; each further call says so, too,
+                until what came again is acknowledged.
+            SessionClosed: the session ends; it may come again, to another one.
         """
         self._feed.run(self._feed.acknowledge(self, limit_s))
 
@@ -208,12 +218,15 @@ class DestinationFeed:
 
     async def acknowledge(self, received: Received, limit_s: float) -> None:
         """Repeat it until the engine confirms; nothing for what is acknowledged or given back."""
+        what = f"acknowledgement of {received.identity}"
         if not self.holds(received):
-            if self._is_closed and received.identity not in self._seen:
+            if received.identity in self._seen:
+                return
+            if received.is_lost:
+                raise NotConfirmed(what, limit_s, _MADE_AGAIN)
+            if self._is_closed:
                 raise SessionClosed(self._consumer.name)  # it was given back
             return
-
-        what = f"acknowledgement of {received.identity}"
 
         async def attempt() -> None:
             try:
@@ -224,11 +237,11 @@ class DestinationFeed:
                 await self._find_another()
                 if received.epoch == self.epoch:
                     raise
-            # The engine's consumer was lost and made again, and knows nothing of it. What comes again here is
-            # recognised, acknowledged and dropped; elsewhere it is handed out.
+            # The engine's consumer was lost and made again, and knows nothing of it: it hands it out again.
+            # The receiver may undo what it did, so it is not one that was seen.
             if self._release(received):
-                self._seen.add(received.identity)
-            raise NotConfirmed(what, limit_s, "its consumer was made again")
+                received.is_lost = True
+            raise NotConfirmed(what, limit_s, _MADE_AGAIN)
 
         await self.link.retry(attempt, what, limit_s)
         if self._release(received):

@@ -266,6 +266,68 @@ def test_what_is_behind_an_open_transaction_waits_with_it(*, is_committed: bool)
     assert consumer.ready == (["1", "2", "3", "5"] if is_committed else ["1", "3", "5"])
 
 
+class ReplaceableLink(FakeLink):
+    """Its engine's consumer may be made again; acknowledgements of the former one have no answer."""
+
+    created = "1"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.acknowledged: list[str] = []
+
+    async def ask(self, _subject: str, _body: dict[str, Any]) -> dict[str, str]:  # type: ignore[override]
+        return {"created": self.created}
+
+    async def request(self, reply: str, _data: bytes, timeout: float) -> None:
+        if not reply.startswith(self.created):
+            raise TimeoutError(timeout)
+        self.acknowledged.append(reply)
+
+
+def came_of(created: str, sequence: int) -> SimpleNamespace:
+    message = came(sequence)
+    message.reply = f"{created}.{message.reply}"
+    return message
+
+
+def test_what_could_not_be_acknowledged_as_its_consumer_was_made_again_is_handed_out_again() -> None:
+    """A program that undoes its work on ``NotConfirmed`` would lose it otherwise."""
+    link, consumer = ReplaceableLink(), FakeConsumer()
+
+    async def run() -> None:
+        feed = feed_of(link, consumer)
+        try:
+            async with asyncio.timeout(60):
+                await link.asked.get()
+            for sequence in range(1, 6):  # all its credit
+                await link.came(came_of("1", sequence))
+            assert feed.blocked_by is BlockedBy.CONSUMER
+            first = feed._held["1"]  # as its consumer does
+            link.created = "2"
+            for _ in range(2):
+                with pytest.raises(NotConfirmed, match="made again"):
+                    await feed.acknowledge(first, 1.0)
+                assert not first.is_held
+                assert feed.blocked_by is None
+            await link.came(came_of("2", 1))
+            assert consumer.ready == ["1", "2", "3", "4", "5", "1"]
+            with pytest.raises(NotConfirmed):  # what came again is not acknowledged yet
+                await feed.acknowledge(first, 1.0)
+            await feed.acknowledge(feed._held["1"], 1.0)
+            await feed.acknowledge(first, 1.0)
+            assert link.acknowledged == ["2.ack.1"]
+            # What comes again before it is acknowledged is the new consumer's from then on.
+            second = feed._held["2"]
+            await link.came(came_of("2", 2))
+            await feed.acknowledge(second, 1.0)
+            assert link.acknowledged == ["2.ack.1", "2.ack.2"]
+            assert consumer.ready[6:] == []
+        finally:
+            await feed.close()
+
+    asyncio.run(run())
+
+
 class FakeReceived:
     identity = destination = "x"
     deliveries = 3
