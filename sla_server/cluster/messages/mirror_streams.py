@@ -73,6 +73,30 @@ def is_set_back(primary: Mapping[str, Any], mirror: Mapping[str, Any]) -> bool:
     return bool(primary["last_seq"] < mirror["last_seq"])
 
 
+async def shares_history(link: EngineLink, own: Info, primary: Info) -> bool | None:
+    """Whether a message that both have is the same in both; None: the mirror lacks it, so nothing is known.
+
+    True as well where they have none in common. The engine copies a message with the time of its storing.
+    """
+    there, here = primary["state"], own["state"]
+    begin, last = max(there["first_seq"], here["first_seq"]), min(there["last_seq"], here["last_seq"])
+    if not there["messages"] or not here["messages"] or begin > last:
+        return True
+    wanted = {"seq": int(begin), "next_by_subj": ">"}
+    found = await _message(link, primary["config"]["name"], wanted)
+    if found is None or found["seq"] > last:
+        return True
+    copy = await _message(link, own["config"]["name"], {"seq": int(found["seq"])})
+    return None if copy is None else bool(copy["time"] == found["time"])
+
+
+async def _message(link: EngineLink, stream: str, wanted: dict[str, object]) -> Info | None:
+    try:
+        return dict((await link.ask(f"STREAM.MSG.GET.{stream}", wanted))["message"])
+    except nats.js.errors.NotFoundError:
+        return None
+
+
 def holders_of(info: Info) -> tuple[str, ...]:
     """Nodes that have the primary or a backup. Pure."""
     cluster = info.get("cluster") or {}

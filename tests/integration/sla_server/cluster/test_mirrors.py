@@ -13,9 +13,12 @@ import pytest
 
 from pmdaemon.runtime.clock import Deadline
 from sla_server import config as configuration
-from sla_server.cluster import membership
+from sla_server.cluster import essentials, membership
 from sla_server.cluster.messages import Consumer, Destination, DestinationKind, MessageSession
 from sla_server.cluster.messages.errors import MirrorRefused, NotConfirmed
+from sla_server.cluster.messages.mirror_records import record
+from sla_server.cluster.messages.mirror_streams import delete_stream
+from sla_server.cluster.messages.mirrors import trim
 from tests.support.cluster import READY_S, configurations
 from tests.support.node_processes import Nodes, done, make_members, sla, status
 
@@ -264,10 +267,44 @@ def test_subscribers_of_a_topic_go_on_where_they_were(nodes: Nodes, open_session
     assert fast.receive(2.0) is None
 
 
+def test_what_a_primary_that_was_emptied_has_lost_stays_in_its_mirror(
+    nodes: Nodes, open_session: OpenSession
+) -> None:
+    """Also when it has stored more than the mirror since."""
+    session, queue = open_session(), Destination("coins", replicas=1, max_bytes=1 << 20)
+    session.create(queue)
+    primary, node, name = _add(nodes, queue)
+    sent = _send(session, "coins", range(10))
+    _mirror(nodes, name, lambda row: row["messages"] == 10 and not row["behind_messages"])
+    _wait_recorded(session, name, {"queue-coins": 0})
+    link = session.link
+    config = link.run(link.ask(f"STREAM.INFO.{queue.stream}", {}))["config"]
+    config["placement"] = {"tags": [essentials.node_tag(primary)]}  # where it was
+
+    async def empty() -> None:
+        await delete_stream(link, queue.stream)
+        await link.retry(lambda: link.ask(f"STREAM.CREATE.{queue.stream}", config), "the stream", LIMIT_S)
+
+    link.run(empty())
+    row = _mirror(nodes, name, lambda row: row["is_ahead"] and row["hears_primary"])
+    assert "its primary was lost or set back" in row["text"]
+    deadline = Deadline(LIMIT_S)
+    while (found := link.run(record(link, name))) is None or not found.is_set_back:
+        assert not deadline.passed, found
+    more = _send(session, "coins", range(10, 30))
+    assert _take(session.consumer("coins", "reader"), 20) == more
+    assert link.run(trim(link, name)) == 0
+    row = _mirror(nodes, name, lambda row: row["hears_primary"])
+    assert row["is_ahead"]
+    again = sla(_path(nodes), "mirror", "add", "coins", "--node", node)
+    assert again.exit_code == 1
+    assert "was lost or set back since" in again.output
+    assert [message.data for message in session.read_mirror("coins", node)][:10] == sent
+    session.remove_mirror("coins", node)
+
+
 def _wait_recorded(session: MessageSession, name: str, floors: dict[str, int]) -> None:
     """Until the mirror's node has written down where the subscribers are."""
-    from sla_server.cluster.messages.mirror_records import record
-
     deadline = Deadline(LIMIT_S)
     while True:
         found = session.link.run(record(session.link, name))

@@ -60,6 +60,7 @@ def test_a_monitor_sees_no_content() -> None:
     contents = [subject for subject in allowed if ".GET." in subject or "MSG.NEXT" in subject]
     assert {token for subject in contents for token in subject.split(".") if "SLA" in token} == {
         "KV_SLA_DESTINATIONS",
+        "KV_SLA_MIRRORS",  # figures, and where consumers are
         "SLA___LOG",
     }
 

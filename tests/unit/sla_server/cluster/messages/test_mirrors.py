@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+import base64
+import dataclasses
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, cast
 
 import nats.js.errors
 import pytest
@@ -13,7 +17,13 @@ from sla_server.cluster.messages import names
 from sla_server.cluster.messages.catalogue import Catalogue, Destination, DestinationKind, keep_queue
 from sla_server.cluster.messages.errors import BadName, MirrorRefused
 from sla_server.cluster.messages.link import EngineLink
-from sla_server.cluster.messages.mirror_records import consumers_of, observe
+from sla_server.cluster.messages.mirror_records import (
+    BUCKET,
+    ConsumerRecord,
+    MirrorRecord,
+    consumers_of,
+    observe,
+)
 from sla_server.cluster.messages.mirror_streams import (
     behind,
     holders_of,
@@ -23,6 +33,8 @@ from sla_server.cluster.messages.mirror_streams import (
     refuse_mirror,
 )
 from sla_server.cluster.messages.mirrors import MirrorRow, floors, gaps, rows, sweep, trim
+
+RECORD: Final = f"STREAM.MSG.GET.KV_{BUCKET}"
 
 
 @pytest.mark.parametrize("name", ["orders", "a.b_c", "_m", "a_mn1", "a__m", "x_", "SLA_orders_mn1"])
@@ -101,11 +113,35 @@ def test_a_mirror_says_that_it_is_asynchronous_and_how_far_behind() -> None:
 
 
 class FakeLink:
-    """Answers of the engine by subject, and what was asked."""
+    """Answers of the engine by subject, and what was asked; it is the bucket of records, too."""
 
     def __init__(self, answers: dict[str, Any]) -> None:
         self.answers = answers
         self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.stream: Any = self
+        self.revision = 0
+
+    async def retry(self, attempt: Callable[[], Awaitable[Any]], _what: str, _limit_s: float) -> Any:
+        return await attempt()
+
+    async def key_value(self, _bucket: str) -> FakeLink:
+        return self
+
+    async def update(self, _key: str, value: bytes, last: int) -> None:
+        if last != self.revision:
+            raise nats.js.errors.KeyWrongLastSequenceError
+        self.record(value)
+
+    def record(self, value: bytes) -> None:
+        """Store it."""
+        self.revision += 1
+        message = {"seq": self.revision, "data": base64.b64encode(value).decode()}
+        self.answers[RECORD] = {"message": message}
+
+    @property
+    def seen(self) -> MirrorRecord:
+        """What is stored."""
+        return MirrorRecord.parse(base64.b64decode(self.answers[RECORD]["message"]["data"]))
 
     async def ask(self, subject: str, body: dict[str, Any]) -> dict[str, Any]:
         self.asked.append((subject, body))
@@ -115,24 +151,46 @@ class FakeLink:
         return dict(answer)
 
     def changes(self) -> list[tuple[str, dict[str, Any]]]:
-        return [(subject, body) for subject, body in self.asked if ".INFO." not in subject]
+        return [
+            (subject, body) for subject, body in self.asked if not {"INFO", "GET"} & {*subject.split(".")}
+        ]
 
 
 def _trimmed(primary: Any, own: Any, **config: Any) -> list[tuple[str, dict[str, Any]]]:
     """What is asked of the engine beside questions; ``deleted`` counts."""
-    for state in (primary, own):
-        state["num_deleted"] = len(state["deleted"] or ())
-    of_primary = {"name": "SLA_a", "subjects": ["sla.d.a.>"]} | config
-    link = FakeLink(
-        {
-            "STREAM.INFO.SLA_a": {"state": primary, "config": of_primary},
-            "STREAM.INFO.SLA_a_mn1": {"state": own, "config": {"mirror": {"name": "SLA_a"}}},
-            "STREAM.PURGE.SLA_a_mn1": {"purged": 3},
-            "STREAM.MSG.DELETE.SLA_a_mn1": {"success": True},
-        }
-    )
+    link = _pair(primary, own, **config)
     asyncio.run(trim(cast(EngineLink, link), "SLA_a_mn1"))
     return link.changes()
+
+
+def _pair(primary: Any, own: Any, **config: Any) -> FakeLink:
+    """A primary and its mirror; of their messages only their first one can be asked."""
+    link = FakeLink(
+        {
+            "STREAM.PURGE.SLA_a_mn1": {"purged": 3},
+            "STREAM.MSG.DELETE.SLA_a_mn1": {"success": True},
+            "STREAM.NAMES": {"streams": ["SLA_a", "SLA_a_mn1"], "total": 2},
+            "CONSUMER.LIST.SLA_a": {"total": 0, "consumers": []},
+        }
+    )
+    _become(link, primary, own, **config)
+    return link
+
+
+def _become(link: FakeLink, primary: Any, own: Any, own_time: str = "t1", **config: Any) -> None:
+    for state in (primary, own):
+        state |= {"num_deleted": len(state["deleted"] or ()), "bytes": 0}
+    of_own = {"name": "SLA_a_mn1", "mirror": {"name": "SLA_a"}}
+    shared = max(primary["first_seq"], own["first_seq"])
+    link.answers |= {
+        "STREAM.INFO.SLA_a": {
+            "state": primary,
+            "config": {"name": "SLA_a", "subjects": ["sla.d.a.>"]} | config,
+        },
+        "STREAM.INFO.SLA_a_mn1": {"state": own, "config": of_own, "created": "today"},
+        "STREAM.MSG.GET.SLA_a": {"message": {"seq": shared, "time": "t1"}},
+        "STREAM.MSG.GET.SLA_a_mn1": {"message": {"seq": shared, "time": own_time}},
+    }
 
 
 def test_what_the_primary_acknowledged_is_removed_from_the_mirror() -> None:
@@ -233,20 +291,112 @@ def test_nothing_is_swept_while_a_consumer_does_not_answer() -> None:
 
 def test_a_primary_that_has_stored_less_than_its_mirror_is_no_proof_that_it_has_all() -> None:
     """Its disk was lost: what is stored there now has numbers that the mirror never asks for."""
-    primary = {"state": _state(1, 3, 3), "config": {"name": "SLA_a", "subjects": ["sla.d.a.>"]}}
-    own = {"state": {**_state(1, 9, 9), "bytes": 90}, "config": {"mirror": {"name": "SLA_a"}}}
-    link = FakeLink(
-        {
-            "STREAM.NAMES": {"streams": ["SLA_a", "SLA_a_mn1"], "total": 2},
-            "STREAM.INFO.SLA_a": primary,
-            "STREAM.INFO.SLA_a_mn1": own,
-        }
-    )
+    link = _pair(_state(1, 3, 3), _state(1, 9, 9))
     [row] = asyncio.run(rows(cast(EngineLink, link), SystemClock()))
     assert (row.is_ahead, row.hears_primary, row.behind_messages, row.behind_s) == (True, True, 3, None)
-    assert "its primary has stored less than this has" in row.text
-    # The record tells what was lost: it stays.
-    assert asyncio.run(observe(cast(EngineLink, link), "SLA_a_mn1", SystemClock())) is None
+    assert "its primary was lost or set back, and has stored less than this has" in row.text
+    # Without a record nothing is known of what was lost, and none is made of what is there now.
+    found = asyncio.run(observe(cast(EngineLink, link), "SLA_a_mn1", SystemClock()))
+    assert found is not None
+    assert found.is_set_back
+    assert RECORD not in link.answers
+
+
+BEFORE: Final = MirrorRecord(7, 9, 9, 9, (ConsumerRecord("s-a", "sla.d.a.a", 4),))
+
+
+@pytest.mark.parametrize("call", ["trim", "observe"])
+def test_what_only_the_mirror_has_stays_when_a_primary_that_was_emptied_has_grown_past_it(call: str) -> None:
+    """Seen once, it is in the record, as it was: a later release and a restart know it, too."""
+    link = _pair(_state(1, 3, 3), _state(1, 9, 9))
+    link.record(BEFORE.encode())
+    engine = cast(EngineLink, link)
+
+    def seen() -> MirrorRecord | None:
+        return asyncio.run(observe(engine, "SLA_a_mn1", SystemClock()))
+
+    if call == "trim":
+        assert asyncio.run(trim(engine, "SLA_a_mn1")) == 0
+    else:
+        assert seen() == link.seen
+    marked = dataclasses.replace(BEFORE, is_set_back=True, mirror_created="today")
+    assert link.seen == marked
+
+    _become(link, _state(8, 20, 13), _state(1, 20, 20))
+    assert asyncio.run(trim(engine, "SLA_a_mn1")) == 0
+    assert seen() == link.seen == marked
+    assert link.changes() == []
+    [row] = asyncio.run(rows(engine, SystemClock()))
+    assert (row.is_ahead, row.behind_messages) == (True, 0)
+    assert "nothing is removed here any more" in row.text
+    link.answers["STREAM.INFO.SLA_a"] = nats.js.errors.NotFoundError(code=404, err_code=10059)
+    [row] = asyncio.run(rows(engine, SystemClock()))
+    assert row.is_ahead  # also while the primary does not answer
+
+    # Another mirror of that name has nothing to do with it.
+    _become(link, _state(8, 20, 13), _state(1, 20, 20))
+    link.answers["STREAM.INFO.SLA_a_mn1"]["created"] = "tomorrow"
+    assert not asyncio.run(rows(engine, SystemClock()))[0].is_ahead
+    assert asyncio.run(trim(engine, "SLA_a_mn1")) == 3
+    found = seen()
+    assert found is not None
+    assert not found.is_set_back
+
+
+def test_a_primary_with_another_message_under_a_sequence_of_the_mirror_was_set_back() -> None:
+    """It was emptied and has grown past the mirror between two looks."""
+    link = _pair(_state(6, 20, 15), _state(1, 20, 20))
+    link.record(BEFORE.encode())
+    link.answers["STREAM.MSG.GET.SLA_a_mn1"]["message"]["time"] = "t0"
+    assert asyncio.run(trim(cast(EngineLink, link), "SLA_a_mn1")) == 0
+    assert link.changes() == []
+    assert link.seen.is_set_back
+    # One that cannot be compared now proves nothing.
+    link = _pair(_state(6, 20, 15), _state(1, 20, 20))
+    link.record(BEFORE.encode())
+    del link.answers["STREAM.MSG.GET.SLA_a_mn1"]
+    assert asyncio.run(trim(cast(EngineLink, link), "SLA_a_mn1")) == 0
+    assert link.changes() == []
+    assert link.seen == BEFORE
+
+
+def test_a_primary_that_seems_to_be_set_back_for_a_moment_is_not() -> None:
+    """A node that has just been elected may not have come to its end."""
+
+    class Elected(FakeLink):
+        async def ask(self, subject: str, body: dict[str, Any]) -> dict[str, Any]:
+            answer = await super().ask(subject, body)
+            if subject == "STREAM.INFO.SLA_a":  # it is what comes after the mirror's
+                _become(self, _state(6, 9, 4), _state(1, 9, 9))
+            return answer
+
+    link = Elected(_pair(_state(1, 3, 3), _state(1, 9, 9)).answers)
+    link.record(BEFORE.encode())
+    assert asyncio.run(trim(cast(EngineLink, link), "SLA_a_mn1")) == 3
+    assert link.seen == BEFORE
+
+
+def test_a_record_is_not_written_over_one_that_another_process_has_written_meanwhile() -> None:
+    link = _pair(_state(1, 9, 9), _state(1, 9, 9))
+    link.record(BEFORE.encode())
+    original = link.key_value
+
+    async def overtaken(bucket: str) -> FakeLink:
+        link.record(dataclasses.replace(BEFORE, is_set_back=True).encode())
+        return await original(bucket)
+
+    link.key_value = overtaken  # type: ignore[method-assign]
+    with pytest.raises(TimeoutError, match="written by another one"):
+        asyncio.run(observe(cast(EngineLink, link), "SLA_a_mn1", SystemClock()))
+    assert link.seen.is_set_back
+
+
+def test_a_record_of_an_earlier_release_is_read_and_one_of_this_comes_back_whole() -> None:
+    marked = dataclasses.replace(BEFORE, is_set_back=True, mirror_created="today")
+    assert MirrorRecord.parse(marked.encode()) == marked
+    fields = json.loads(BEFORE.encode())
+    del fields["is_set_back"], fields["mirror_created"]
+    assert MirrorRecord.parse(json.dumps(fields).encode()) == BEFORE
 
 
 def test_a_destination_whose_mirror_is_being_promoted_is_not_made_again_empty() -> None:
