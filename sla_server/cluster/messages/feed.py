@@ -19,7 +19,8 @@ way to a consumer when a node died: they come again after ``ack_wait_s``, behind
 
 *Transactions.* What was sent in one is handed out when that is committed, and removed if it is rolled back;
 what is behind it waits with it. What comes again may have been acknowledged in one that was committed, and is
-then removed, too.
+then removed, too. To the consumers of a promoted mirror all comes for the first time: the stream says which
+messages are those of the lost primary (``promoted_last``).
 
 Thread: the link's, but for methods that say so.
 """
@@ -51,6 +52,7 @@ from sla_server.cluster.messages.catalogue import (
 from sla_server.cluster.messages.credit import BlockedBy, PullLedger, ReceiveShares, Unit
 from sla_server.cluster.messages.errors import MessagesError, NotConfirmed, SessionClosed
 from sla_server.cluster.messages.link import ANSWER_S, EngineLink, size_bytes
+from sla_server.cluster.messages.mirror_streams import is_served, promoted_last
 from sla_server.cluster.messages.producer import IDENTITY
 from sla_server.cluster.messages.transaction_records import MARK, Mark
 
@@ -202,6 +204,8 @@ class DestinationFeed:
         self._is_closed = False
         self.epoch = 0
         self._created = ""
+        self._promoted_last = 0
+        self._heard_at_s = 0.0
         self._visibility = visibility
         self._undecided: deque[Received] = deque()
         self._deciding: asyncio.Task[None] | None = None
@@ -329,6 +333,7 @@ class DestinationFeed:
 
         async def came(message: nats.aio.msg.Msg) -> None:
             nonlocal refusal
+            self._heard_at_s = time.monotonic()
             if message.subject.startswith(inbox):  # a status: this request brings no more
                 number, headers = int(message.subject.rpartition(".")[2]), message.headers or {}
                 is_too_large = _TOO_LARGE in headers.get("Description", "").lower()
@@ -353,6 +358,9 @@ class DestinationFeed:
                 if self._ledger.requested and now_s > asked_at_s + PULL_S + ANSWER_S:
                     # No status came: the node with the request is gone, and the consumer, if new, may be.
                     self._ledger.end(self._ledger.last_request)
+                    self._heard_at_s = 0.0
+                if self._ledger.may_request and now_s > self._heard_at_s + PULL_S + ANSWER_S:
+                    # In so long a time without a request a mirror may have become the primary.
                     await self.link.retry(self._make_consumer, "a consumer", _CREATE_S)
                 if (request := self._ledger.request()) is not None:
                     asked_at_s = now_s
@@ -373,6 +381,9 @@ class DestinationFeed:
                 await subscription.unsubscribe()
 
     async def _make_consumer(self) -> None:
+        info = await self.link.ask(f"STREAM.INFO.{self.destination.stream}", {})
+        if not is_served(info):  # its promotion first makes the consumers of subscribers where they were
+            raise TimeoutError("its mirror is being promoted")
         is_queue = self.destination.kind is DestinationKind.QUEUE
         ack_wait_s, action = self._consumer.ack_wait_s, "create"
         begin: dict[str, Any] = {}
@@ -399,6 +410,7 @@ class DestinationFeed:
             f"CONSUMER.DURABLE.CREATE.{self.destination.stream}.{self.engine_name}",
             {"stream_name": self.destination.stream, "config": config.as_dict(), "action": action},
         )
+        self._promoted_last, self._heard_at_s = promoted_last(info), time.monotonic()
         self._see(made)
         if not self._is_ready:
             self._is_ready = True
@@ -433,7 +445,7 @@ class DestinationFeed:
         self._held[identity] = received
         if not self._ledger.requested:
             self._room.set()
-        if MARK in received.headers or received.deliveries > 1 or self._undecided:
+        if MARK in received.headers or self._may_be_taken(received) or self._undecided:
             self._undecided.append(received)
             if self._deciding is None:
                 self._deciding = asyncio.create_task(self._decide())
@@ -468,9 +480,12 @@ class DestinationFeed:
         mark = received.headers.get(MARK)
         if mark is not None and not await self._visibility.is_committed(Mark.parse(mark)):
             return False
-        return received.deliveries == 1 or not await self._visibility.is_taken(
+        return not self._may_be_taken(received) or not await self._visibility.is_taken(
             received.stream, received.engine_consumer, received.sequence
         )
+
+    def _may_be_taken(self, received: Received) -> bool:
+        return received.deliveries > 1 or received.sequence <= self._promoted_last
 
     def _acknowledge_again(self, reply: str) -> None:
         task = asyncio.create_task(self.link.client.publish(reply, b"+ACK"))

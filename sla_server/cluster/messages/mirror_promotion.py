@@ -17,6 +17,8 @@ Producers and consumers wait meanwhile, as for an election.
 *Sequences.* An acknowledgement and the lock of a transaction name a message by its sequence. A session that
 still holds a lost message would acknowledge another one with it, if its sequence was given again. So as many
 are passed over as the primary is known to have had, and ``MARGIN`` for what it stored after it was last seen.
+The new stream says up to where its messages are the lost one's (``PROMOTED_LAST``): of these feeds ask whether
+a committed transaction has acknowledged them, for its lock is kept.
 
 *Subscribers* of a topic begin where they were when the primary was last seen; the engine's consumers were
 lost with it. A queue has nothing of the kind: all that it has is to be handed out.
@@ -43,6 +45,7 @@ from sla_server.cluster.messages.link import EngineLink
 from sla_server.cluster.messages.mirror_records import MirrorRecord, forget, record
 from sla_server.cluster.messages.mirror_streams import (
     LIMIT_S,
+    PROMOTED_LAST,
     Info,
     delete_stream,
     is_served,
@@ -218,12 +221,12 @@ async def promote(
     if stage is Stage.COPYING:
         await _wait_copied(link, destination, mirror)
         await _make_consumers(link, catalogue, promotion)
-        await _update(link, destination, mirror, [_passed_over(destination)])
+        await _update(link, destination, mirror, begin, [_passed_over(destination)])
         stage = Stage.NUMBERS
     if stage is Stage.NUMBERS:
         await _make_consumers(link, catalogue, promotion)  # a stream without messages begins here
         await _pass_over(link, destination, begin)
-        await _update(link, destination, mirror, None)
+        await _update(link, destination, mirror, begin, None)
     say(f"stream {stream} is served again")
     await delete_stream(link, mirror)
     await forget(link, mirror)
@@ -270,7 +273,7 @@ async def _release(link: EngineLink, mirror: str) -> None:
 async def _make(
     link: EngineLink, destination: Destination, mirror: str, begin: int, *, is_empty: bool
 ) -> None:
-    config = _config(destination, mirror)
+    config = _config(destination, mirror, begin)
     if is_empty:  # nothing to copy, so the sequences can begin anywhere
         config |= {"subjects": [_passed_over(destination)], "first_seq": begin}
     else:
@@ -293,14 +296,15 @@ async def _make(
     await link.retry(attempt, f"stream {destination.stream}", LIMIT_S)
 
 
-def _config(destination: Destination, mirror: str) -> dict[str, Any]:
+def _config(destination: Destination, mirror: str, begin: int) -> dict[str, Any]:
     """Of its stream while it is filled: without limits, as a mirror may have somewhat more. Pure."""
-    return _final(destination, mirror) | {"max_bytes": -1, "max_msgs": -1}
+    return _final(destination, mirror, begin) | {"max_bytes": -1, "max_msgs": -1}
 
 
-def _final(destination: Destination, mirror: str) -> dict[str, Any]:
+def _final(destination: Destination, mirror: str, begin: int) -> dict[str, Any]:
     found = stream_config(destination, has_batches=True).as_dict()
-    return {key: value for key, value in found.items() if value is not None} | {"metadata": {MARK: mirror}}
+    marks = {MARK: mirror, PROMOTED_LAST: str(begin - 1)}
+    return {key: value for key, value in found.items() if value is not None} | {"metadata": marks}
 
 
 def _is_made_of(config: Mapping[str, Any], mirror: str) -> bool:
@@ -365,12 +369,12 @@ async def _make_subscribers(link: EngineLink, destination: Destination, seen: Mi
 
 
 async def _update(
-    link: EngineLink, destination: Destination, mirror: str, subjects: list[str] | None
+    link: EngineLink, destination: Destination, mirror: str, begin: int, subjects: list[str] | None
 ) -> None:
     """To a stream of its own; with its subjects and limits if none are given."""
-    config = _final(destination, mirror)
+    config = _final(destination, mirror, begin)
     if subjects is not None:
-        config = _config(destination, mirror) | {"subjects": subjects}
+        config = _config(destination, mirror, begin) | {"subjects": subjects}
 
     async def attempt() -> None:
         there = (await link.ask(f"STREAM.INFO.{destination.stream}", {}))["config"]

@@ -18,6 +18,7 @@ from sla_server.cluster.messages.errors import BadName, MirrorRefused
 from sla_server.cluster.messages.link import EngineLink
 
 LIMIT_S: Final = 60.0
+PROMOTED_LAST: Final = "sla-promoted-last"
 FILE_NAME: Final = 255
 _MIRROR: Final = re.compile(r"(SLA_(?:[A-Za-z0-9-]|__|_d)+)_m([A-Za-z0-9][A-Za-z0-9-]*)")
 Info = dict[str, Any]
@@ -107,6 +108,12 @@ def holders_of(info: Info) -> tuple[str, ...]:
 def is_served(info: Info) -> bool:
     """Whether the stream is a domain's: has its subjects, and is no copy of another one. Pure."""
     return not info["config"].get("mirror") and bool(info["config"].get("subjects"))
+
+
+def promoted_last(info: Info) -> int:
+    """Up to which sequence a promotion has taken messages from a lost primary; 0: there was none. Pure."""
+    text = str((info["config"].get("metadata") or {}).get(PROMOTED_LAST, ""))
+    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 async def stream_info(link: EngineLink, stream: str, *, details: bool = False) -> Info | None:

@@ -17,7 +17,7 @@ from sla_server.cluster import essentials, membership
 from sla_server.cluster.messages import Consumer, Destination, DestinationKind, MessageSession
 from sla_server.cluster.messages.errors import MirrorRefused, NotConfirmed
 from sla_server.cluster.messages.mirror_records import record
-from sla_server.cluster.messages.mirror_streams import delete_stream
+from sla_server.cluster.messages.mirror_streams import delete_stream, promoted_last
 from sla_server.cluster.messages.mirrors import trim
 from tests.support.cluster import READY_S, configurations
 from tests.support.node_processes import Nodes, done, make_members, sla, status
@@ -226,6 +226,8 @@ def test_a_mirror_of_a_queue_is_promoted_when_the_primary_is_lost_for_good(
     said = done(path, "mirror", "promote", "parcels", "--node", node, "--yes")
     assert "has 25 messages, up to 40" in said
     assert "missing: of those 0 at most, and all that it stored after that moment" in said
+    info = session.link.run(session.link.ask(f"STREAM.INFO.{queue.stream}", {}))
+    assert promoted_last(info) == info["state"]["last_seq"] > 40
 
     # The same sessions go on; what they held, and what is new, comes once.
     found = _take(consumer, 25)

@@ -14,10 +14,13 @@ from sla_server.cluster.messages.mirror_promotion import (
     MARK,
     Promotion,
     Stage,
+    _config,
+    _final,
     _next_sequence,
     _stage_of,
 )
 from sla_server.cluster.messages.mirror_records import ConsumerRecord, MirrorRecord
+from sla_server.cluster.messages.mirror_streams import PROMOTED_LAST, promoted_last
 
 QUEUE = Destination("orders", replicas=1)
 SEEN = MirrorRecord(1_000_000, 125, 30, 120, (ConsumerRecord("queue-orders", "sla.d.orders.orders", 95),))
@@ -56,6 +59,16 @@ def test_no_sequence_that_the_lost_primary_may_have_given_is_given_again() -> No
     own = {"state": {"last_seq": 120}}
     assert _next_sequence(_promotion(120, SEEN), own) == 125 + MARGIN + 1
     assert _next_sequence(_promotion(120, None), own) == 120 + MARGIN + 1
+
+
+@pytest.mark.parametrize("config", [_config, _final])
+def test_the_new_stream_says_up_to_where_its_messages_are_those_of_the_lost_primary(config: Any) -> None:
+    """While it is filled, and afterwards: feeds read it whenever they make their consumer."""
+    made = config(QUEUE, "SLA_orders_mn3", 51)
+    assert made["metadata"] == {MARK: "SLA_orders_mn3", PROMOTED_LAST: "50"}
+    assert promoted_last({"config": made}) == 50
+    assert promoted_last({"config": {}}) == 0
+    assert promoted_last({"config": {"metadata": {PROMOTED_LAST: "x"}}}) == 0
 
 
 @pytest.mark.parametrize(
