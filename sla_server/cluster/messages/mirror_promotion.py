@@ -17,8 +17,8 @@ Producers and consumers wait meanwhile, as for an election.
 *Sequences.* An acknowledgement and the lock of a transaction name a message by its sequence. A session that
 still holds a lost message would acknowledge another one with it, if its sequence was given again. So as many
 are passed over as the primary is known to have had, and ``MARGIN`` for what it stored after it was last seen.
-The new stream says up to where its messages are the lost one's (``PROMOTED_LAST``): of these feeds ask whether
-a committed transaction has acknowledged them, for its lock is kept.
+The new stream says up to where its messages are the lost one's (``PROMOTED_LAST``): of these feeds ask, as
+the locks are kept, whether a committed transaction has acknowledged them.
 
 *Subscribers* of a topic begin where they were when the primary was last seen; the engine's consumers were
 lost with it. A queue has nothing of the kind: all that it has is to be handed out.
@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final
 
@@ -50,6 +50,7 @@ from sla_server.cluster.messages.mirror_streams import (
     delete_stream,
     is_served,
     mirror_name,
+    parts_of,
     refuse_mirror,
     stream_info,
     stream_names,
@@ -61,6 +62,8 @@ SILENT_S: Final = 15.0
 STALLED_S: Final = 120.0
 MARGIN: Final = 50 * MAX_BATCH
 """More than a primary stores between two records of its mirror (``mirror_keeper``)."""
+OLD_S: Final = 60.0
+"""Age of a record beyond which the primary may have stored more than ``MARGIN`` since."""
 MARK: Final = "sla-promoted-from"
 _NO_MESSAGE: Final = 10037
 
@@ -82,6 +85,7 @@ class Promotion:
         messages: that the mirror has.
         seen: what primary and mirror had when the primary was last seen; None: that is not known.
         discarded: messages of a stream of the primary's name that a program has made since that was lost.
+        silent: other mirrors of the primary that do not answer.
     """
 
     destination: Destination
@@ -92,6 +96,7 @@ class Promotion:
     last: int
     seen: MirrorRecord | None
     discarded: int = 0
+    silent: tuple[str, ...] = ()
 
     @property
     def missing(self) -> int | None:
@@ -111,8 +116,18 @@ class Promotion:
                 f"discarded: {self.discarded:,} messages of a stream {self.destination.stream} that a "
                 "program has made since the primary was removed"
             )
+        found += [
+            f"another mirror, {name}, does not answer: if it has come further, promote it instead when its "
+            "node runs again"
+            for name in self.silent
+        ]
+        restart = (
+            "restart first: programs that still hold messages of the lost primary. It may have given more "
+            f"than the {MARGIN:,} sequences that are passed over, and they would acknowledge other messages"
+        )
         if self.seen is None:
-            return [*found, "it is not known what the primary had; whatever the mirror lacks is missing"]
+            unknown = "it is not known what the primary had; whatever the mirror lacks is missing"
+            return [*found, unknown, restart]
         ago_s = max(0, now_unix_us - self.seen.at_unix_us) / 1e6
         return [
             *found,
@@ -121,6 +136,7 @@ class Promotion:
             f"missing: of those {self.missing:,} at most, and all that it stored after that moment",
             "again: what was acknowledged after that moment, or since the mirror was last trimmed, is handed "
             "out once more",
+            *([restart] if ago_s > OLD_S else []),
         ]
 
 
@@ -128,8 +144,8 @@ async def plan(link: EngineLink, catalogue: Catalogue, name: str, node: str) -> 
     """See whether a mirror can be promoted, and what would be missing.
 
     Raises:
-        MirrorRefused: there is none, its node does not answer, the primary is not lost, or the engine is too
-            old.
+        MirrorRefused: there is none, its node does not answer, the primary is not lost, another mirror has
+            come further, it is not known who subscribes to the topic, or the engine is too old.
         DestinationMissing: there is no such destination.
         NotConfirmed: the cluster has no majority.
     """
@@ -141,22 +157,65 @@ async def plan(link: EngineLink, catalogue: Catalogue, name: str, node: str) -> 
     there = await link.retry(lambda: stream_names(link), "names of streams", LIMIT_S)
     if mirror not in there:
         raise MirrorRefused(f"there is no mirror of {name} on {node}; 'sla cluster mirror list' names all")
-    deadline = Deadline(SILENT_S)
-    while (own := await stream_info(link, mirror)) is None:
-        if deadline.passed:
-            raise MirrorRefused(f"{mirror} does not answer: start {node} first")
-        await asyncio.sleep(0.2)
+    if (own := await _patient_info(link, mirror)) is None:
+        raise MirrorRefused(f"{mirror} does not answer: start {node} first")
     stage, discarded = await _stage(link, destination, mirror, own, is_there=destination.stream in there)
-    return Promotion(
-        destination,
-        mirror,
-        node,
-        stage,
-        int(own["state"]["messages"]),
-        int(own["state"]["last_seq"]),
-        await link.retry(lambda: record(link, mirror), f"record of {mirror}", LIMIT_S),
-        discarded,
-    )
+    seen = await link.retry(lambda: record(link, mirror), f"record of {mirror}", LIMIT_S)
+    messages, last = int(own["state"]["messages"]), int(own["state"]["last_seq"])
+    if stage is Stage.LOST or stage is Stage.COPYING:
+        _refuse_unknown_subscribers(destination, mirror, messages, seen)
+    silent: tuple[str, ...] = ()
+    if stage is Stage.LOST:  # later the others follow the new primary
+        others = sorted(
+            other
+            for other in there
+            if other != mirror and (parts := parts_of(other)) is not None and parts[0] == destination.stream
+        )
+        silent = await _compare(link, destination, others, last)
+    return Promotion(destination, mirror, node, stage, messages, last, seen, discarded, silent)
+
+
+async def _patient_info(link: EngineLink, stream: str) -> Info | None:
+    """None: it does not answer, for longer than an election takes."""
+    deadline = Deadline(SILENT_S)
+    while (found := await stream_info(link, stream)) is None and not deadline.passed:
+        await asyncio.sleep(0.2)
+    return found
+
+
+def _refuse_unknown_subscribers(
+    destination: Destination, mirror: str, messages: int, seen: MirrorRecord | None
+) -> None:
+    """A topic keeps what its subscribers want, so one without them would be emptied. Pure."""
+    if destination.kind is DestinationKind.TOPIC and seen is None and messages:
+        raise MirrorRefused(
+            f"it is not known who subscribes to {destination.name}, and where each is: {mirror} has no "
+            f"record that this release can read. Promoted, the topic would lose all {messages:,} messages, "
+            "as none has a subscriber. Read them with 'read_mirror', and send them to another destination"
+        )
+
+
+async def _compare(
+    link: EngineLink, destination: Destination, others: Sequence[str], last: int
+) -> tuple[str, ...]:
+    """Other mirrors of the primary that do not answer.
+
+    Raises:
+        MirrorRefused: one that answers has come further.
+    """
+    silent = []
+    found = await asyncio.gather(*(_patient_info(link, name) for name in others))
+    for name, info in zip(others, found, strict=True):
+        if info is None:
+            silent.append(name)
+        elif (further := int(info["state"]["last_seq"])) > last:
+            node = name.rpartition("_m")[2]
+            raise MirrorRefused(
+                f"the mirror on {node} has come further, to {further:,}; this one to {last:,}. Promote that "
+                f"one: sla cluster mirror promote {destination.name} --node {node}. If it is of no use, "
+                f"remove it first: sla cluster mirror remove {destination.name} --node {node}"
+            )
+    return tuple(silent)
 
 
 async def _stage(

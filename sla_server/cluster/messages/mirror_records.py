@@ -5,7 +5,7 @@ topic go on, comes from the last record; the mirror's node writes it. The engine
 while the mirror follows its primary, and the primary is served.
 
 *A primary that was set back.* One whose disk was lost, or is that of an earlier day, has stored less than its
-mirror; soon it has stored more, and other messages under the same sequences. So what is seen once (``look``)
+mirror; soon it has stored more, and other messages under the same sequences. So what is seen once (``compare``)
 is written into the record, and stays until the mirror is removed or promoted: what the record tells of, and
 what only the mirror has, is not touched any more.
 
@@ -102,7 +102,7 @@ class MirrorRecord:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Sight:
+class Comparison:
     """A mirror and its primary, as both answer now.
 
     Attributes:
@@ -187,27 +187,27 @@ async def observe(link: EngineLink, mirror: str, clock: Clock) -> MirrorRecord |
 
     It stays as well, but for the mark, with a primary that was set back: it tells of what that has lost.
     """
-    if (sight := await look(link, mirror)) is None:
+    if (now := await compare(link, mirror)) is None:
         return None
-    if sight.is_set_back and sight.seen is not None:
-        return sight.seen
-    if (consumers := await consumers_of(link, sight.primary["config"]["name"])) is None:
+    if now.is_set_back and now.seen is not None:
+        return now.seen
+    if (consumers := await consumers_of(link, now.primary["config"]["name"])) is None:
         return None
     found = MirrorRecord(
         clock.unix_us(),
-        int(sight.primary["state"]["last_seq"]),
-        int(sight.primary["state"]["messages"]),
-        int(sight.own["state"]["last_seq"]),
+        int(now.primary["state"]["last_seq"]),
+        int(now.primary["state"]["messages"]),
+        int(now.own["state"]["last_seq"]),
         _record_of(consumers),
-        sight.is_set_back,
-        str(sight.own.get("created", "")),
+        now.is_set_back,
+        str(now.own.get("created", "")),
     )
     if found.is_set_back:  # nothing is known of what it was before
         return found
-    return await _put(link, mirror, found, sight.revision)
+    return await _put(link, mirror, found, now.revision)
 
 
-async def look(link: EngineLink, mirror: str) -> Sight | None:
+async def compare(link: EngineLink, mirror: str) -> Comparison | None:
     """Mirror and primary, compared; None: one does not answer, or is none now; for ``retry``.
 
     Durability: that the primary is set back is in the record on return, if there is one.
@@ -219,7 +219,7 @@ async def look(link: EngineLink, mirror: str) -> Sight | None:
     if seen is not None and not seen.is_of(own):
         seen = None
     if seen is not None and seen.is_set_back:
-        return Sight(own, primary, seen, revision, is_set_back=True)
+        return Comparison(own, primary, seen, revision, is_set_back=True)
     if is_set_back(primary["state"], own["state"]):
         await asyncio.sleep(AGAIN_S)
         if (pair := await _pair(link, mirror)) is None:
@@ -229,10 +229,10 @@ async def look(link: EngineLink, mirror: str) -> Sight | None:
     if not is_set_back(primary["state"], own["state"]):
         shares = await shares_history(link, own, primary)
     if shares is not False:
-        return Sight(own, primary, seen, revision, is_set_back=False, is_comparable=bool(shares))
+        return Comparison(own, primary, seen, revision, is_set_back=False, is_comparable=bool(shares))
     if seen is not None:
         seen = await _put(link, mirror, _marked(seen, own), revision)
-    return Sight(own, primary, seen, revision, is_set_back=True)
+    return Comparison(own, primary, seen, revision, is_set_back=True)
 
 
 def _marked(seen: MirrorRecord, own: Info) -> MirrorRecord:

@@ -45,7 +45,7 @@ from sla_server.cluster.messages.mirror_records import (
     BUCKET,
     consumers_of,
     forget,
-    look,
+    compare,
     make_bucket,
     observe,
     record,
@@ -321,10 +321,10 @@ async def trim(link: EngineLink, mirror: str) -> int:
     Nothing is removed for a primary that does not answer, is none, or was set back: it may have lost what the
     mirror is kept for.
     """
-    sight = await look(link, mirror)
-    if sight is None or sight.is_set_back or not sight.is_comparable:
+    pair = await compare(link, mirror)
+    if pair is None or pair.is_set_back or not pair.is_comparable:
         return 0
-    there, here, primary = sight.primary["state"], sight.own["state"], sight.primary
+    there, here, primary = pair.primary["state"], pair.own["state"], pair.primary
     if not here["messages"]:
         return 0
     removed = 0

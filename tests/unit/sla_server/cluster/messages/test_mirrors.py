@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import dataclasses
 import json
-from collections.abc import Awaitable, Callable
 from typing import Any, Final, cast
 
 import nats.js.errors
@@ -18,7 +16,6 @@ from sla_server.cluster.messages.catalogue import Catalogue, Destination, Destin
 from sla_server.cluster.messages.errors import BadName, MirrorRefused
 from sla_server.cluster.messages.link import EngineLink
 from sla_server.cluster.messages.mirror_records import (
-    BUCKET,
     ConsumerRecord,
     MirrorRecord,
     consumers_of,
@@ -32,9 +29,8 @@ from sla_server.cluster.messages.mirror_streams import (
     parts_of,
     refuse_mirror,
 )
-from sla_server.cluster.messages.mirrors import MirrorRow, floors, gaps, rows, sweep, trim
-
-RECORD: Final = f"STREAM.MSG.GET.KV_{BUCKET}"
+from sla_server.cluster.messages.mirrors import MirrorRow, add, floors, gaps, rows, sweep, trim
+from tests.support.mirrored import RECORD, FakeLink
 
 
 @pytest.mark.parametrize("name", ["orders", "a.b_c", "_m", "a_mn1", "a__m", "x_", "SLA_orders_mn1"])
@@ -110,50 +106,6 @@ def test_a_mirror_says_that_it_is_asynchronous_and_how_far_behind() -> None:
     assert "an unknown time ago" in row.text
     row = MirrorRow("SLA_a_mn1", "SLA_a", "n1", is_running=True, is_promoted=True)
     assert "promotion was begun" in row.text
-
-
-class FakeLink:
-    """Answers of the engine by subject, and what was asked; it is the bucket of records, too."""
-
-    def __init__(self, answers: dict[str, Any]) -> None:
-        self.answers = answers
-        self.asked: list[tuple[str, dict[str, Any]]] = []
-        self.stream: Any = self
-        self.revision = 0
-
-    async def retry(self, attempt: Callable[[], Awaitable[Any]], _what: str, _limit_s: float) -> Any:
-        return await attempt()
-
-    async def key_value(self, _bucket: str) -> FakeLink:
-        return self
-
-    async def update(self, _key: str, value: bytes, last: int) -> None:
-        if last != self.revision:
-            raise nats.js.errors.KeyWrongLastSequenceError
-        self.record(value)
-
-    def record(self, value: bytes) -> None:
-        """Store it."""
-        self.revision += 1
-        message = {"seq": self.revision, "data": base64.b64encode(value).decode()}
-        self.answers[RECORD] = {"message": message}
-
-    @property
-    def seen(self) -> MirrorRecord:
-        """What is stored."""
-        return MirrorRecord.parse(base64.b64decode(self.answers[RECORD]["message"]["data"]))
-
-    async def ask(self, subject: str, body: dict[str, Any]) -> dict[str, Any]:
-        self.asked.append((subject, body))
-        answer = self.answers.get(subject, nats.js.errors.NotFoundError(code=404, err_code=10059))
-        if isinstance(answer, Exception):
-            raise answer
-        return dict(answer)
-
-    def changes(self) -> list[tuple[str, dict[str, Any]]]:
-        return [
-            (subject, body) for subject, body in self.asked if not {"INFO", "GET"} & {*subject.split(".")}
-        ]
 
 
 def _trimmed(primary: Any, own: Any, **config: Any) -> list[tuple[str, dict[str, Any]]]:
@@ -397,6 +349,33 @@ def test_a_record_of_an_earlier_release_is_read_and_one_of_this_comes_back_whole
     fields = json.loads(BEFORE.encode())
     del fields["is_set_back"], fields["mirror_created"]
     assert MirrorRecord.parse(json.dumps(fields).encode()) == BEFORE
+
+
+def test_a_mirror_is_not_made_before_it_has_a_record() -> None:
+    """Without one no node looks after it: it would be trimmed by none, and keep what is acknowledged."""
+    link = _pair(_state(1, 9, 9), _state(1, 9, 9))
+    listing = link.answers["CONSUMER.LIST.SLA_a"]
+    link.answers |= {
+        "CONSUMER.LIST.SLA_a": {**listing, "missing": ["queue-a"]},
+        "CONSUMER.INFO.SLA_a.queue-a": {},
+    }
+    catalogue = Catalogue(cast(EngineLink, link), 3)
+    catalogue._add(Destination("a"))  # as if it was read
+    catalogue.refresh = link.nothing  # type: ignore[method-assign]
+
+    def made() -> str:
+        return asyncio.run(add(cast(EngineLink, link), catalogue, "a", "n1", SystemClock()))
+
+    with pytest.raises(TimeoutError, match="does not answer"):
+        made()  # which ``retry`` repeats
+    assert RECORD not in link.answers
+    link.answers["CONSUMER.LIST.SLA_a"] = listing
+    assert made() == "SLA_a_mn1"
+    assert (link.seen.primary_last, link.seen.mirror_last) == (9, 9)
+    # Nor is one taken for good whose primary was set back.
+    _become(link, _state(1, 3, 3), _state(1, 9, 9))
+    with pytest.raises(MirrorRefused, match="sla cluster mirror remove a --node n1"):
+        made()
 
 
 def test_a_destination_whose_mirror_is_being_promoted_is_not_made_again_empty() -> None:
