@@ -204,7 +204,8 @@ class DestinationFeed:
         self._is_closed = False
         self.epoch = 0
         self._created = ""
-        self._promoted_last = 0
+        self._last_delivered = 0
+        self._may_be_taken_to = 0
         self._heard_at_s = 0.0
         self._visibility = visibility
         self._undecided: deque[Received] = deque()
@@ -410,7 +411,8 @@ class DestinationFeed:
             f"CONSUMER.DURABLE.CREATE.{self.destination.stream}.{self.engine_name}",
             {"stream_name": self.destination.stream, "config": config.as_dict(), "action": action},
         )
-        self._promoted_last, self._heard_at_s = promoted_last(info), time.monotonic()
+        self._may_be_taken_to = max(self._may_be_taken_to, promoted_last(info))
+        self._heard_at_s = time.monotonic()
         self._see(made)
         if not self._is_ready:
             self._is_ready = True
@@ -421,6 +423,7 @@ class DestinationFeed:
         created = str((info or {}).get("created", ""))
         if self._created and created and created != self._created:
             self.epoch += 1
+            self._may_be_taken_to = max(self._may_be_taken_to, self._last_delivered)
             log.warning("consumer-made-again", destination=self.destination.name, held=len(self._held))
         self._created = created or self._created
 
@@ -442,6 +445,7 @@ class DestinationFeed:
                 held.reply, held.epoch = message.reply, self.epoch
             return
         received = Received(self, message, identity)
+        self._last_delivered = max(self._last_delivered, received.sequence)
         self._held[identity] = received
         if not self._ledger.requested:
             self._room.set()
@@ -485,7 +489,8 @@ class DestinationFeed:
         )
 
     def _may_be_taken(self, received: Received) -> bool:
-        return received.deliveries > 1 or received.sequence <= self._promoted_last
+        """Whether it may have been handed out before, to this consumer or a former one."""
+        return received.deliveries > 1 or received.sequence <= self._may_be_taken_to
 
     def _acknowledge_again(self, reply: str) -> None:
         task = asyncio.create_task(self.link.client.publish(reply, b"+ACK"))

@@ -45,6 +45,7 @@ from sla_server.cluster.messages.link import EngineLink
 from sla_server.cluster.messages.mirror_records import MirrorRecord, forget, record
 from sla_server.cluster.messages.mirror_streams import (
     LIMIT_S,
+    PASSED_OVER,
     PROMOTED_LAST,
     Info,
     delete_stream,
@@ -128,6 +129,10 @@ class Promotion:
         if self.seen is None:
             unknown = "it is not known what the primary had; whatever the mirror lacks is missing"
             return [*found, unknown, restart]
+        set_back = (
+            "set back: the primary was lost or set back after that moment, and ran on; what it then stored "
+            "under sequences that the mirror had is missing"
+        )
         ago_s = max(0, now_unix_us - self.seen.at_unix_us) / 1e6
         return [
             *found,
@@ -136,6 +141,7 @@ class Promotion:
             f"missing: of those {self.missing:,} at most, and all that it stored after that moment",
             "again: what was acknowledged after that moment, or since the mirror was last trimmed, is handed "
             "out once more",
+            *([set_back] if self.seen.is_set_back else []),
             *([restart] if ago_s > OLD_S else []),
         ]
 
@@ -246,9 +252,7 @@ def _stage_of(primary: Info, mirror: str, own: Info, destination: Destination) -
         return Stage.LOST
     if (primary["config"].get("mirror") or {}).get("name") == mirror:
         return Stage.COPYING
-    if is_served(primary) and primary["config"]["subjects"] != [_passed_over(destination)]:
-        return Stage.SERVED
-    return Stage.NUMBERS
+    return Stage.SERVED if is_served(primary) else Stage.NUMBERS
 
 
 async def promote(
@@ -305,8 +309,8 @@ def _next_sequence(promotion: Promotion, own: Info) -> int:
 
 
 def _passed_over(destination: Destination) -> str:
-    """Where sequences are used up; no destination has this name. Pure."""
-    return names.subject(destination.domain or destination.name, "_passed-over")
+    """Where sequences are used up. Pure."""
+    return names.subject(destination.domain or destination.name, PASSED_OVER)
 
 
 async def _answer(link: EngineLink, stream: str) -> Info:

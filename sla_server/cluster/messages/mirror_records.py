@@ -5,9 +5,9 @@ topic go on, comes from the last record; the mirror's node writes it. The engine
 while the mirror follows its primary, and the primary is served.
 
 *A primary that was set back.* One whose disk was lost, or is that of an earlier day, has stored less than its
-mirror; soon it has stored more, and other messages under the same sequences. So what is seen once (``compare``)
-is written into the record, and stays until the mirror is removed or promoted: what the record tells of, and
-what only the mirror has, is not touched any more.
+mirror; soon it has stored more, and other messages under the same sequences. So it is written into the record
+when it is seen (``compare``), and stays until the mirror is removed or promoted: what the record tells of is
+not touched any more, nor is what only the mirror has.
 
 Thread: the link's.
 """

@@ -18,6 +18,8 @@ from sla_server.cluster.messages.errors import BadName, MirrorRefused
 from sla_server.cluster.messages.link import EngineLink
 
 LIMIT_S: Final = 60.0
+PASSED_OVER: Final = "_passed-over"
+"""Token of a subject at which a promotion uses up sequences; no destination has this name."""
 PROMOTED_LAST: Final = "sla-promoted-last"
 FILE_NAME: Final = 255
 _MIRROR: Final = re.compile(r"(SLA_(?:[A-Za-z0-9-]|__|_d)+)_m([A-Za-z0-9][A-Za-z0-9-]*)")
@@ -106,8 +108,10 @@ def holders_of(info: Info) -> tuple[str, ...]:
 
 
 def is_served(info: Info) -> bool:
-    """Whether the stream is a domain's: has its subjects, and is no copy of another one. Pure."""
-    return not info["config"].get("mirror") and bool(info["config"].get("subjects"))
+    """Whether the stream is a domain's: has its subjects, and is neither a copy nor being promoted. Pure."""
+    config = info["config"]
+    subjects = [text for text in config.get("subjects") or () if not text.endswith(f".{PASSED_OVER}")]
+    return not config.get("mirror") and bool(subjects)
 
 
 def promoted_last(info: Info) -> int:

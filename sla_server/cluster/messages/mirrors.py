@@ -43,9 +43,9 @@ from sla_server.cluster.messages.errors import BadName, DestinationMissing, Mirr
 from sla_server.cluster.messages.link import EngineLink
 from sla_server.cluster.messages.mirror_records import (
     BUCKET,
+    compare,
     consumers_of,
     forget,
-    compare,
     make_bucket,
     observe,
     record,
@@ -168,7 +168,7 @@ async def _row(
             behind_messages=int(heard.get("lag", 0)),
             behind_s=None if active_ns < 0 else active_ns / 1e9,
         )
-    if is_set_back(primary["state"], state):
+    if is_served(primary) and is_set_back(primary["state"], state):
         there = int(primary["state"]["messages"])
         return dataclasses.replace(row, hears_primary=True, is_ahead=True, behind_messages=there)
     count = behind(primary["state"], state)

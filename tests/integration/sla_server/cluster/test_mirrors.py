@@ -301,6 +301,11 @@ def test_what_a_primary_that_was_emptied_has_lost_stays_in_its_mirror(
     again = sla(_path(nodes), "mirror", "add", "coins", "--node", node)
     assert again.exit_code == 1
     assert "was lost or set back since" in again.output
+    nodes.end(node, signal.SIGKILL)
+    nodes.start(node)
+    nodes.wait_well()
+    row = _mirror(nodes, name, lambda row: row["is_running"] and row["hears_primary"])
+    assert row["is_ahead"]
     assert [message.data for message in session.read_mirror("coins", node)][:10] == sent
     session.remove_mirror("coins", node)
 

@@ -303,7 +303,7 @@ def test_what_could_not_be_acknowledged_as_its_consumer_was_made_again_is_handed
     link, consumer = ReplaceableLink(), FakeConsumer()
 
     async def run() -> None:
-        feed = feed_of(link, consumer)
+        feed = feed_of(link, consumer, Decisions(is_committed=True))
         try:
             async with asyncio.timeout(60):
                 await link.asked.get()
@@ -318,7 +318,9 @@ def test_what_could_not_be_acknowledged_as_its_consumer_was_made_again_is_handed
                 assert not first.is_held
                 assert feed.blocked_by is None
             await link.came(came_of("2", 1))
-            assert consumer.ready == ["1", "2", "3", "4", "5", "1"]
+            async with asyncio.timeout(60):
+                while consumer.ready != ["1", "2", "3", "4", "5", "1"]:
+                    await asyncio.sleep(0)
             with pytest.raises(NotConfirmed):  # what came again is not acknowledged yet
                 await feed.acknowledge(first, 1.0)
             await feed.acknowledge(feed._held["1"], 1.0)
@@ -355,6 +357,30 @@ def test_what_a_transaction_has_acknowledged_comes_from_no_promoted_mirror_again
 
     asyncio.run(run())
     assert consumer.ready == ["2", "3"]
+
+
+def test_what_a_transaction_has_acknowledged_is_dropped_when_its_consumer_was_made_again() -> None:
+    """Its acknowledgement was not confirmed, so it comes again, and for the first time."""
+    link, consumer = ReplaceableLink(), FakeConsumer()
+
+    async def run() -> None:
+        feed = feed_of(link, consumer, Decisions(is_committed=True, taken=1))
+        try:
+            async with asyncio.timeout(60):
+                await link.asked.get()
+                await link.came(came_of("1", 1))
+                link.created = "2"
+                with pytest.raises(NotConfirmed):
+                    await feed.acknowledge(feed._held["1"], 1.0)
+                await link.came(came_of("2", 1))
+                while "1" in feed._held:
+                    await asyncio.sleep(0)
+                await link.came(came_of("2", 2))  # the former consumer never gave it out
+        finally:
+            await feed.close()
+
+    asyncio.run(run())
+    assert consumer.ready == ["1", "2"]
 
 
 def test_a_feed_that_has_asked_for_nothing_for_long_sees_first_whether_a_mirror_was_promoted() -> None:

@@ -71,6 +71,13 @@ def test_the_words_say_who_must_be_restarted_when_the_record_is_old() -> None:
     )
 
 
+def test_the_words_say_that_the_primary_was_set_back_before_it_was_lost() -> None:
+    """Its record is from before."""
+    *others, last = _promotion(120, dataclasses.replace(SEEN, is_set_back=True)).lines(43_000_000)
+    assert others == _promotion(120, SEEN).lines(43_000_000)
+    assert "under sequences that the mirror had is missing" in last
+
+
 def test_no_sequence_that_the_lost_primary_may_have_given_is_given_again() -> None:
     own = {"state": {"last_seq": 120}}
     assert _next_sequence(_promotion(120, SEEN), own) == 125 + MARGIN + 1

@@ -157,6 +157,7 @@ def test_a_mirror_is_not_emptied_after_a_primary_that_was_made_again_or_is_none(
     assert _trimmed(_state(8, 8, 1), _state(1, 9, 9)) == []  # it has stored less than was copied from it
     assert _trimmed(_state(6, 9, 4), _state(1, 9, 9), mirror={"name": "SLA_a_mn1"}) == []
     assert _trimmed(_state(6, 9, 4), _state(1, 9, 9), subjects=[]) == []
+    assert _trimmed(_state(6, 9, 4), _state(1, 9, 9), subjects=["sla.d.a._passed-over"]) == []
 
 
 def test_a_queue_has_its_consumer_before_a_mirror_could_empty_it_and_a_topic_needs_none() -> None:
@@ -326,6 +327,15 @@ def test_a_primary_that_seems_to_be_set_back_for_a_moment_is_not() -> None:
     link.record(BEFORE.encode())
     assert asyncio.run(trim(cast(EngineLink, link), "SLA_a_mn1")) == 3
     assert link.seen == BEFORE
+
+
+def test_a_primary_that_is_being_promoted_of_another_mirror_is_not_taken_for_one_that_was_set_back() -> None:
+    """Until its sequences are passed over it may have fewer than one that was behind the promoted one."""
+    link = _pair(_state(1, 8, 8), _state(1, 9, 9), subjects=["sla.d.a._passed-over"])
+    link.record(BEFORE.encode())
+    assert asyncio.run(observe(cast(EngineLink, link), "SLA_a_mn1", SystemClock())) is None
+    assert link.seen == BEFORE
+    assert not asyncio.run(rows(cast(EngineLink, link), SystemClock()))[0].is_ahead
 
 
 def test_a_record_is_not_written_over_one_that_another_process_has_written_meanwhile() -> None:
