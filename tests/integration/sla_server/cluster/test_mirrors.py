@@ -245,6 +245,33 @@ def test_a_mirror_of_a_queue_is_promoted_when_the_primary_is_lost_for_good(
     assert session.mirrors_of("parcels") == []
 
 
+def test_what_a_transaction_has_acknowledged_comes_from_no_promoted_mirror_again(
+    nodes: Nodes, open_session: OpenSession
+) -> None:
+    """The mirror's node does not run meanwhile, so the mirror still has it."""
+    session, queue = open_session(), Destination("tolls", replicas=1, max_bytes=1 << 20)
+    session.create(queue)
+    primary, node, name = _add(nodes, queue)
+    sent = _send(session, "tolls", range(10))
+    _mirror(nodes, name, lambda row: row["messages"] == 10 and not row["behind_messages"])
+    consumer = session.consumer("tolls", "reader")
+    nodes.end(node, signal.SIGKILL)
+    with session.transaction(limit_s=LIMIT_S) as transaction:
+        for _ in range(3):
+            received = consumer.receive(LIMIT_S)
+            assert received is not None
+            transaction.acknowledge(received)
+    consumer.close()
+    nodes.end(primary, signal.SIGKILL)
+    nodes.start(node)
+    row = _mirror(nodes, name, lambda row: row["is_running"] and not row["hears_primary"])
+    assert row["messages"] == 10
+    done(_path(nodes), "mirror", "promote", "tolls", "--node", node, "--yes")
+    consumer = open_session().consumer("tolls", "reader")
+    assert sorted(_take(consumer, 7), key=int) == sent[3:]
+    assert consumer.receive(2.0) is None
+
+
 def test_subscribers_of_a_topic_go_on_where_they_were(nodes: Nodes, open_session: OpenSession) -> None:
     session = open_session()
     topic = Destination("news", DestinationKind.TOPIC, replicas=1, max_bytes=16 << 20)
