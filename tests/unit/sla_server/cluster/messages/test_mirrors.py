@@ -9,6 +9,7 @@ from typing import Any, Final, cast
 
 import nats.js.errors
 import pytest
+from structlog.testing import capture_logs
 
 from pmdaemon.runtime.clock import SystemClock
 from sla_server.cluster.messages import names
@@ -16,6 +17,7 @@ from sla_server.cluster.messages.catalogue import Catalogue, Destination, Destin
 from sla_server.cluster.messages.errors import BadName, MirrorRefused
 from sla_server.cluster.messages.link import EngineLink
 from sla_server.cluster.messages.mirror_records import (
+    BUCKET,
     ConsumerRecord,
     MirrorRecord,
     consumers_of,
@@ -30,6 +32,7 @@ from sla_server.cluster.messages.mirror_streams import (
     refuse_mirror,
 )
 from sla_server.cluster.messages.mirrors import MirrorRow, add, floors, gaps, rows, sweep, trim
+from sla_server.cluster.mirror_keeper import MirrorKeeper
 from tests.support.mirrored import RECORD, FakeLink
 
 
@@ -294,6 +297,27 @@ def test_what_only_the_mirror_has_stays_when_a_primary_that_was_emptied_has_grow
     found = seen()
     assert found is not None
     assert not found.is_set_back
+
+
+def test_its_node_says_once_that_a_primary_was_set_back_and_still_keeps_queues() -> None:
+    link = _pair(_state(1, 3, 3), _state(1, 9, 9))
+    link.record(BEFORE.encode())
+    link.answers |= {
+        f"STREAM.INFO.KV_{BUCKET}": {"state": {"subjects": {f"$KV.{BUCKET}.SLA_a_mn1": 1}}},
+        "CONSUMER.DURABLE.CREATE.SLA_a.queue-a": {},
+    }
+    engine = cast(EngineLink, link)
+    catalogue = Catalogue(engine, 3)
+    catalogue._add(Destination("a"))  # as if it was read
+    catalogue.refresh = link.nothing  # type: ignore[method-assign]
+    keeper = MirrorKeeper("n1", 3, SystemClock())
+    with capture_logs() as logged:
+        for _ in range(2):
+            assert asyncio.run(keeper.round(engine, catalogue, set())) == 1
+    assert [line["event"] for line in logged] == ["mirror-kept", "mirror-primary-set-back"]
+    made = "CONSUMER.DURABLE.CREATE.SLA_a.queue-a"
+    assert [subject for subject, _ in link.changes()] == [made, made]
+    assert link.seen.is_set_back
 
 
 def test_a_primary_with_another_message_under_a_sequence_of_the_mirror_was_set_back() -> None:
