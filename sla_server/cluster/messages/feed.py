@@ -359,10 +359,10 @@ class DestinationFeed:
                 if self._ledger.requested and now_s > asked_at_s + PULL_S + ANSWER_S:
                     # No status came: the node with the request is gone, and the consumer, if new, may be.
                     self._ledger.end(self._ledger.last_request)
-                    self._heard_at_s = 0.0
-                if self._ledger.may_request and now_s > self._heard_at_s + PULL_S + ANSWER_S:
-                    # In so long a time without a request a mirror may have become the primary.
                     await self.link.retry(self._make_consumer, "a consumer", _CREATE_S)
+                elif self._ledger.may_request and now_s > self._heard_at_s + PULL_S + ANSWER_S:
+                    # In so long a time without a request a mirror may have become the primary.
+                    await self.link.retry(self._see_stream, "a stream", _CREATE_S)
                 if (request := self._ledger.request()) is not None:
                     asked_at_s = now_s
                     wanted = {"batch": request.messages, "expires": int(PULL_S * 1e9)}
@@ -382,9 +382,7 @@ class DestinationFeed:
                 await subscription.unsubscribe()
 
     async def _make_consumer(self) -> None:
-        info = await self.link.ask(f"STREAM.INFO.{self.destination.stream}", {})
-        if not is_served(info):  # its promotion first makes the consumers of subscribers where they were
-            raise TimeoutError("its mirror is being promoted")
+        await self._see_stream()
         is_queue = self.destination.kind is DestinationKind.QUEUE
         ack_wait_s, action = self._consumer.ack_wait_s, "create"
         begin: dict[str, Any] = {}
@@ -411,12 +409,18 @@ class DestinationFeed:
             f"CONSUMER.DURABLE.CREATE.{self.destination.stream}.{self.engine_name}",
             {"stream_name": self.destination.stream, "config": config.as_dict(), "action": action},
         )
-        self._may_be_taken_to = max(self._may_be_taken_to, promoted_last(info))
-        self._heard_at_s = time.monotonic()
         self._see(made)
         if not self._is_ready:
             self._is_ready = True
             self._consumer.add_ready_feed()
+
+    async def _see_stream(self) -> None:
+        """Whether it is of a mirror that was promoted; for ``retry``, as long as it is being promoted."""
+        info = await self.link.ask(f"STREAM.INFO.{self.destination.stream}", {})
+        if not is_served(info):  # its promotion first makes the consumers of subscribers where they were
+            raise TimeoutError("its mirror is being promoted")
+        self._may_be_taken_to = max(self._may_be_taken_to, promoted_last(info))
+        self._heard_at_s = time.monotonic()
 
     def _see(self, info: Mapping[str, Any]) -> None:
         """What is held of a former consumer (its primary was lost: ``mirror_promotion``) is not its own."""
