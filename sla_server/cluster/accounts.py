@@ -43,6 +43,7 @@ from sla_server.cluster.messages.catalogue import (
     engine_name,
 )
 from sla_server.cluster.messages.errors import BadSelector
+from sla_server.cluster.messages.mirror_records import BUCKET as MIRRORS
 from sla_server.cluster.messages.transaction_records import STREAM as TRANSACTIONS
 from sla_server.cluster.messages.transaction_records import lock_subject, state_subject
 from sla_server.cluster.server_conf import ROUTE_USER, SYSTEM_USER, Secrets
@@ -70,6 +71,7 @@ _MONITORS: Final = (
     "CONSUMER.NAMES.*",
     "CONSUMER.LIST.*",
     "CONSUMER.INFO.*.*",
+    f"STREAM.MSG.GET.KV_{MIRRORS}",  # figures of mirrors
     f"CONSUMER.CREATE.{_LOG}",
     f"CONSUMER.CREATE.{_LOG}.>",
     f"CONSUMER.MSG.NEXT.{_LOG}.*",

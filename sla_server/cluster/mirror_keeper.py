@@ -4,7 +4,7 @@ Each node does so for its own, so each mirror has one keeper, beside its store: 
 does not have any more, writes down what both have (``mirror_records``), and sees that no queue is without the
 consumer that keeps its mirror from emptying it. The node that leads a primary sees that a mirror that cannot
 follow does not fill it. What begins and ends is logged, and so in ``_LOG``: a mirror
-that comes or goes, a primary that does not answer, or does again.
+that comes or goes, a primary that does not answer, does again, or was set back.
 
 State: what was said last of each mirror; nothing that outlives it. Thread: the agent's.
 """
@@ -44,6 +44,7 @@ class MirrorKeeper:
         self._replicas = replicas
         self._clock = clock
         self._answers: dict[str, bool] = {}  # mirror: whether its primary does
+        self._set_back: set[str] = set()
 
     async def run(self, client: Client) -> None:
         """Go on until something fails; then it may be called again.
@@ -68,6 +69,7 @@ class MirrorKeeper:
         for mirror in sorted(self._answers.keys() - set(own)):
             log.info("mirror-removed", mirror=mirror)
             del self._answers[mirror]
+            self._set_back.discard(mirror)
         for mirror in own:
             await self._keep(link, catalogue, mirror, safe)
         primaries = {parts[0] for name in names if (parts := parts_of(name)) is not None}
@@ -89,6 +91,9 @@ class MirrorKeeper:
         seen = await observe(link, mirror, self._clock)
         if before is None:
             log.info("mirror-kept", mirror=mirror, primary=parts[0])
+        if seen is not None and seen.is_set_back and mirror not in self._set_back:
+            self._set_back.add(mirror)
+            log.error("mirror-primary-set-back", mirror=mirror, primary=parts[0])
         if seen is None and before is not False:
             log.warning("mirror-without-primary", mirror=mirror, primary=parts[0])
         elif seen is not None and before is False:

@@ -117,9 +117,14 @@ class PullLedger:
         is_full = self._is_too_large or self.delivered_bytes >= self.credit_bytes
         return Unit.BYTES if self.delivered and is_full else None
 
+    @property
+    def may_request(self) -> bool:
+        """Whether no request is under way, and there is credit for one."""
+        return not self.requested and self.full_of is None
+
     def request(self) -> PullRequest | None:
         """What to ask for; None while a request is under way or credit is used up."""
-        if self.requested or self.full_of is not None:
+        if not self.may_request:
             return None
         self.last_request += 1
         is_too_large, self._is_too_large = self._is_too_large, False

@@ -10,12 +10,17 @@ keeps the engine from that. An acknowledgement is repeated until it is confirmed
 same is recognised by its identity: handed out already, it is dropped; acknowledged already, it is
 acknowledged again and dropped (``Seen``).
 
+*Consumers that are made again.* The primary of a destination may be lost for good, and the engine's consumer
+with it (``mirror_promotion``). What a session still holds of the former one cannot be acknowledged
+(``NotConfirmed``). It is handed out again, to this session as to others: whoever undid its work must get it.
+
 *Order.* Messages of a destination come in the order in which they are stored, but for those that were under
 way to a consumer when a node died: they come again after ``ack_wait_s``, behind what came meanwhile.
 
 *Transactions.* What was sent in one is handed out when that is committed, and removed if it is rolled back;
 what is behind it waits with it. What comes again may have been acknowledged in one that was committed, and is
-then removed, too.
+then removed, too. To the consumers of a promoted mirror all comes for the first time: the stream says which
+messages are those of the lost primary (``promoted_last``).
 
 Thread: the link's, but for methods that say so.
 """
@@ -47,6 +52,7 @@ from sla_server.cluster.messages.catalogue import (
 from sla_server.cluster.messages.credit import BlockedBy, PullLedger, ReceiveShares, Unit
 from sla_server.cluster.messages.errors import MessagesError, NotConfirmed, SessionClosed
 from sla_server.cluster.messages.link import ANSWER_S, EngineLink, size_bytes
+from sla_server.cluster.messages.mirror_streams import is_served, promoted_last
 from sla_server.cluster.messages.producer import IDENTITY
 from sla_server.cluster.messages.transaction_records import MARK, Mark
 
@@ -63,6 +69,7 @@ _NO_MORE: Final = ("404", "408")
 _COMPLETED: Final = "Batch Completed"
 """So the engine ends a request with a limit of bytes that it has served in full, as if it were refused."""
 _TOO_LARGE: Final = "message size exceeds maxbytes"
+_MADE_AGAIN: Final = "the engine's consumer was made again, and hands it out again"
 StoreDead = Callable[["Received", str], None]
 
 
@@ -100,6 +107,7 @@ class Received:
     Attributes:
         identity: who made it, and its number; the same however often it comes.
         deliveries: how often it was handed out, this time included.
+        is_lost: it was not acknowledged before the engine's consumer was made again; the feed sets it.
     """
 
     def __init__(self, feed: DestinationFeed, message: nats.aio.msg.Msg, identity: str) -> None:
@@ -115,6 +123,7 @@ class Received:
         self.stream = feed.destination.stream
         self.engine_consumer = feed.engine_name
         self.epoch = feed.epoch
+        self.is_lost = False
         self._since_s = time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def held_s(self) -> float:
@@ -132,9 +141,12 @@ class Received:
     def acknowledge(self, limit_s: float = ACK_LIMIT_S) -> None:
         """It is done with; it does not come again.
 
+        Repeated, it does nothing if it was acknowledged or given back.
+
         Raises:
-            NotConfirmed: it may come again, to another session.
-            SessionClosed: the session ends; likewise.
+            NotConfirmed: it may come again, to this session or another one; each further call says so, too,
+                until what came again is acknowledged.
+            SessionClosed: the session ends; it may come again, to another one.
         """
         self._feed.run(self._feed.acknowledge(self, limit_s))
 
@@ -192,6 +204,9 @@ class DestinationFeed:
         self._is_closed = False
         self.epoch = 0
         self._created = ""
+        self._last_delivered = 0
+        self._may_be_taken_to = 0
+        self._heard_at_s = 0.0
         self._visibility = visibility
         self._undecided: deque[Received] = deque()
         self._deciding: asyncio.Task[None] | None = None
@@ -208,12 +223,15 @@ class DestinationFeed:
 
     async def acknowledge(self, received: Received, limit_s: float) -> None:
         """Repeat it until the engine confirms; nothing for what is acknowledged or given back."""
+        what = f"acknowledgement of {received.identity}"
         if not self.holds(received):
-            if self._is_closed and received.identity not in self._seen:
+            if received.identity in self._seen:
+                return
+            if received.is_lost:
+                raise NotConfirmed(what, limit_s, _MADE_AGAIN)
+            if self._is_closed:
                 raise SessionClosed(self._consumer.name)  # it was given back
             return
-
-        what = f"acknowledgement of {received.identity}"
 
         async def attempt() -> None:
             try:
@@ -224,11 +242,11 @@ class DestinationFeed:
                 await self._find_another()
                 if received.epoch == self.epoch:
                     raise
-            # The engine's consumer was lost and made again, and knows nothing of it. What comes again here is
-            # recognised, acknowledged and dropped; elsewhere it is handed out.
+            # The engine's consumer was lost and made again, and knows nothing of it: it hands it out again.
+            # The receiver may undo what it did, so it is not one that was seen.
             if self._release(received):
-                self._seen.add(received.identity)
-            raise NotConfirmed(what, limit_s, "its consumer was made again")
+                received.is_lost = True
+            raise NotConfirmed(what, limit_s, _MADE_AGAIN)
 
         await self.link.retry(attempt, what, limit_s)
         if self._release(received):
@@ -316,6 +334,7 @@ class DestinationFeed:
 
         async def came(message: nats.aio.msg.Msg) -> None:
             nonlocal refusal
+            self._heard_at_s = time.monotonic()
             if message.subject.startswith(inbox):  # a status: this request brings no more
                 number, headers = int(message.subject.rpartition(".")[2]), message.headers or {}
                 is_too_large = _TOO_LARGE in headers.get("Description", "").lower()
@@ -341,6 +360,9 @@ class DestinationFeed:
                     # No status came: the node with the request is gone, and the consumer, if new, may be.
                     self._ledger.end(self._ledger.last_request)
                     await self.link.retry(self._make_consumer, "a consumer", _CREATE_S)
+                elif self._ledger.may_request and now_s > self._heard_at_s + PULL_S + ANSWER_S:
+                    # In so long a time without a request a mirror may have become the primary.
+                    await self.link.retry(self._see_stream, "a stream", _CREATE_S)
                 if (request := self._ledger.request()) is not None:
                     asked_at_s = now_s
                     wanted = {"batch": request.messages, "expires": int(PULL_S * 1e9)}
@@ -360,6 +382,7 @@ class DestinationFeed:
                 await subscription.unsubscribe()
 
     async def _make_consumer(self) -> None:
+        await self._see_stream()
         is_queue = self.destination.kind is DestinationKind.QUEUE
         ack_wait_s, action = self._consumer.ack_wait_s, "create"
         begin: dict[str, Any] = {}
@@ -391,11 +414,20 @@ class DestinationFeed:
             self._is_ready = True
             self._consumer.add_ready_feed()
 
+    async def _see_stream(self) -> None:
+        """Whether it is of a mirror that was promoted; for ``retry``, as long as it is being promoted."""
+        info = await self.link.ask(f"STREAM.INFO.{self.destination.stream}", {})
+        if not is_served(info):  # its promotion first makes the consumers of subscribers where they were
+            raise TimeoutError("its mirror is being promoted")
+        self._may_be_taken_to = max(self._may_be_taken_to, promoted_last(info))
+        self._heard_at_s = time.monotonic()
+
     def _see(self, info: Mapping[str, Any]) -> None:
         """What is held of a former consumer (its primary was lost: ``mirror_promotion``) is not its own."""
         created = str((info or {}).get("created", ""))
         if self._created and created and created != self._created:
             self.epoch += 1
+            self._may_be_taken_to = max(self._may_be_taken_to, self._last_delivered)
             log.warning("consumer-made-again", destination=self.destination.name, held=len(self._held))
         self._created = created or self._created
 
@@ -417,10 +449,11 @@ class DestinationFeed:
                 held.reply, held.epoch = message.reply, self.epoch
             return
         received = Received(self, message, identity)
+        self._last_delivered = max(self._last_delivered, received.sequence)
         self._held[identity] = received
         if not self._ledger.requested:
             self._room.set()
-        if MARK in received.headers or received.deliveries > 1 or self._undecided:
+        if MARK in received.headers or self._may_be_taken(received) or self._undecided:
             self._undecided.append(received)
             if self._deciding is None:
                 self._deciding = asyncio.create_task(self._decide())
@@ -455,9 +488,13 @@ class DestinationFeed:
         mark = received.headers.get(MARK)
         if mark is not None and not await self._visibility.is_committed(Mark.parse(mark)):
             return False
-        return received.deliveries == 1 or not await self._visibility.is_taken(
+        return not self._may_be_taken(received) or not await self._visibility.is_taken(
             received.stream, received.engine_consumer, received.sequence
         )
+
+    def _may_be_taken(self, received: Received) -> bool:
+        """Whether it may have been handed out before, to this consumer or a former one."""
+        return received.deliveries > 1 or received.sequence <= self._may_be_taken_to
 
     def _acknowledge_again(self, reply: str) -> None:
         task = asyncio.create_task(self.link.client.publish(reply, b"+ACK"))

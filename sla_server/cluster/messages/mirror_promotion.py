@@ -17,6 +17,8 @@ Producers and consumers wait meanwhile, as for an election.
 *Sequences.* An acknowledgement and the lock of a transaction name a message by its sequence. A session that
 still holds a lost message would acknowledge another one with it, if its sequence was given again. So as many
 are passed over as the primary is known to have had, and ``MARGIN`` for what it stored after it was last seen.
+The new stream says up to where its messages are the lost one's (``PROMOTED_LAST``): of these feeds ask, as
+the locks are kept, whether a committed transaction has acknowledged them.
 
 *Subscribers* of a topic begin where they were when the primary was last seen; the engine's consumers were
 lost with it. A queue has nothing of the kind: all that it has is to be handed out.
@@ -28,7 +30,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final
 
@@ -43,10 +45,13 @@ from sla_server.cluster.messages.link import EngineLink
 from sla_server.cluster.messages.mirror_records import MirrorRecord, forget, record
 from sla_server.cluster.messages.mirror_streams import (
     LIMIT_S,
+    PASSED_OVER,
+    PROMOTED_LAST,
     Info,
     delete_stream,
     is_served,
     mirror_name,
+    parts_of,
     refuse_mirror,
     stream_info,
     stream_names,
@@ -58,6 +63,8 @@ SILENT_S: Final = 15.0
 STALLED_S: Final = 120.0
 MARGIN: Final = 50 * MAX_BATCH
 """More than a primary stores between two records of its mirror (``mirror_keeper``)."""
+OLD_S: Final = 60.0
+"""Age of a record beyond which the primary may have stored more than ``MARGIN`` since."""
 MARK: Final = "sla-promoted-from"
 _NO_MESSAGE: Final = 10037
 
@@ -79,6 +86,7 @@ class Promotion:
         messages: that the mirror has.
         seen: what primary and mirror had when the primary was last seen; None: that is not known.
         discarded: messages of a stream of the primary's name that a program has made since that was lost.
+        silent: other mirrors of the primary that do not answer.
     """
 
     destination: Destination
@@ -89,6 +97,7 @@ class Promotion:
     last: int
     seen: MirrorRecord | None
     discarded: int = 0
+    silent: tuple[str, ...] = ()
 
     @property
     def missing(self) -> int | None:
@@ -108,8 +117,22 @@ class Promotion:
                 f"discarded: {self.discarded:,} messages of a stream {self.destination.stream} that a "
                 "program has made since the primary was removed"
             )
+        found += [
+            f"another mirror, {name}, does not answer: if it has come further, promote it instead when its "
+            "node runs again"
+            for name in self.silent
+        ]
+        restart = (
+            "restart first: programs that still hold messages of the lost primary. It may have given more "
+            f"than the {MARGIN:,} sequences that are passed over, and they would acknowledge other messages"
+        )
         if self.seen is None:
-            return [*found, "it is not known what the primary had; whatever the mirror lacks is missing"]
+            unknown = "it is not known what the primary had; whatever the mirror lacks is missing"
+            return [*found, unknown, restart]
+        set_back = (
+            "set back: the primary was lost or set back after that moment, and ran on; what it then stored "
+            "under sequences that the mirror had is missing"
+        )
         ago_s = max(0, now_unix_us - self.seen.at_unix_us) / 1e6
         return [
             *found,
@@ -118,6 +141,8 @@ class Promotion:
             f"missing: of those {self.missing:,} at most, and all that it stored after that moment",
             "again: what was acknowledged after that moment, or since the mirror was last trimmed, is handed "
             "out once more",
+            *([set_back] if self.seen.is_set_back else []),
+            *([restart] if ago_s > OLD_S else []),
         ]
 
 
@@ -125,8 +150,8 @@ async def plan(link: EngineLink, catalogue: Catalogue, name: str, node: str) -> 
     """See whether a mirror can be promoted, and what would be missing.
 
     Raises:
-        MirrorRefused: there is none, its node does not answer, the primary is not lost, or the engine is too
-            old.
+        MirrorRefused: there is none, its node does not answer, the primary is not lost, another mirror has
+            come further, it is not known who subscribes to the topic, or the engine is too old.
         DestinationMissing: there is no such destination.
         NotConfirmed: the cluster has no majority.
     """
@@ -138,22 +163,65 @@ async def plan(link: EngineLink, catalogue: Catalogue, name: str, node: str) -> 
     there = await link.retry(lambda: stream_names(link), "names of streams", LIMIT_S)
     if mirror not in there:
         raise MirrorRefused(f"there is no mirror of {name} on {node}; 'sla cluster mirror list' names all")
-    deadline = Deadline(SILENT_S)
-    while (own := await stream_info(link, mirror)) is None:
-        if deadline.passed:
-            raise MirrorRefused(f"{mirror} does not answer: start {node} first")
-        await asyncio.sleep(0.2)
+    if (own := await _patient_info(link, mirror)) is None:
+        raise MirrorRefused(f"{mirror} does not answer: start {node} first")
     stage, discarded = await _stage(link, destination, mirror, own, is_there=destination.stream in there)
-    return Promotion(
-        destination,
-        mirror,
-        node,
-        stage,
-        int(own["state"]["messages"]),
-        int(own["state"]["last_seq"]),
-        await link.retry(lambda: record(link, mirror), f"record of {mirror}", LIMIT_S),
-        discarded,
-    )
+    seen = await link.retry(lambda: record(link, mirror), f"record of {mirror}", LIMIT_S)
+    messages, last = int(own["state"]["messages"]), int(own["state"]["last_seq"])
+    if stage is Stage.LOST or stage is Stage.COPYING:
+        _refuse_unknown_subscribers(destination, mirror, messages, seen)
+    silent: tuple[str, ...] = ()
+    if stage is Stage.LOST:  # later the others follow the new primary
+        others = sorted(
+            other
+            for other in there
+            if other != mirror and (parts := parts_of(other)) is not None and parts[0] == destination.stream
+        )
+        silent = await _compare(link, destination, others, last)
+    return Promotion(destination, mirror, node, stage, messages, last, seen, discarded, silent)
+
+
+async def _patient_info(link: EngineLink, stream: str) -> Info | None:
+    """None: it does not answer, for longer than an election takes."""
+    deadline = Deadline(SILENT_S)
+    while (found := await stream_info(link, stream)) is None and not deadline.passed:
+        await asyncio.sleep(0.2)
+    return found
+
+
+def _refuse_unknown_subscribers(
+    destination: Destination, mirror: str, messages: int, seen: MirrorRecord | None
+) -> None:
+    """A topic keeps what its subscribers want, so one without them would be emptied. Pure."""
+    if destination.kind is DestinationKind.TOPIC and seen is None and messages:
+        raise MirrorRefused(
+            f"it is not known who subscribes to {destination.name}, and where each is: {mirror} has no "
+            f"record that this release can read. Promoted, the topic would lose all {messages:,} messages, "
+            "as none has a subscriber. Read them with 'read_mirror', and send them to another destination"
+        )
+
+
+async def _compare(
+    link: EngineLink, destination: Destination, others: Sequence[str], last: int
+) -> tuple[str, ...]:
+    """Other mirrors of the primary that do not answer.
+
+    Raises:
+        MirrorRefused: one that answers has come further.
+    """
+    silent = []
+    found = await asyncio.gather(*(_patient_info(link, name) for name in others))
+    for name, info in zip(others, found, strict=True):
+        if info is None:
+            silent.append(name)
+        elif (further := int(info["state"]["last_seq"])) > last:
+            node = name.rpartition("_m")[2]
+            raise MirrorRefused(
+                f"the mirror on {node} has come further, to {further:,}; this one to {last:,}. Promote that "
+                f"one: sla cluster mirror promote {destination.name} --node {node}. If it is of no use, "
+                f"remove it first: sla cluster mirror remove {destination.name} --node {node}"
+            )
+    return tuple(silent)
 
 
 async def _stage(
@@ -184,9 +252,7 @@ def _stage_of(primary: Info, mirror: str, own: Info, destination: Destination) -
         return Stage.LOST
     if (primary["config"].get("mirror") or {}).get("name") == mirror:
         return Stage.COPYING
-    if is_served(primary) and primary["config"]["subjects"] != [_passed_over(destination)]:
-        return Stage.SERVED
-    return Stage.NUMBERS
+    return Stage.SERVED if is_served(primary) else Stage.NUMBERS
 
 
 async def promote(
@@ -218,12 +284,12 @@ async def promote(
     if stage is Stage.COPYING:
         await _wait_copied(link, destination, mirror)
         await _make_consumers(link, catalogue, promotion)
-        await _update(link, destination, mirror, [_passed_over(destination)])
+        await _update(link, destination, mirror, begin, [_passed_over(destination)])
         stage = Stage.NUMBERS
     if stage is Stage.NUMBERS:
         await _make_consumers(link, catalogue, promotion)  # a stream without messages begins here
         await _pass_over(link, destination, begin)
-        await _update(link, destination, mirror, None)
+        await _update(link, destination, mirror, begin, None)
     say(f"stream {stream} is served again")
     await delete_stream(link, mirror)
     await forget(link, mirror)
@@ -243,8 +309,8 @@ def _next_sequence(promotion: Promotion, own: Info) -> int:
 
 
 def _passed_over(destination: Destination) -> str:
-    """Where sequences are used up; no destination has this name. Pure."""
-    return names.subject(destination.domain or destination.name, "_passed-over")
+    """Where sequences are used up. Pure."""
+    return names.subject(destination.domain or destination.name, PASSED_OVER)
 
 
 async def _answer(link: EngineLink, stream: str) -> Info:
@@ -270,7 +336,7 @@ async def _release(link: EngineLink, mirror: str) -> None:
 async def _make(
     link: EngineLink, destination: Destination, mirror: str, begin: int, *, is_empty: bool
 ) -> None:
-    config = _config(destination, mirror)
+    config = _config(destination, mirror, begin)
     if is_empty:  # nothing to copy, so the sequences can begin anywhere
         config |= {"subjects": [_passed_over(destination)], "first_seq": begin}
     else:
@@ -293,14 +359,15 @@ async def _make(
     await link.retry(attempt, f"stream {destination.stream}", LIMIT_S)
 
 
-def _config(destination: Destination, mirror: str) -> dict[str, Any]:
+def _config(destination: Destination, mirror: str, begin: int) -> dict[str, Any]:
     """Of its stream while it is filled: without limits, as a mirror may have somewhat more. Pure."""
-    return _final(destination, mirror) | {"max_bytes": -1, "max_msgs": -1}
+    return _final(destination, mirror, begin) | {"max_bytes": -1, "max_msgs": -1}
 
 
-def _final(destination: Destination, mirror: str) -> dict[str, Any]:
+def _final(destination: Destination, mirror: str, begin: int) -> dict[str, Any]:
     found = stream_config(destination, has_batches=True).as_dict()
-    return {key: value for key, value in found.items() if value is not None} | {"metadata": {MARK: mirror}}
+    marks = {MARK: mirror, PROMOTED_LAST: str(begin - 1)}
+    return {key: value for key, value in found.items() if value is not None} | {"metadata": marks}
 
 
 def _is_made_of(config: Mapping[str, Any], mirror: str) -> bool:
@@ -365,12 +432,12 @@ async def _make_subscribers(link: EngineLink, destination: Destination, seen: Mi
 
 
 async def _update(
-    link: EngineLink, destination: Destination, mirror: str, subjects: list[str] | None
+    link: EngineLink, destination: Destination, mirror: str, begin: int, subjects: list[str] | None
 ) -> None:
     """To a stream of its own; with its subjects and limits if none are given."""
-    config = _final(destination, mirror)
+    config = _final(destination, mirror, begin)
     if subjects is not None:
-        config = _config(destination, mirror) | {"subjects": subjects}
+        config = _config(destination, mirror, begin) | {"subjects": subjects}
 
     async def attempt() -> None:
         there = (await link.ask(f"STREAM.INFO.{destination.stream}", {}))["config"]

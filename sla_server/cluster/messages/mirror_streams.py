@@ -18,6 +18,9 @@ from sla_server.cluster.messages.errors import BadName, MirrorRefused
 from sla_server.cluster.messages.link import EngineLink
 
 LIMIT_S: Final = 60.0
+PASSED_OVER: Final = "_passed-over"
+"""Token of a subject at which a promotion uses up sequences; no destination has this name."""
+PROMOTED_LAST: Final = "sla-promoted-last"
 FILE_NAME: Final = 255
 _MIRROR: Final = re.compile(r"(SLA_(?:[A-Za-z0-9-]|__|_d)+)_m([A-Za-z0-9][A-Za-z0-9-]*)")
 Info = dict[str, Any]
@@ -73,6 +76,30 @@ def is_set_back(primary: Mapping[str, Any], mirror: Mapping[str, Any]) -> bool:
     return bool(primary["last_seq"] < mirror["last_seq"])
 
 
+async def shares_history(link: EngineLink, own: Info, primary: Info) -> bool | None:
+    """Whether a message that both have is the same in both; None: the mirror lacks it, so nothing is known.
+
+    True as well where they have none in common. The engine copies a message with the time of its storing.
+    """
+    there, here = primary["state"], own["state"]
+    begin, last = max(there["first_seq"], here["first_seq"]), min(there["last_seq"], here["last_seq"])
+    if not there["messages"] or not here["messages"] or begin > last:
+        return True
+    wanted = {"seq": int(begin), "next_by_subj": ">"}
+    found = await _message(link, primary["config"]["name"], wanted)
+    if found is None or found["seq"] > last:
+        return True
+    copy = await _message(link, own["config"]["name"], {"seq": int(found["seq"])})
+    return None if copy is None else bool(copy["time"] == found["time"])
+
+
+async def _message(link: EngineLink, stream: str, wanted: dict[str, object]) -> Info | None:
+    try:
+        return dict((await link.ask(f"STREAM.MSG.GET.{stream}", wanted))["message"])
+    except nats.js.errors.NotFoundError:
+        return None
+
+
 def holders_of(info: Info) -> tuple[str, ...]:
     """Nodes that have the primary or a backup. Pure."""
     cluster = info.get("cluster") or {}
@@ -81,8 +108,16 @@ def holders_of(info: Info) -> tuple[str, ...]:
 
 
 def is_served(info: Info) -> bool:
-    """Whether the stream is a domain's: has its subjects, and is no copy of another one. Pure."""
-    return not info["config"].get("mirror") and bool(info["config"].get("subjects"))
+    """Whether the stream is a domain's: has its subjects, and is neither a copy nor being promoted. Pure."""
+    config = info["config"]
+    subjects = [text for text in config.get("subjects") or () if not text.endswith(f".{PASSED_OVER}")]
+    return not config.get("mirror") and bool(subjects)
+
+
+def promoted_last(info: Info) -> int:
+    """Up to which sequence a promotion has taken messages from a lost primary; 0: there was none. Pure."""
+    text = str((info["config"].get("metadata") or {}).get(PROMOTED_LAST, ""))
+    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 async def stream_info(link: EngineLink, stream: str, *, details: bool = False) -> Info | None:

@@ -14,7 +14,8 @@ later before it is announced (``Catalogue.create``).
 be kept for one that cannot follow, so that it never fills its primary.
 
 *Trimming.* The engine does not tell a mirror what was acknowledged at the primary. ``trim`` removes that, so
-a mirror has what the primary had some seconds ago, and not everything that ever passed.
+a mirror has what the primary had some seconds ago, and not everything that ever passed. A primary that was
+set back is followed no more in this: then only the mirror has what that has lost (``mirror_records``).
 
 *Records* (``mirror_records``). What both had is written down every few seconds, for when the primary is lost.
 
@@ -40,7 +41,15 @@ from sla_server.cluster import essentials
 from sla_server.cluster.messages.catalogue import Catalogue, Destination, keep_queue
 from sla_server.cluster.messages.errors import BadName, DestinationMissing, MirrorRefused
 from sla_server.cluster.messages.link import EngineLink
-from sla_server.cluster.messages.mirror_records import BUCKET, consumers_of, forget, make_bucket, observe
+from sla_server.cluster.messages.mirror_records import (
+    BUCKET,
+    compare,
+    consumers_of,
+    forget,
+    make_bucket,
+    observe,
+    record,
+)
 from sla_server.cluster.messages.mirror_streams import (
     LIMIT_S,
     Info,
@@ -76,7 +85,7 @@ class MirrorRow:
         name, primary: JetStream streams.
         is_running: whether its node answers; if not, nothing else is known.
         is_promoted: whether its promotion was begun and not ended.
-        is_ahead: whether the primary has stored less than this: its disk was lost or set back.
+        is_ahead: whether the primary has stored less than this, or once had: its disk was lost or set back.
         hears_primary: whether the primary answers; if not, ``behind_messages`` is what was known last.
         behind_messages: what the primary has and this has not.
         behind_s: age of the oldest of them; with a primary that does not answer, since it was last heard of
@@ -102,16 +111,17 @@ class MirrorRow:
             return "asynchronous copy, does not run"
         if self.is_promoted:
             return "its promotion was begun: repeat 'sla cluster mirror promote'"
+        if self.is_ahead:
+            return (
+                "asynchronous copy, its primary was lost or set back, and has stored less than this has: "
+                "what that lacks is only here, so nothing is removed here any more. Send it again from here "
+                "('read_mirror'), then remove this mirror and add it again"
+            )
         since = "an unknown time" if self.behind_s is None else f"{self.behind_s:,.0f} s"
         if not self.hears_primary:
             return (
                 f"asynchronous copy, its primary does not answer: {self.behind_messages:,} messages behind "
                 f"when it was heard of last, {since} ago"
-            )
-        if self.is_ahead:
-            return (
-                "asynchronous copy, its primary has stored less than this has: it was lost or set back, and "
-                "what is stored there now is not copied"
             )
         return f"asynchronous copy, {self.behind_messages:,} messages / {since} behind"
 
@@ -147,15 +157,18 @@ async def _row(
     )
     if not own["config"].get("mirror"):
         return dataclasses.replace(row, is_promoted=True)
+    with contextlib.suppress(TimeoutError, nats.errors.Error):  # without a majority the rest is said
+        seen = await record(link, row.name)
+        row = dataclasses.replace(row, is_ahead=seen is not None and seen.is_set_back and seen.is_of(own))
     if primary is None:
-        seen = own.get("mirror") or {}
-        active_ns = int(seen.get("active", -1))
+        heard = own.get("mirror") or {}
+        active_ns = int(heard.get("active", -1))
         return dataclasses.replace(
             row,
-            behind_messages=int(seen.get("lag", 0)),
+            behind_messages=int(heard.get("lag", 0)),
             behind_s=None if active_ns < 0 else active_ns / 1e9,
         )
-    if is_set_back(primary["state"], state):
+    if is_served(primary) and is_set_back(primary["state"], state):
         there = int(primary["state"]["messages"])
         return dataclasses.replace(row, hears_primary=True, is_ahead=True, behind_messages=there)
     count = behind(primary["state"], state)
@@ -180,7 +193,7 @@ async def add(link: EngineLink, catalogue: Catalogue, name: str, node: str, cloc
 
     Raises:
         MirrorRefused: the node has the primary or a backup, or there is no such node; the destination is a
-            mirror, or is being promoted.
+            mirror, or is being promoted; the mirror is there, and its primary was set back.
         DestinationMissing: there is none.
         NotConfirmed: the cluster has no majority; repeat it.
     """
@@ -206,8 +219,14 @@ async def add(link: EngineLink, catalogue: Catalogue, name: str, node: str, cloc
     await link.retry(lambda: make_bucket(link, catalogue.replicas), f"bucket {BUCKET}", LIMIT_S)
 
     async def recorded() -> None:
-        if await observe(link, mirror, clock) is None:  # without a record no node looks after it
+        if (found := await observe(link, mirror, clock)) is None:  # without a record no node looks after it
             raise TimeoutError("the mirror or its primary does not answer")
+        if found.is_set_back:
+            raise MirrorRefused(
+                f"{mirror} is there, and the primary of {name} was lost or set back since: what that lacks "
+                "is only in the mirror. Send it again from there ('read_mirror'), then: sla cluster mirror "
+                f"remove {name} --node {node}"
+            )
 
     await link.retry(recorded, f"record of {mirror}", LIMIT_S)
     return mirror
@@ -299,14 +318,14 @@ async def _destination(catalogue: Catalogue, name: str) -> Destination:
 async def trim(link: EngineLink, mirror: str) -> int:
     """Remove what the primary does not have any more; how many messages.
 
-    Nothing is removed for a primary that does not answer, is none, or has stored less than the mirror: it may
-    have lost what the mirror is kept for.
+    Nothing is removed for a primary that does not answer, is none, or was set back: it may have lost what the
+    mirror is kept for.
     """
-    own, primary = await both(link, mirror)
-    if own is None or primary is None or not own["config"].get("mirror") or not is_served(primary):
+    pair = await compare(link, mirror)
+    if pair is None or pair.is_set_back or not pair.is_comparable:
         return 0
-    there, here = primary["state"], own["state"]
-    if is_set_back(there, here) or not here["messages"]:
+    there, here, primary = pair.primary["state"], pair.own["state"], pair.primary
+    if not here["messages"]:
         return 0
     removed = 0
     if there["first_seq"] > here["first_seq"]:

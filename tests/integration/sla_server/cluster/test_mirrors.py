@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import signal
@@ -14,9 +13,12 @@ import pytest
 
 from pmdaemon.runtime.clock import Deadline
 from sla_server import config as configuration
-from sla_server.cluster import membership
+from sla_server.cluster import essentials, membership
 from sla_server.cluster.messages import Consumer, Destination, DestinationKind, MessageSession
 from sla_server.cluster.messages.errors import MirrorRefused, NotConfirmed
+from sla_server.cluster.messages.mirror_records import record
+from sla_server.cluster.messages.mirror_streams import delete_stream, promoted_last
+from sla_server.cluster.messages.mirrors import trim
 from tests.support.cluster import READY_S, configurations
 from tests.support.node_processes import Nodes, done, make_members, sla, status
 
@@ -103,14 +105,19 @@ def _add(nodes: Nodes, destination: Destination) -> tuple[str, str, str]:
 
 
 def _take(consumer: Consumer, count: int) -> list[bytes]:
-    found = []
-    for _ in range(count):
+    """So many, all of them acknowledged; what comes twice is recognised by its identity, as users do."""
+    found: dict[str, bytes] = {}
+    unconfirmed = set[str]()
+    while len(found) < count or unconfirmed:
         received = consumer.receive(LIMIT_S)
-        assert received is not None, found
-        with contextlib.suppress(NotConfirmed):  # held since before a promotion: it is dropped when it comes
+        assert received is not None, (found, unconfirmed)
+        found.setdefault(received.identity, received.data)
+        try:
             received.acknowledge()
-        found.append(received.data)
-    return found
+            unconfirmed.discard(received.identity)
+        except NotConfirmed:  # held since before a promotion: it comes again
+            unconfirmed.add(received.identity)
+    return list(found.values())
 
 
 def _send(session: MessageSession, name: str, numbers: range) -> list[bytes]:
@@ -219,6 +226,8 @@ def test_a_mirror_of_a_queue_is_promoted_when_the_primary_is_lost_for_good(
     said = done(path, "mirror", "promote", "parcels", "--node", node, "--yes")
     assert "has 25 messages, up to 40" in said
     assert "missing: of those 0 at most, and all that it stored after that moment" in said
+    info = session.link.run(session.link.ask(f"STREAM.INFO.{queue.stream}", {}))
+    assert promoted_last(info) == info["state"]["last_seq"] > 40
 
     # The same sessions go on; what they held, and what is new, comes once.
     found = _take(consumer, 25)
@@ -234,6 +243,33 @@ def test_a_mirror_of_a_queue_is_promoted_when_the_primary_is_lost_for_good(
     assert _take(consumer, 5) == again
     assert consumer.receive(2.0) is None
     assert session.mirrors_of("parcels") == []
+
+
+def test_what_a_transaction_has_acknowledged_comes_from_no_promoted_mirror_again(
+    nodes: Nodes, open_session: OpenSession
+) -> None:
+    """The mirror's node does not run meanwhile, so the mirror still has it."""
+    session, queue = open_session(), Destination("tolls", replicas=1, max_bytes=1 << 20)
+    session.create(queue)
+    primary, node, name = _add(nodes, queue)
+    sent = _send(session, "tolls", range(10))
+    _mirror(nodes, name, lambda row: row["messages"] == 10 and not row["behind_messages"])
+    consumer = session.consumer("tolls", "reader")
+    nodes.end(node, signal.SIGKILL)
+    with session.transaction(limit_s=LIMIT_S) as transaction:
+        for _ in range(3):
+            received = consumer.receive(LIMIT_S)
+            assert received is not None
+            transaction.acknowledge(received)
+    consumer.close()
+    nodes.end(primary, signal.SIGKILL)
+    nodes.start(node)
+    row = _mirror(nodes, name, lambda row: row["is_running"] and not row["hears_primary"])
+    assert row["messages"] == 10
+    done(_path(nodes), "mirror", "promote", "tolls", "--node", node, "--yes")
+    consumer = open_session().consumer("tolls", "reader")
+    assert sorted(_take(consumer, 7), key=int) == sent[3:]
+    assert consumer.receive(2.0) is None
 
 
 def test_subscribers_of_a_topic_go_on_where_they_were(nodes: Nodes, open_session: OpenSession) -> None:
@@ -260,10 +296,49 @@ def test_subscribers_of_a_topic_go_on_where_they_were(nodes: Nodes, open_session
     assert fast.receive(2.0) is None
 
 
+def test_what_a_primary_that_was_emptied_has_lost_stays_in_its_mirror(
+    nodes: Nodes, open_session: OpenSession
+) -> None:
+    """Also when it has stored more than the mirror since."""
+    session, queue = open_session(), Destination("coins", replicas=1, max_bytes=1 << 20)
+    session.create(queue)
+    primary, node, name = _add(nodes, queue)
+    sent = _send(session, "coins", range(10))
+    _mirror(nodes, name, lambda row: row["messages"] == 10 and not row["behind_messages"])
+    _wait_recorded(session, name, {"queue-coins": 0})
+    link = session.link
+    config = link.run(link.ask(f"STREAM.INFO.{queue.stream}", {}))["config"]
+    config["placement"] = {"tags": [essentials.node_tag(primary)]}  # where it was
+
+    async def empty() -> None:
+        await delete_stream(link, queue.stream)
+        await link.retry(lambda: link.ask(f"STREAM.CREATE.{queue.stream}", config), "the stream", LIMIT_S)
+
+    link.run(empty())
+    row = _mirror(nodes, name, lambda row: row["is_ahead"] and row["hears_primary"])
+    assert "its primary was lost or set back" in row["text"]
+    deadline = Deadline(LIMIT_S)
+    while (found := link.run(record(link, name))) is None or not found.is_set_back:
+        assert not deadline.passed, found
+    more = _send(session, "coins", range(10, 30))
+    assert _take(session.consumer("coins", "reader"), 20) == more
+    assert link.run(trim(link, name)) == 0
+    row = _mirror(nodes, name, lambda row: row["hears_primary"])
+    assert row["is_ahead"]
+    again = sla(_path(nodes), "mirror", "add", "coins", "--node", node)
+    assert again.exit_code == 1
+    assert "was lost or set back since" in again.output
+    nodes.end(node, signal.SIGKILL)
+    nodes.start(node)
+    nodes.wait_well()
+    row = _mirror(nodes, name, lambda row: row["is_running"] and row["hears_primary"])
+    assert row["is_ahead"]
+    assert [message.data for message in session.read_mirror("coins", node)][:10] == sent
+    session.remove_mirror("coins", node)
+
+
 def _wait_recorded(session: MessageSession, name: str, floors: dict[str, int]) -> None:
     """Until the mirror's node has written down where the subscribers are."""
-    from sla_server.cluster.messages.mirror_records import record
-
     deadline = Deadline(LIMIT_S)
     while True:
         found = session.link.run(record(session.link, name))

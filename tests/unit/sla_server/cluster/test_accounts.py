@@ -47,6 +47,7 @@ def test_a_consumer_may_receive_and_store_dead_messages_but_not_send() -> None:
     allowed = _publish("consumer:orders.eu")
     assert f"$JS.API.CONSUMER.MSG.NEXT.{ORDERS.stream}.*" in allowed
     assert f"$JS.ACK.{ORDERS.stream}.>" in allowed
+    assert f"$JS.API.STREAM.INFO.{ORDERS.stream}" in allowed  # whether a mirror was promoted
     assert names.subject("_DMQ", "_DMQ") in allowed
     # Who makes a stream may have the engine copy any other into it, and send that on.
     assert not [subject for subject in allowed if "STREAM.CREATE" in subject or subject.startswith("$KV.")]
@@ -60,6 +61,7 @@ def test_a_monitor_sees_no_content() -> None:
     contents = [subject for subject in allowed if ".GET." in subject or "MSG.NEXT" in subject]
     assert {token for subject in contents for token in subject.split(".") if "SLA" in token} == {
         "KV_SLA_DESTINATIONS",
+        "KV_SLA_MIRRORS",  # figures, and where consumers are
         "SLA___LOG",
     }
 

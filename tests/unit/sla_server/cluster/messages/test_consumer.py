@@ -18,6 +18,7 @@ from sla_server.cluster.messages.consumer import Consumer, cause_of_death, run_h
 from sla_server.cluster.messages.credit import BlockedBy, ReceiveShares
 from sla_server.cluster.messages.errors import DestinationFull, NotConfirmed
 from sla_server.cluster.messages.feed import (
+    PULL_S,
     DestinationFeed,
     Received,
     Seen,
@@ -25,7 +26,8 @@ from sla_server.cluster.messages.feed import (
     engine_name,
     refusal_of,
 )
-from sla_server.cluster.messages.link import EngineLink
+from sla_server.cluster.messages.link import ANSWER_S, EngineLink
+from sla_server.cluster.messages.mirror_streams import PROMOTED_LAST
 from sla_server.cluster.messages.names import Selector
 from sla_server.cluster.messages.producer import EXPIRES
 from sla_server.cluster.messages.transaction_records import Mark
@@ -63,6 +65,7 @@ class FakeLink:
         self.failures = failures
         self.there = there
         self.made: list[tuple[object, object]] = []
+        self.config: dict[str, Any] = {"subjects": ["sla.d.q.>"]}
         self.asked: asyncio.Queue[str] = asyncio.Queue()
         self.wanted: list[dict[str, int]] = []
         self.came: Callable[[Any], Awaitable[None]]
@@ -88,8 +91,11 @@ class FakeLink:
             raise nats.js.errors.NotFoundError
         return SimpleNamespace(config=self.there)
 
-    async def ask(self, _subject: str, body: dict[str, Any]) -> None:
+    async def ask(self, subject: str, body: dict[str, Any]) -> dict[str, Any]:
+        if subject.startswith("STREAM.INFO."):
+            return {"config": self.config}
         self.made.append((body["action"], body["config"]["ack_wait"]))
+        return {}
 
     async def publish(self, _subject: str, data: bytes, reply: str = "") -> None:
         if reply:
@@ -264,6 +270,163 @@ def test_what_is_behind_an_open_transaction_waits_with_it(*, is_committed: bool)
 
     asyncio.run(run())
     assert consumer.ready == (["1", "2", "3", "5"] if is_committed else ["1", "3", "5"])
+
+
+class ReplaceableLink(FakeLink):
+    """Its engine's consumer may be made again; acknowledgements of the former one have no answer."""
+
+    created = "1"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.acknowledged: list[str] = []
+
+    async def ask(self, subject: str, body: dict[str, Any]) -> dict[str, Any]:
+        if subject.startswith("CONSUMER."):
+            return {"created": self.created}
+        return await super().ask(subject, body)
+
+    async def request(self, reply: str, _data: bytes, timeout: float) -> None:
+        if not reply.startswith(self.created):
+            raise TimeoutError(timeout)
+        self.acknowledged.append(reply)
+
+
+def came_of(created: str, sequence: int) -> SimpleNamespace:
+    message = came(sequence)
+    message.reply = f"{created}.{message.reply}"
+    return message
+
+
+def test_what_could_not_be_acknowledged_as_its_consumer_was_made_again_is_handed_out_again() -> None:
+    """A program that undoes its work on ``NotConfirmed`` would lose it otherwise."""
+    link, consumer = ReplaceableLink(), FakeConsumer()
+
+    async def run() -> None:
+        feed = feed_of(link, consumer, Decisions(is_committed=True))
+        try:
+            async with asyncio.timeout(60):
+                await link.asked.get()
+            for sequence in range(1, 6):  # all its credit
+                await link.came(came_of("1", sequence))
+            assert feed.blocked_by is BlockedBy.CONSUMER
+            first = feed._held["1"]  # as its consumer does
+            link.created = "2"
+            for _ in range(2):
+                with pytest.raises(NotConfirmed, match="made again"):
+                    await feed.acknowledge(first, 1.0)
+                assert not first.is_held
+                assert feed.blocked_by is None
+            await link.came(came_of("2", 1))
+            async with asyncio.timeout(60):
+                while consumer.ready != ["1", "2", "3", "4", "5", "1"]:
+                    await asyncio.sleep(0)
+            with pytest.raises(NotConfirmed):  # what came again is not acknowledged yet
+                await feed.acknowledge(first, 1.0)
+            await feed.acknowledge(feed._held["1"], 1.0)
+            await feed.acknowledge(first, 1.0)
+            assert link.acknowledged == ["2.ack.1"]
+            # What comes again before it is acknowledged is the new consumer's from then on.
+            second = feed._held["2"]
+            await link.came(came_of("2", 2))
+            await feed.acknowledge(second, 1.0)
+            assert link.acknowledged == ["2.ack.1", "2.ack.2"]
+            assert consumer.ready[6:] == []
+        finally:
+            await feed.close()
+
+    asyncio.run(run())
+
+
+def test_what_a_transaction_has_acknowledged_comes_from_no_promoted_mirror_again() -> None:
+    """To the consumer that a promotion has made it comes for the first time."""
+    link, consumer = FakeLink(), FakeConsumer()
+    link.config["metadata"] = {PROMOTED_LAST: "2"}
+
+    async def run() -> None:
+        feed = feed_of(link, consumer, Decisions(is_committed=True, taken=1))
+        try:
+            async with asyncio.timeout(60):
+                await link.asked.get()
+                for sequence in (1, 2, 3):
+                    await link.came(came(sequence))
+                while "3" not in consumer.ready:
+                    await asyncio.sleep(0)
+        finally:
+            await feed.close()
+
+    asyncio.run(run())
+    assert consumer.ready == ["2", "3"]
+
+
+def test_what_a_transaction_has_acknowledged_is_dropped_when_its_consumer_was_made_again() -> None:
+    """Its acknowledgement was not confirmed, so it comes again, and for the first time."""
+    link, consumer = ReplaceableLink(), FakeConsumer()
+
+    async def run() -> None:
+        feed = feed_of(link, consumer, Decisions(is_committed=True, taken=1))
+        try:
+            async with asyncio.timeout(60):
+                await link.asked.get()
+                await link.came(came_of("1", 1))
+                link.created = "2"
+                with pytest.raises(NotConfirmed):
+                    await feed.acknowledge(feed._held["1"], 1.0)
+                await link.came(came_of("2", 1))
+                while "1" in feed._held:
+                    await asyncio.sleep(0)
+                await link.came(came_of("2", 2))  # the former consumer never gave it out
+        finally:
+            await feed.close()
+
+    asyncio.run(run())
+    assert consumer.ready == ["1", "2"]
+
+
+def test_a_feed_that_has_asked_for_nothing_for_long_sees_first_whether_a_mirror_was_promoted() -> None:
+    """With all its credit in hand it hears nothing of the primary, nor of its end."""
+    link, consumer = FakeLink(), FakeConsumer()
+
+    async def run() -> None:
+        feed = feed_of(link, consumer, Decisions(is_committed=True, taken=9))
+        try:
+            async with asyncio.timeout(60):
+                await link.asked.get()
+                for sequence in range(1, 6):
+                    await link.came(came(sequence))
+                link.config["metadata"] = {PROMOTED_LAST: "9"}
+                feed._heard_at_s -= PULL_S + ANSWER_S  # no test waits
+                await feed.give_back(feed._held["1"])  # as its consumer does
+                await link.asked.get()
+                await link.came(came(9))
+                while "9" in feed._held:
+                    await asyncio.sleep(0)
+        finally:
+            await feed.close()
+
+    asyncio.run(run())
+    assert "9" not in consumer.ready
+
+
+def test_no_consumer_is_made_while_a_promotion_copies_the_messages_of_a_mirror() -> None:
+    """It makes those of subscribers itself, where they were: made before, they would begin at the first."""
+    link = FakeLink()
+    link.config = {"mirror": {"name": "SLA_q_mn1"}}
+
+    async def run() -> None:
+        feed = feed_of(link, FakeConsumer())
+        try:
+            with pytest.raises(TimeoutError, match="is being promoted"):
+                await feed._make_consumer()  # which ``retry`` repeats
+            assert link.made == []
+            link.config = {"subjects": ["sla.d.q.>"]}
+            async with asyncio.timeout(60):
+                await link.asked.get()
+        finally:
+            await feed.close()
+
+    asyncio.run(run())
+    assert len(link.made) == 1
 
 
 class FakeReceived:

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+import dataclasses
+import json
+from typing import Any, Final, cast
 
 import nats.js.errors
 import pytest
+from structlog.testing import capture_logs
 
 from pmdaemon.runtime.clock import SystemClock
 from sla_server.cluster.messages import names
 from sla_server.cluster.messages.catalogue import Catalogue, Destination, DestinationKind, keep_queue
 from sla_server.cluster.messages.errors import BadName, MirrorRefused
 from sla_server.cluster.messages.link import EngineLink
-from sla_server.cluster.messages.mirror_records import consumers_of, observe
+from sla_server.cluster.messages.mirror_records import (
+    BUCKET,
+    ConsumerRecord,
+    MirrorRecord,
+    consumers_of,
+    observe,
+)
 from sla_server.cluster.messages.mirror_streams import (
     behind,
     holders_of,
@@ -22,7 +31,9 @@ from sla_server.cluster.messages.mirror_streams import (
     parts_of,
     refuse_mirror,
 )
-from sla_server.cluster.messages.mirrors import MirrorRow, floors, gaps, rows, sweep, trim
+from sla_server.cluster.messages.mirrors import MirrorRow, add, floors, gaps, rows, sweep, trim
+from sla_server.cluster.mirror_keeper import MirrorKeeper
+from tests.support.mirrored import RECORD, FakeLink
 
 
 @pytest.mark.parametrize("name", ["orders", "a.b_c", "_m", "a_mn1", "a__m", "x_", "SLA_orders_mn1"])
@@ -100,39 +111,41 @@ def test_a_mirror_says_that_it_is_asynchronous_and_how_far_behind() -> None:
     assert "promotion was begun" in row.text
 
 
-class FakeLink:
-    """Answers of the engine by subject, and what was asked."""
-
-    def __init__(self, answers: dict[str, Any]) -> None:
-        self.answers = answers
-        self.asked: list[tuple[str, dict[str, Any]]] = []
-
-    async def ask(self, subject: str, body: dict[str, Any]) -> dict[str, Any]:
-        self.asked.append((subject, body))
-        answer = self.answers.get(subject, nats.js.errors.NotFoundError(code=404, err_code=10059))
-        if isinstance(answer, Exception):
-            raise answer
-        return dict(answer)
-
-    def changes(self) -> list[tuple[str, dict[str, Any]]]:
-        return [(subject, body) for subject, body in self.asked if ".INFO." not in subject]
-
-
 def _trimmed(primary: Any, own: Any, **config: Any) -> list[tuple[str, dict[str, Any]]]:
     """What is asked of the engine beside questions; ``deleted`` counts."""
-    for state in (primary, own):
-        state["num_deleted"] = len(state["deleted"] or ())
-    of_primary = {"name": "SLA_a", "subjects": ["sla.d.a.>"]} | config
-    link = FakeLink(
-        {
-            "STREAM.INFO.SLA_a": {"state": primary, "config": of_primary},
-            "STREAM.INFO.SLA_a_mn1": {"state": own, "config": {"mirror": {"name": "SLA_a"}}},
-            "STREAM.PURGE.SLA_a_mn1": {"purged": 3},
-            "STREAM.MSG.DELETE.SLA_a_mn1": {"success": True},
-        }
-    )
+    link = _pair(primary, own, **config)
     asyncio.run(trim(cast(EngineLink, link), "SLA_a_mn1"))
     return link.changes()
+
+
+def _pair(primary: Any, own: Any, **config: Any) -> FakeLink:
+    """A primary and its mirror; of their messages only their first one can be asked."""
+    link = FakeLink(
+        {
+            "STREAM.PURGE.SLA_a_mn1": {"purged": 3},
+            "STREAM.MSG.DELETE.SLA_a_mn1": {"success": True},
+            "STREAM.NAMES": {"streams": ["SLA_a", "SLA_a_mn1"], "total": 2},
+            "CONSUMER.LIST.SLA_a": {"total": 0, "consumers": []},
+        }
+    )
+    _become(link, primary, own, **config)
+    return link
+
+
+def _become(link: FakeLink, primary: Any, own: Any, own_time: str = "t1", **config: Any) -> None:
+    for state in (primary, own):
+        state |= {"num_deleted": len(state["deleted"] or ()), "bytes": 0}
+    of_own = {"name": "SLA_a_mn1", "mirror": {"name": "SLA_a"}}
+    shared = max(primary["first_seq"], own["first_seq"])
+    link.answers |= {
+        "STREAM.INFO.SLA_a": {
+            "state": primary,
+            "config": {"name": "SLA_a", "subjects": ["sla.d.a.>"]} | config,
+        },
+        "STREAM.INFO.SLA_a_mn1": {"state": own, "config": of_own, "created": "today"},
+        "STREAM.MSG.GET.SLA_a": {"message": {"seq": shared, "time": "t1"}},
+        "STREAM.MSG.GET.SLA_a_mn1": {"message": {"seq": shared, "time": own_time}},
+    }
 
 
 def test_what_the_primary_acknowledged_is_removed_from_the_mirror() -> None:
@@ -147,6 +160,7 @@ def test_a_mirror_is_not_emptied_after_a_primary_that_was_made_again_or_is_none(
     assert _trimmed(_state(8, 8, 1), _state(1, 9, 9)) == []  # it has stored less than was copied from it
     assert _trimmed(_state(6, 9, 4), _state(1, 9, 9), mirror={"name": "SLA_a_mn1"}) == []
     assert _trimmed(_state(6, 9, 4), _state(1, 9, 9), subjects=[]) == []
+    assert _trimmed(_state(6, 9, 4), _state(1, 9, 9), subjects=["sla.d.a._passed-over"]) == []
 
 
 def test_a_queue_has_its_consumer_before_a_mirror_could_empty_it_and_a_topic_needs_none() -> None:
@@ -233,20 +247,169 @@ def test_nothing_is_swept_while_a_consumer_does_not_answer() -> None:
 
 def test_a_primary_that_has_stored_less_than_its_mirror_is_no_proof_that_it_has_all() -> None:
     """Its disk was lost: what is stored there now has numbers that the mirror never asks for."""
-    primary = {"state": _state(1, 3, 3), "config": {"name": "SLA_a", "subjects": ["sla.d.a.>"]}}
-    own = {"state": {**_state(1, 9, 9), "bytes": 90}, "config": {"mirror": {"name": "SLA_a"}}}
-    link = FakeLink(
-        {
-            "STREAM.NAMES": {"streams": ["SLA_a", "SLA_a_mn1"], "total": 2},
-            "STREAM.INFO.SLA_a": primary,
-            "STREAM.INFO.SLA_a_mn1": own,
-        }
-    )
+    link = _pair(_state(1, 3, 3), _state(1, 9, 9))
     [row] = asyncio.run(rows(cast(EngineLink, link), SystemClock()))
     assert (row.is_ahead, row.hears_primary, row.behind_messages, row.behind_s) == (True, True, 3, None)
-    assert "its primary has stored less than this has" in row.text
-    # The record tells what was lost: it stays.
+    assert "its primary was lost or set back, and has stored less than this has" in row.text
+    # Without a record nothing is known of what was lost, and none is made of what is there now.
+    found = asyncio.run(observe(cast(EngineLink, link), "SLA_a_mn1", SystemClock()))
+    assert found is not None
+    assert found.is_set_back
+    assert RECORD not in link.answers
+
+
+BEFORE: Final = MirrorRecord(7, 9, 9, 9, (ConsumerRecord("s-a", "sla.d.a.a", 4),))
+
+
+@pytest.mark.parametrize("call", ["trim", "observe"])
+def test_what_only_the_mirror_has_stays_when_a_primary_that_was_emptied_has_grown_past_it(call: str) -> None:
+    """Seen once, it is in the record, as it was: a later release and a restart know it, too."""
+    link = _pair(_state(1, 3, 3), _state(1, 9, 9))
+    link.record(BEFORE.encode())
+    engine = cast(EngineLink, link)
+
+    def seen() -> MirrorRecord | None:
+        return asyncio.run(observe(engine, "SLA_a_mn1", SystemClock()))
+
+    if call == "trim":
+        assert asyncio.run(trim(engine, "SLA_a_mn1")) == 0
+    else:
+        assert seen() == link.seen
+    marked = dataclasses.replace(BEFORE, is_set_back=True, mirror_created="today")
+    assert link.seen == marked
+
+    _become(link, _state(8, 20, 13), _state(1, 20, 20))
+    assert asyncio.run(trim(engine, "SLA_a_mn1")) == 0
+    assert seen() == link.seen == marked
+    assert link.changes() == []
+    [row] = asyncio.run(rows(engine, SystemClock()))
+    assert (row.is_ahead, row.behind_messages) == (True, 0)
+    assert "nothing is removed here any more" in row.text
+    link.answers["STREAM.INFO.SLA_a"] = nats.js.errors.NotFoundError(code=404, err_code=10059)
+    [row] = asyncio.run(rows(engine, SystemClock()))
+    assert row.is_ahead  # also while the primary does not answer
+
+    # Another mirror of that name has nothing to do with it.
+    _become(link, _state(8, 20, 13), _state(1, 20, 20))
+    link.answers["STREAM.INFO.SLA_a_mn1"]["created"] = "tomorrow"
+    assert not asyncio.run(rows(engine, SystemClock()))[0].is_ahead
+    assert asyncio.run(trim(engine, "SLA_a_mn1")) == 3
+    found = seen()
+    assert found is not None
+    assert not found.is_set_back
+
+
+def test_its_node_says_once_that_a_primary_was_set_back_and_still_keeps_queues() -> None:
+    link = _pair(_state(1, 3, 3), _state(1, 9, 9))
+    link.record(BEFORE.encode())
+    link.answers |= {
+        f"STREAM.INFO.KV_{BUCKET}": {"state": {"subjects": {f"$KV.{BUCKET}.SLA_a_mn1": 1}}},
+        "CONSUMER.DURABLE.CREATE.SLA_a.queue-a": {},
+    }
+    engine = cast(EngineLink, link)
+    catalogue = Catalogue(engine, 3)
+    catalogue._add(Destination("a"))  # as if it was read
+    catalogue.refresh = link.nothing  # type: ignore[method-assign]
+    keeper = MirrorKeeper("n1", 3, SystemClock())
+    with capture_logs() as logged:
+        for _ in range(2):
+            assert asyncio.run(keeper.round(engine, catalogue, set())) == 1
+    assert [line["event"] for line in logged] == ["mirror-kept", "mirror-primary-set-back"]
+    made = "CONSUMER.DURABLE.CREATE.SLA_a.queue-a"
+    assert [subject for subject, _ in link.changes()] == [made, made]
+    assert link.seen.is_set_back
+
+
+def test_a_primary_with_another_message_under_a_sequence_of_the_mirror_was_set_back() -> None:
+    """It was emptied and has grown past the mirror between two looks."""
+    link = _pair(_state(6, 20, 15), _state(1, 20, 20))
+    link.record(BEFORE.encode())
+    link.answers["STREAM.MSG.GET.SLA_a_mn1"]["message"]["time"] = "t0"
+    assert asyncio.run(trim(cast(EngineLink, link), "SLA_a_mn1")) == 0
+    assert link.changes() == []
+    assert link.seen.is_set_back
+    # One that cannot be compared now proves nothing.
+    link = _pair(_state(6, 20, 15), _state(1, 20, 20))
+    link.record(BEFORE.encode())
+    del link.answers["STREAM.MSG.GET.SLA_a_mn1"]
+    assert asyncio.run(trim(cast(EngineLink, link), "SLA_a_mn1")) == 0
+    assert link.changes() == []
+    assert link.seen == BEFORE
+
+
+def test_a_primary_that_seems_to_be_set_back_for_a_moment_is_not() -> None:
+    """A node that has just been elected may not have come to its end."""
+
+    class Elected(FakeLink):
+        async def ask(self, subject: str, body: dict[str, Any]) -> dict[str, Any]:
+            answer = await super().ask(subject, body)
+            if subject == "STREAM.INFO.SLA_a":  # it is what comes after the mirror's
+                _become(self, _state(6, 9, 4), _state(1, 9, 9))
+            return answer
+
+    link = Elected(_pair(_state(1, 3, 3), _state(1, 9, 9)).answers)
+    link.record(BEFORE.encode())
+    assert asyncio.run(trim(cast(EngineLink, link), "SLA_a_mn1")) == 3
+    assert link.seen == BEFORE
+
+
+def test_a_primary_that_is_being_promoted_of_another_mirror_is_not_taken_for_one_that_was_set_back() -> None:
+    """Until its sequences are passed over it may have fewer than one that was behind the promoted one."""
+    link = _pair(_state(1, 8, 8), _state(1, 9, 9), subjects=["sla.d.a._passed-over"])
+    link.record(BEFORE.encode())
     assert asyncio.run(observe(cast(EngineLink, link), "SLA_a_mn1", SystemClock())) is None
+    assert link.seen == BEFORE
+    assert not asyncio.run(rows(cast(EngineLink, link), SystemClock()))[0].is_ahead
+
+
+def test_a_record_is_not_written_over_one_that_another_process_has_written_meanwhile() -> None:
+    link = _pair(_state(1, 9, 9), _state(1, 9, 9))
+    link.record(BEFORE.encode())
+    original = link.key_value
+
+    async def overtaken(bucket: str) -> FakeLink:
+        link.record(dataclasses.replace(BEFORE, is_set_back=True).encode())
+        return await original(bucket)
+
+    link.key_value = overtaken  # type: ignore[method-assign]
+    with pytest.raises(TimeoutError, match="written by another one"):
+        asyncio.run(observe(cast(EngineLink, link), "SLA_a_mn1", SystemClock()))
+    assert link.seen.is_set_back
+
+
+def test_a_record_of_an_earlier_release_is_read_and_one_of_this_comes_back_whole() -> None:
+    marked = dataclasses.replace(BEFORE, is_set_back=True, mirror_created="today")
+    assert MirrorRecord.parse(marked.encode()) == marked
+    fields = json.loads(BEFORE.encode())
+    del fields["is_set_back"], fields["mirror_created"]
+    assert MirrorRecord.parse(json.dumps(fields).encode()) == BEFORE
+
+
+def test_a_mirror_is_not_made_before_it_has_a_record() -> None:
+    """Without one no node looks after it: it would be trimmed by none, and keep what is acknowledged."""
+    link = _pair(_state(1, 9, 9), _state(1, 9, 9))
+    listing = link.answers["CONSUMER.LIST.SLA_a"]
+    link.answers |= {
+        "CONSUMER.LIST.SLA_a": {**listing, "missing": ["queue-a"]},
+        "CONSUMER.INFO.SLA_a.queue-a": {},
+    }
+    catalogue = Catalogue(cast(EngineLink, link), 3)
+    catalogue._add(Destination("a"))  # as if it was read
+    catalogue.refresh = link.nothing  # type: ignore[method-assign]
+
+    def made() -> str:
+        return asyncio.run(add(cast(EngineLink, link), catalogue, "a", "n1", SystemClock()))
+
+    with pytest.raises(TimeoutError, match="does not answer"):
+        made()  # which ``retry`` repeats
+    assert RECORD not in link.answers
+    link.answers["CONSUMER.LIST.SLA_a"] = listing
+    assert made() == "SLA_a_mn1"
+    assert (link.seen.primary_last, link.seen.mirror_last) == (9, 9)
+    # Nor is one taken for good whose primary was set back.
+    _become(link, _state(1, 3, 3), _state(1, 9, 9))
+    with pytest.raises(MirrorRefused, match="sla cluster mirror remove a --node n1"):
+        made()
 
 
 def test_a_destination_whose_mirror_is_being_promoted_is_not_made_again_empty() -> None:
