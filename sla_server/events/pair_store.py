@@ -28,8 +28,9 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import itertools
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -186,13 +187,21 @@ class MirrorStore:
         return len(lost)
 
     def read(self, queue_id: str, after_seq: int, most: int) -> list[tuple[int, bytes]]:
-        """Number and record of events behind ``after_seq``; what is damaged is left out and forgotten."""
-        found: list[tuple[int, bytes]] = []
+        """As ``each``, at most so many."""
+        return list(itertools.islice(self.each(queue_id, after_seq), most))
+
+    def each(
+        self, queue_id: str, after_seq: int, is_wanted: Callable[[int], bool] = lambda _seq: True
+    ) -> Iterator[tuple[int, bytes]]:
+        """Number and record of events behind ``after_seq``; what is damaged is left out and forgotten.
+
+        What is not wanted, by its number, is not read from the disk.
+        """
         places = self._places.get(queue_id, {})
         seqs = list(places)
         for seq in seqs[bisect.bisect_right(seqs, after_seq) :]:
-            if len(found) >= most:
-                break
+            if not is_wanted(seq):
+                continue
             try:
                 message = self._queue.read(places[seq])
             except RecordDamaged as exc:
@@ -202,8 +211,7 @@ class MirrorStore:
             if message is None:
                 self._forget(queue_id, [seq])
             else:
-                found.append((seq, message.data[_HEAD.size :]))
-        return found
+                yield seq, message.data[_HEAD.size :]
 
     def discard_through(self, queue_id: str, seq: int) -> int:
         """The partner needs none of these any more; returns how many there were."""

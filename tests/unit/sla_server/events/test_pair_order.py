@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from sla_server.events.pair_replay import TAKE, TAKE_BYTES
 from sla_server.events.recipients.base import Held
 from tests.support.deliveries import event
-from tests.support.partners import Partners
+from tests.support.partners import SILENCE_S, Partners
 
 
 def test_an_end_of_the_initialization_period_comes_behind_its_beginning(tmp_path: Path) -> None:
@@ -67,6 +68,60 @@ def test_many_queues_are_taken_over_as_they_were_recorded(tmp_path: Path) -> Non
     pair.kill(pair.a)
     pair.lose()
     assert pair.b.got["r"] == expected
+
+
+def test_queues_that_take_turns_are_taken_over_under_few_syncs(tmp_path: Path) -> None:
+    pair = Partners(tmp_path)
+    pair.a.answers("r", None)
+    count = 2 * TAKE + 88
+    for number in range(1, count + 1):
+        pair.a.rig.add(event(number, event_id=f"a{number}"), queue=("main", "initial")[number % 2])
+        pair.clock.advance(0.001)
+    pair.run()
+    assert len(pair.b.store) == count
+    pair.kill(pair.a)
+    pair.clock.advance(SILENCE_S)
+    before = pair.b.rig.disk.syncs
+    while pair.b.rig.main.newest_seq < count:
+        pair.b.core.step()
+    assert pair.b.rig.disk.syncs - before == 3
+    pair.run()
+    assert pair.b.got["r"] == [f"a{number}" for number in range(1, count + 1)]
+
+
+def test_a_run_of_large_events_is_bounded_by_its_bytes(tmp_path: Path) -> None:
+    pair = Partners(tmp_path)
+    pair.a.answers("r", None)
+    for number in range(1, 31):
+        pair.a.add(event(number, event_id=f"a{number}", details={"excerpt": "x" * 20_000}))
+    pair.run()
+    pair.kill(pair.a)
+    pair.clock.advance(SILENCE_S)
+    pair.b.core.step()
+    assert pair.b.rig.main.newest_seq == TAKE_BYTES // 20_500
+    pair.run(5)
+    assert pair.b.got["r"] == [f"a{number}" for number in range(1, 31)]
+
+
+def test_an_end_comes_behind_its_beginning_that_was_accepted_together_with_it_and_held_back(
+    tmp_path: Path,
+) -> None:
+    """The recipient takes nothing, so the end is in the queue of events still; both were accepted at once."""
+    pair = Partners(tmp_path)
+    until_us = pair.clock.unix_us() + 40_000_000
+    for server in (pair.a, pair.b):
+        server.rig.router.holds = lambda found, _recipient, now_us: (
+            Held("quiet", until_us) if found.subject == "quiet" and now_us < until_us else None
+        )
+    pair.a.answers("r", None)
+    opened, closed = (event(n, f"violation-{state}", "quiet") for n, state in ((1, "opened"), (3, "closed")))
+    pair.a.add(opened, event(2), closed)
+    pair.run()
+    assert len(pair.a.rig.later) == 1
+    pair.kill(pair.a)
+    pair.lose()
+    pair.run(40)
+    assert pair.b.got["r"] == ["e2", "e1", "e3"]
 
 
 def test_an_end_comes_behind_its_beginning_though_the_clock_was_set_back_while_that_was_held(
