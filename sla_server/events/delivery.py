@@ -188,7 +188,7 @@ class Delivery:
             known=self._sql.known,
             most_ids=self._sql.most_ids,
             queued=reading.identities,
-            later_us=self._later.queue.newest_us,
+            later=self._later.queue,
         )
         queues = (self._initial, self._main)
         wake = functools.partial(self._inbox.put, None)

@@ -71,7 +71,7 @@ class EventIntake:
         known: identities that were taken before and are in no queue any more.
         most_ids: so many identities are kept in mind.
         queued: identities of what is in the normal queue, if it was read already.
-        later_us: the latest time of acceptance of what waits elsewhere.
+        later: the queue of what is due later; what is taken over from a partner may be there alone.
 
     Attributes:
         accepted: events that are in a queue. repeated: dropped by their identity. unreadable: dropped.
@@ -89,12 +89,12 @@ class EventIntake:
         known: Iterable[str] = (),
         most_ids: int = MOST_IDS,
         queued: Iterable[str] | None = None,
-        later_us: int = 0,
+        later: EventQueue | None = None,
     ) -> None:
         self._directory = directory
         self._queues = {True: initial, False: normal}
         self._clock = clock
-        self._later_us = later_us
+        self._all_queues = [each for each in (initial, normal, later) if each is not None]
         self._arrived = arrived
         self._probe = probe
         self._readers: dict[Path, ReserveReader] = {}
@@ -167,7 +167,7 @@ class EventIntake:
 
         What is held back keeps its order by it.
         """
-        newest_us = max(self._later_us, *(queue.newest_us for queue in self._queues.values()))
+        newest_us = max(queue.newest_us for queue in self._all_queues)
         now_us = self._clock.unix_us()
         return now_us if now_us >= newest_us else newest_us + 1
 

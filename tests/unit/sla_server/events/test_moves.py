@@ -168,8 +168,7 @@ def test_an_end_that_was_accepted_after_the_clock_was_set_back_comes_behind_its_
     router.holds = lambda _event, _name, now_us: Held("quiet", until_us) if now_us < until_us else None
     rig = Rig(tmp_path, router, [sender], clock=clock)
     for number, each in enumerate((begin(), end())):
-        later_us = rig.later.queue.newest_us
-        intake = EventIntake(tmp_path, rig.initial, rig.main, clock, later_us=later_us)
+        intake = EventIntake(tmp_path, rig.initial, rig.main, clock, later=rig.later.queue)
         each = replace(each, at_us=clock.unix_us())
         assert intake.accept([QueuedEvent(each)], is_initial=is_initial and number == 1) == 1
         rig.run()
@@ -179,6 +178,22 @@ def test_an_end_that_was_accepted_after_the_clock_was_set_back_comes_behind_its_
                 rig.restart()
     assert len(rig.later) == 2
     rig.run(100)
+    assert sender.got() == [BEGIN, END]
+
+
+def test_an_end_comes_behind_a_beginning_of_the_partner_that_was_taken_over_before_the_clock_was_set_back(
+    tmp_path: Path,
+) -> None:
+    """What the partner held back enters the queue of later events alone, while the intake is there."""
+    sender, clock = InlineSender("r"), FakeClock()
+    rig = Rig(tmp_path, ToAll("r"), [sender], clock=clock)
+    intake = EventIntake(tmp_path, rig.initial, rig.main, clock, later=rig.later.queue)
+    until_us = clock.unix_us() + 5_000_000
+    taken = replace(begin(), recorded_us=clock.unix_us())
+    rig.later.take_over(QueuedEvent(taken, recipient="r", due_us=until_us, purpose="held", origin="theirs"))
+    clock.step_wall(-30)
+    assert intake.accept([QueuedEvent(end())]) == 1
+    rig.run(40)
     assert sender.got() == [BEGIN, END]
 
 
