@@ -1,7 +1,7 @@
 """Intake: from the reserves of all processes into the queues (E3, E6).
 
 A pass takes what is new in the reserves, merges it by time, adds it to the queue (``BATCH`` events under one
-sync, fewer where they do not fit), and releases it. So the order between processes is kept: that services
+sync, fewer where they do not fit, or where one ends what another begins), and releases it. So the order between processes is kept: that services
 lost a gateway comes before what its pair says of its return. Reserves of the initialization period are taken
 first, into a queue of their own, which lanes read first. What was folded becomes an event with a count, what
 was only counted an event ``events-lost``.
@@ -35,6 +35,7 @@ from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.stop import Stop
 from sla_server.events.event import Event, EventUnreadable, parse
 from sla_server.events.first_reading import MOST_IDS
+from sla_server.events.order import in_runs
 from sla_server.events.queue import EventQueue, QueuedEvent
 
 log = structlog.get_logger("events")
@@ -139,35 +140,46 @@ class EventIntake:
         Durability: on disk on return, also those that another thread was adding.
 
         Raises:
-            QueueFull: none was added. QueuePoisoned: the disk fails.
+            QueueFull: not all were added; those that were are repeats the next time.
+            QueuePoisoned: the disk fails.
         """
-        with self._lock:
-            added = self._add(items, is_initial=is_initial)
-        if added:
-            self._arrived()
+        before = added = 0
+        try:
+            with self._lock:
+                before = self.accepted
+                try:
+                    self._add(items, is_initial=is_initial)
+                finally:
+                    added = self.accepted - before
+        finally:
+            if added:
+                self._arrived()
         return added
 
-    def _add(self, items: Iterable[QueuedEvent], *, is_initial: bool) -> int:
-        new, ids, repeated = list[QueuedEvent](), dict[str, None](), 0
+    def _add(self, items: Iterable[QueuedEvent], *, is_initial: bool) -> None:
+        new, ids, repeated = list[QueuedEvent](), set[str](), 0
         for item in items:
             identity = item.identity
             if identity in self._ids or identity in ids:
                 repeated += 1
                 continue
-            ids[identity] = None
+            ids.add(identity)
             new.append(item)
-        self._queues[is_initial].append(new, self._accepted_us())
-        self._add_ids(ids)
-        self.accepted += len(new)
+        for number, run in enumerate(in_runs(new)):
+            self._queues[is_initial].append(run, self._accepted_us(is_behind=number > 0))
+            self._add_ids(item.identity for item in run)
+            self.accepted += len(run)
         self.repeated += repeated
-        return len(new)
 
-    def _accepted_us(self) -> int:
+    def _accepted_us(self, *, is_behind: bool) -> int:
         """Now; where the clock was set back, also while no server ran, behind all that was accepted before.
 
         What is held back keeps its order by it.
+
+        Args:
+            is_behind: not at the same time as what was accepted last.
         """
-        newest_us = max(queue.newest_us for queue in self._all_queues)
+        newest_us = max(queue.newest_us for queue in self._all_queues) + is_behind
         now_us = self._clock.unix_us()
         return now_us if now_us >= newest_us else newest_us + 1
 
