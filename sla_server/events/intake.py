@@ -1,10 +1,10 @@
 """Intake: from the reserves of all processes into the queues (E3, E6).
 
 A pass takes what is new in the reserves, merges it by time, adds it to the queue (``BATCH`` events under one
-sync, fewer where they do not fit, or where one ends what another begins), and releases it. So the order between processes is kept: that services
-lost a gateway comes before what its pair says of its return. Reserves of the initialization period are taken
-first, into a queue of their own, which lanes read first. What was folded becomes an event with a count, what
-was only counted an event ``events-lost``.
+sync, fewer where they do not fit, or where one ends what another begins), and releases it. So the order
+between processes is kept: that services lost a gateway comes before what its pair says of its return.
+Reserves of the initialization period are taken first, into a queue of their own, which lanes read first. What
+was folded becomes an event with a count, what was only counted an event ``events-lost``.
 
 An event whose identity was seen recently is dropped: a process that was restarted may raise it again, and a
 crash between sync and release repeats what was taken. With the queue full nothing is released: events wait in
