@@ -137,7 +137,10 @@ class PartnerReplay:
         return [queue.queue_id for queue in self._ledger.queues]
 
     def _take_again(self, reached: Reached | None) -> None:
-        """What was taken over before waits here still, but for what lanes have left to the partner since."""
+        """What was taken over before waits here still, but for what lanes have left to the partner since.
+
+        With it comes what was missing in the store then.
+        """
         left = self._ledger.take_left(reached.noticed, reached.passed) if reached is not None else None
         if left is None:  # the lanes do not know yet that it is lost
             return
@@ -145,6 +148,7 @@ class PartnerReplay:
         known, self._left = self._left, {}
         for queue_id in self._current():
             seqs = {*known.get(queue_id, ()), *(seq for where, seq in left if where == queue_id)}
+            seqs |= self._store.take_late(queue_id)
             wanted = {seq for seq in seqs if self._store.has(queue_id, seq)}
             through = self._through.get(queue_id, 0)
             self._left[queue_id] = wanted
