@@ -214,7 +214,8 @@ class PartnerReplay:
             if item.origin in own or (item.recipient and self._ledger.is_done(item.recipient, position)):
                 continue
             event = replace(item.event, recorded_us=now_us + len(items) + len(later))
-            taken = replace(item, event=event, seq=0, later_seq=0, origin=queue_id, origin_seq=seq)
+            at = {"origin": queue_id, "origin_seq": seq, "origin_us": item.event.recorded_us}
+            taken = replace(item, event=event, seq=0, later_seq=0, **at)
             (later if item.purpose else items).append(taken)
         self._recorded_us = now_us + len(items) + len(later)
         self._ledger.take([*items, *later])

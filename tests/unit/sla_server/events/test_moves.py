@@ -12,7 +12,8 @@ from pmdaemon.runtime.clock import FakeClock
 from sla_server.events.event import Event
 from sla_server.events.first_reading import FirstReading
 from sla_server.events.intake import EventIntake
-from sla_server.events.queue import LaterQueue, QueuedEvent, moved
+from sla_server.events.later import LaterQueue, moved
+from sla_server.events.queue import QueuedEvent
 from sla_server.events.recipients.base import Held
 from tests.support.deliveries import InlineSender, Rig, ToAll, event
 from tests.support.faulty_disk import Crashed, FaultDisk
@@ -194,6 +195,24 @@ def test_an_end_comes_behind_a_beginning_of_the_partner_that_was_taken_over_befo
     clock.step_wall(-30)
     assert intake.accept([QueuedEvent(end())]) == 1
     rig.run(40)
+    assert sender.got() == [BEGIN, END]
+
+
+@pytest.mark.parametrize(("of_begin_us", "of_end_us"), [(1, 2), (7, 0)])
+def test_of_one_condition_what_the_partner_has_accepted_first_comes_first(
+    tmp_path: Path, of_begin_us: int, of_end_us: int
+) -> None:
+    """Its beginning is taken over again behind its end; an event of this server stays behind all."""
+    sender = InlineSender("r")
+    rig = Rig(tmp_path, ToAll("r"), [sender])
+    begun, ended = (
+        QueuedEvent(each, recipient="r", due_us=1, purpose="held", origin="theirs", origin_us=origin_us)
+        for each, origin_us in ((begin(), of_begin_us), (end(), of_end_us))
+    )
+    for place, item in enumerate((ended, begun) if of_end_us else (begun, ended)):
+        timed = replace(item.event, recorded_us=100 + 10 * place)
+        rig.later.take_over(replace(item, event=timed, origin_seq=place))
+    rig.run()
     assert sender.got() == [BEGIN, END]
 
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from sla_server.events.intake import EventIntake
 from sla_server.events.pair_replay import TAKE, TAKE_BYTES
+from sla_server.events.queue import QueuedEvent
 from sla_server.events.recipients.base import Held
 from tests.support.deliveries import event
 from tests.support.partners import SILENCE_S, Partners
@@ -143,10 +145,43 @@ def test_an_end_comes_behind_its_beginning_though_the_clock_was_set_back_while_t
     pair.clock.step_wall(-20)
     pair.a.restart()
     pair.run()
-    pair.a.add(event(2, "violation-closed", event_id="a2"))
+    rig = pair.a.rig
+    intake = EventIntake(rig.folder, rig.initial, rig.main, pair.clock, later=rig.later.queue)
+    intake.accept([QueuedEvent(event(2, "violation-closed", event_id="a2"))])
     pair.run()
     pair.kill(pair.a)
     pair.lose()
     assert len(pair.b.rig.later) == 2
     pair.run(60)
     assert pair.b.got["r"] == ["a1", "a2"]
+
+
+def test_a_survivor_that_is_killed_keeps_the_order_of_what_has_moved_and_what_was_held_back_on(
+    tmp_path: Path,
+) -> None:
+    """The beginning was due, waits for its recipient, and is held back again; its end was held all the time."""
+    pair = Partners(tmp_path, most_notices=1)
+    now_us = pair.clock.unix_us()
+    until_us = {"violation-opened": now_us + 20_000_000, "violation-closed": now_us + 40_000_000}
+    for server in (pair.a, pair.b):
+        server.rig.router.holds = lambda found, _recipient, now_us: (
+            Held("quiet", until_us[found.kind]) if now_us < until_us.get(found.kind, 0) else None
+        )
+    opened, closed = (event(n, f"violation-{state}") for n, state in ((1, "opened"), (2, "closed")))
+    pair.a.add(opened)
+    pair.clock.advance(0.001)
+    pair.a.add(closed)
+    pair.run()
+    pair.kill(pair.a)
+    pair.lose()
+    assert len(pair.b.rig.later) == 2
+    pair.b.answers("r", None)
+    pair.b.add(event(3))
+    pair.run(10)
+    assert len(pair.b.rig.later) == 1  # the other one has moved behind what the recipient does not answer
+    until_us = dict.fromkeys(until_us, now_us + 60_000_000)
+    pair.kill(pair.b)
+    pair.b.answers("r")
+    pair.b.restart()
+    pair.run(60)
+    assert [each for each in pair.b.got["r"] if each != "e3"] == ["e1", "e2"]
