@@ -159,7 +159,7 @@ def test_an_end_comes_behind_its_beginning_though_the_clock_was_set_back_while_t
 def test_a_survivor_that_is_killed_keeps_the_order_of_what_has_moved_and_what_was_held_back_on(
     tmp_path: Path,
 ) -> None:
-    """The beginning was due, waits for its recipient, and is held back again; its end was held all the time."""
+    """The beginning was due, waits for its recipient, and is held back again; its end was held on."""
     pair = Partners(tmp_path, most_notices=1)
     now_us = pair.clock.unix_us()
     until_us = {"violation-opened": now_us + 20_000_000, "violation-closed": now_us + 40_000_000}
