@@ -149,11 +149,11 @@ class PartnerReplay:
         for queue_id in self._current():
             seqs = {*known.get(queue_id, ()), *(seq for where, seq in left if where == queue_id)}
             seqs |= self._store.take_late(queue_id)
-            wanted = {seq for seq in seqs if self._store.has(queue_id, seq)}
-            through = self._through.get(queue_id, 0)
+            before = max(self._through.get(queue_id, 0), self._before.get(queue_id, 0))
+            wanted = {seq for seq in seqs if seq <= before and self._store.has(queue_id, seq)}
             self._left[queue_id] = wanted
-            self._before[queue_id] = max(through, self._before.get(queue_id, 0))
-            self._through[queue_id] = min(wanted, default=self._before[queue_id] + 1) - 1
+            self._before[queue_id] = before
+            self._through[queue_id] = min(wanted, default=before + 1) - 1
 
     def _take_over(self) -> bool:
         known, kept = self._current(), self._store.queue_ids

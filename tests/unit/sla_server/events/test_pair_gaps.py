@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sla_server.events import pair_replay
 from sla_server.events.recipients.base import CONFIRMED
 from tests.support.deliveries import event
 from tests.support.faulty_disk import Crashed
@@ -37,19 +38,22 @@ def cut_power(pair: Partners, seed: int) -> None:
     pair.b.rig.disk = disk.after_crash(random.Random(seed))
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
 @pytest.mark.parametrize("seed", [0, 1, 3, 5, 13, 18, 28, 39])
-def test_what_a_power_cut_took_of_a_batch_is_mirrored_again(tmp_path: Path, seed: int) -> None:
+def test_what_a_power_cut_took_of_a_batch_is_mirrored_again(
+    tmp_path: Path, seed: int, *, is_restarted: bool
+) -> None:
     pair = Partners(tmp_path)
     cut_power(pair, seed)
     pair.b.restart()
     pair.run(2)
     assert kept(pair) == [1, 2, 3, 4, 5]
-    pair.b.kill()
-    pair.disconnect()
-    pair.b.restart()
-    assert kept(pair) == [1, 2, 3, 4, 5]
-    pair.run(2)
-    assert kept(pair) == [1, 2, 3, 4, 5]
+    if is_restarted:
+        pair.kill(pair.b)
+        pair.b.restart()
+        assert kept(pair) == [1, 2, 3, 4, 5]
+        pair.run(2)
+        assert kept(pair) == [1, 2, 3, 4, 5]
     pair.kill(pair.a)
     pair.b.answers("r")
     pair.lose()
@@ -75,3 +79,18 @@ def test_what_fills_a_gap_behind_what_was_taken_over_is_taken_over_when_the_part
     sender.back.append(sender.reply(CONFIRMED))
     pair.run(5)
     assert set(pair.b.got["r"]) == set(IDS)
+
+
+def test_what_fills_a_gap_before_it_is_taken_over_hides_nothing_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pair_replay, "TAKE", 1)  # else all is taken over before the lanes know of the loss
+    pair = Partners(tmp_path)
+    cut_power(pair, seed=28)
+    pair.b.restart()
+    pair.run(2)
+    pair.kill(pair.a)
+    pair.b.answers("r")
+    pair.lose()
+    pair.run(3)
+    assert pair.b.got["r"] == IDS
