@@ -214,8 +214,10 @@ class PartnerReplay:
             if item.origin in own or (item.recipient and self._ledger.is_done(item.recipient, position)):
                 continue
             event = replace(item.event, recorded_us=now_us + len(items) + len(later))
-            at = {"origin": queue_id, "origin_seq": seq, "origin_us": item.event.recorded_us}
-            taken = replace(item, event=event, seq=0, later_seq=0, **at)
+            taken = replace(
+                item, event=event, seq=0, later_seq=0,
+                origin=queue_id, origin_seq=seq, origin_us=item.event.recorded_us,
+            )  # fmt: skip
             (later if item.purpose else items).append(taken)
         self._recorded_us = now_us + len(items) + len(later)
         self._ledger.take([*items, *later])
@@ -223,12 +225,12 @@ class PartnerReplay:
             seqs = self._main.append(items)
         except QueueFull:
             return False
+        self.later_items.extend(later)  # at once: an end that was added may have its beginning here
         for each in run:
             self._through[each.queue_id] = each.seq
             self._left.get(each.queue_id, set()).discard(each.seq)
         current = set(self._current())
         self._copies.extend(seq for seq, item in zip(seqs, items, strict=True) if item.origin in current)
-        self.later_items.extend(later)
         self.taken_over += len(items) + len(later)
         if items or later:
             self._arrived()
