@@ -3,8 +3,9 @@
 A pass takes what is new in the reserves, merges it by time, adds it to the queue (``BATCH`` events under one
 sync, fewer where they do not fit, or where one ends what another begins), and releases it. So the order
 between processes is kept: that services lost a gateway comes before what its pair says of its return.
-Reserves of the initialization period are taken first, into a queue of their own, which lanes read first. What
-was folded becomes an event with a count, what was only counted an event ``events-lost``.
+Reserves of the initialization period are taken first, into a queue of their own, which lanes read first; but
+behind what begins or ends the same condition and was raised before it: a process and delivery may have died
+at once. What was folded becomes an event with a count, what was only counted an event ``events-lost``.
 
 An event whose identity was seen recently is dropped: a process that was restarted may raise it again, and a
 crash between sync and release repeats what was taken. With the queue full nothing is released: events wait in
@@ -33,10 +34,12 @@ from pmdaemon.reserve.reader import ReserveReader, TakenCount, TakenRecord
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.stop import Stop
+from sla_server.events import catalogue
 from sla_server.events.event import Event, EventUnreadable, parse
 from sla_server.events.first_reading import MOST_IDS
-from sla_server.events.order import in_runs
+from sla_server.events.order import Key, in_runs
 from sla_server.events.queue import EventQueue, QueuedEvent
+from sla_server.events.recipients.base import Status
 
 log = structlog.get_logger("events")
 BATCH: Final = 512
@@ -132,7 +135,7 @@ class EventIntake:
         self.passed_ns = self._clock.monotonic_ns()
         initial = [reader for path, reader in self._readers.items() if INITIAL in path.name]
         normal = [reader for path, reader in self._readers.items() if INITIAL not in path.name]
-        return self._take(initial, is_initial=True) + self._take(normal, is_initial=False)
+        return self._take_all(self._found(initial), self._found(normal))
 
     def accept(self, items: Iterable[QueuedEvent], *, is_initial: bool = False) -> int:
         """Add events that were not seen recently; returns how many were new. Any thread.
@@ -166,20 +169,22 @@ class EventIntake:
             ids.add(identity)
             new.append(item)
         for number, run in enumerate(in_runs(new)):
-            self._queues[is_initial].append(run, self._accepted_us(is_behind=number > 0))
+            queue = self._queues[is_initial]
+            queue.append(run, self._accepted_us(queue, is_behind=number > 0))
             self._add_ids(item.identity for item in run)
             self.accepted += len(run)
         self.repeated += repeated
 
-    def _accepted_us(self, *, is_behind: bool) -> int:
+    def _accepted_us(self, queue: EventQueue, *, is_behind: bool) -> int:
         """Now; where the clock was set back, also while no server ran, behind all that was accepted before.
 
-        What is held back keeps its order by it.
+        What is held back keeps its order by it, and so do events in different queues.
 
         Args:
-            is_behind: not at the same time as what was accepted last.
+            queue: into which it goes.
+            is_behind: not at the same time as what was accepted last into this queue.
         """
-        newest_us = max(queue.newest_us for queue in self._all_queues) + is_behind
+        newest_us = max(each.newest_us + (is_behind or each is not queue) for each in self._all_queues)
         now_us = self._clock.unix_us()
         return now_us if now_us >= newest_us else newest_us + 1
 
@@ -195,9 +200,19 @@ class EventIntake:
             reader.close()
         self._readers.clear()
 
-    def _take(self, readers: list[ReserveReader], *, is_initial: bool) -> int:
-        """Add what is new in these reserves; as much of it as there is room for."""
-        found, added = self._found(readers), 0
+    def _take_all(self, initial: list[_Found], normal: list[_Found]) -> int:
+        """Add what is new of both periods; as much of it as there is room for."""
+        added, full = 0, set[bool]()
+        for is_initial, found in _in_turns(initial, normal):
+            if is_initial not in full:
+                added += self._take(found, is_initial=is_initial)
+            if found:
+                full.add(is_initial)
+        return added
+
+    def _take(self, found: list[_Found], *, is_initial: bool) -> int:
+        """Add these; what there is no room for stays in the list."""
+        added = 0
         while found:
             now = found[: self._chunk]
             try:
@@ -285,7 +300,7 @@ class EventIntake:
         self._listed_ns = now_ns
         for path, reader in list(self._readers.items()):
             if not reader.is_current():
-                self._take([reader], is_initial=INITIAL in path.name)
+                self._take(self._found([reader]), is_initial=INITIAL in path.name)
                 reader.close()
                 del self._readers[path]
         for path in sorted(self._directory.glob(f"[!.]*{SUFFIX}")):
@@ -313,3 +328,22 @@ class EventIntake:
             self._ids[event_id] = None
             if len(self._ids) > self._most_ids:
                 self._ids.popitem(last=False)
+
+
+def _in_turns(initial: list[_Found], normal: list[_Found]) -> list[tuple[bool, list[_Found]]]:
+    """What is taken after what, of the initialization period or not; of one condition in order of time."""
+    waiting: dict[bool, list[_Found]] = {True: [], False: []}
+    keys: dict[bool, set[Key]] = {True: set(), False: set()}
+    turns = list[tuple[bool, list[_Found]]]()
+    streams = (
+        [(is_initial, each) for each in found] for is_initial, found in ((True, initial), (False, normal))
+    )
+    for is_initial, each in heapq.merge(*streams, key=lambda one: one[1].at_us):
+        if each.item is not None and catalogue.status_of(each.item.event) is not Status.INFO:
+            key = catalogue.condition_key(each.item.event)
+            if key in keys[not is_initial]:
+                turns.append((not is_initial, waiting[not is_initial]))
+                waiting[not is_initial], keys[not is_initial] = [], set()
+            keys[is_initial].add(key)
+        waiting[is_initial].append(each)
+    return [*turns, (True, waiting[True]), (False, waiting[False])]
