@@ -22,7 +22,8 @@ from sla_server.events.event import Event
 from sla_server.events.first_reading import FirstReading
 from sla_server.events.intake import EventIntake
 from sla_server.events.lane import LaneSettings
-from sla_server.events.queue import LATER_BYTES, EventQueue, LaterQueue, QueuedEvent
+from sla_server.events.later import LATER_BYTES, LaterQueue
+from sla_server.events.queue import EventQueue, QueuedEvent
 from sla_server.events.recipients.base import CONFIRMED, Answer, Held, Notice, Routed, retry
 from sla_server.events.stages.confirm import RetryRules
 from sla_server.events.stages.send import SentBatch, ThreadSender

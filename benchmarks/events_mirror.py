@@ -20,8 +20,9 @@ from pmdaemon.runtime.clock import Deadline, SystemClock
 from sla_server.events.config import EventPairConfig
 from sla_server.events.engine import DeliveryEngine, EngineParts
 from sla_server.events.intake import EventIntake
+from sla_server.events.later import LATER_BYTES, LaterQueue
 from sla_server.events.pair import CooperatingPair
-from sla_server.events.queue import LATER_BYTES, EventQueue, LaterQueue, QueuedEvent
+from sla_server.events.queue import EventQueue, QueuedEvent
 from sla_server.events.recipients.base import Held, Routed
 from sla_server.events.stages.confirm import RetryRules
 

@@ -29,8 +29,9 @@ from pmdaemon.runtime.clock import Clock
 from sla_server.events import catalogue
 from sla_server.events.ended import EndedConditions, ends_one_of
 from sla_server.events.lane import DeliveryBatch, Firing, Lane
+from sla_server.events.later import LaterQueue
 from sla_server.events.order import ReadOrder
-from sla_server.events.queue import EventQueue, LaterQueue, QueuedEvent
+from sla_server.events.queue import EventQueue, QueuedEvent
 from sla_server.events.recipients.base import Held, Notice, Routed, Router, Status
 from sla_server.events.stages.base import StageDecision, StageReason, StageVerdict
 from sla_server.events.stages.deduplicate import deduplicate, known_after

@@ -38,9 +38,10 @@ from sla_server.events.engine import DeliveryEngine, EngineParts
 from sla_server.events.first_reading import FirstReading
 from sla_server.events.intake import EventIntake
 from sla_server.events.lane import Lane, LaneSettings
+from sla_server.events.later import LATER_BYTES, LaterQueue
 from sla_server.events.outlets import Outlets, RecordingRouter
 from sla_server.events.pair import PairRetry, open_pair
-from sla_server.events.queue import LATER_BYTES, EventQueue, LaterQueue
+from sla_server.events.queue import EventQueue
 from sla_server.events.receiver.service import EventReceiver
 from sla_server.events.recipients.build import RecipientBuilder
 from sla_server.events.recipients.config import NotifyConfig, NotifyDirectories
@@ -188,7 +189,7 @@ class Delivery:
             known=self._sql.known,
             most_ids=self._sql.most_ids,
             queued=reading.identities,
-            later_us=self._later.queue.newest_us,
+            later=self._later.queue,
         )
         queues = (self._initial, self._main)
         wake = functools.partial(self._inbox.put, None)

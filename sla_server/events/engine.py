@@ -29,7 +29,8 @@ from sla_server.events.composer import BatchComposer
 from sla_server.events.ended import ACKNOWLEDGED, EndedConditions
 from sla_server.events.first_reading import FirstReading
 from sla_server.events.lane import DeliveryBatch, DeliveryState, Lane, LaneSettings, Raise
-from sla_server.events.queue import EventQueue, LaterQueue, QueuedEvent
+from sla_server.events.later import LaterQueue
+from sla_server.events.queue import EventQueue, QueuedEvent
 from sla_server.events.recipients.base import Answer, Notice, Router, Status, retry
 from sla_server.events.stages.confirm import RetryRules, Step, confirm
 from sla_server.events.stages.elsewhere import Elsewhere

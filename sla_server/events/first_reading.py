@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
+from sla_server.events.later import LaterQueue
 from sla_server.events.order import ReadOrder
-from sla_server.events.queue import EventQueue, LaterQueue, QueuedEvent
+from sla_server.events.queue import EventQueue, QueuedEvent
 
 MOST_IDS: Final = 20_000
 

@@ -1,10 +1,11 @@
 """Intake: from the reserves of all processes into the queues (E3, E6).
 
 A pass takes what is new in the reserves, merges it by time, adds it to the queue (``BATCH`` events under one
-sync, fewer where they do not fit), and releases it. So the order between processes is kept: that services
-lost a gateway comes before what its pair says of its return. Reserves of the initialization period are taken
-first, into a queue of their own, which lanes read first. What was folded becomes an event with a count, what
-was only counted an event ``events-lost``.
+sync, fewer where they do not fit, or where one ends what another begins), and releases it. So the order
+between processes is kept: that services lost a gateway comes before what its pair says of its return.
+Reserves of the initialization period are taken first, into a queue of their own, which lanes read first; but
+behind what begins or ends the same condition and was raised before it: a process and delivery may have died
+at once. What was folded becomes an event with a count, what was only counted an event ``events-lost``.
 
 An event whose identity was seen recently is dropped: a process that was restarted may raise it again, and a
 crash between sync and release repeats what was taken. With the queue full nothing is released: events wait in
@@ -33,9 +34,12 @@ from pmdaemon.reserve.reader import ReserveReader, TakenCount, TakenRecord
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.stop import Stop
+from sla_server.events import catalogue
 from sla_server.events.event import Event, EventUnreadable, parse
 from sla_server.events.first_reading import MOST_IDS
+from sla_server.events.order import Key, in_runs
 from sla_server.events.queue import EventQueue, QueuedEvent
+from sla_server.events.recipients.base import Status
 
 log = structlog.get_logger("events")
 BATCH: Final = 512
@@ -71,7 +75,7 @@ class EventIntake:
         known: identities that were taken before and are in no queue any more.
         most_ids: so many identities are kept in mind.
         queued: identities of what is in the normal queue, if it was read already.
-        later_us: the latest time of acceptance of what waits elsewhere.
+        later: the queue of what is due later; what is taken over from a partner may be there alone.
 
     Attributes:
         accepted: events that are in a queue. repeated: dropped by their identity. unreadable: dropped.
@@ -89,12 +93,12 @@ class EventIntake:
         known: Iterable[str] = (),
         most_ids: int = MOST_IDS,
         queued: Iterable[str] | None = None,
-        later_us: int = 0,
+        later: EventQueue | None = None,
     ) -> None:
         self._directory = directory
         self._queues = {True: initial, False: normal}
         self._clock = clock
-        self._later_us = later_us
+        self._all_queues = [each for each in (initial, normal, later) if each is not None]
         self._arrived = arrived
         self._probe = probe
         self._readers: dict[Path, ReserveReader] = {}
@@ -131,7 +135,7 @@ class EventIntake:
         self.passed_ns = self._clock.monotonic_ns()
         initial = [reader for path, reader in self._readers.items() if INITIAL in path.name]
         normal = [reader for path, reader in self._readers.items() if INITIAL not in path.name]
-        return self._take(initial, is_initial=True) + self._take(normal, is_initial=False)
+        return self._take_all(self._found(initial), self._found(normal))
 
     def accept(self, items: Iterable[QueuedEvent], *, is_initial: bool = False) -> int:
         """Add events that were not seen recently; returns how many were new. Any thread.
@@ -139,35 +143,48 @@ class EventIntake:
         Durability: on disk on return, also those that another thread was adding.
 
         Raises:
-            QueueFull: none was added. QueuePoisoned: the disk fails.
+            QueueFull: not all were added; those that were are repeats the next time.
+            QueuePoisoned: the disk fails.
         """
-        with self._lock:
-            added = self._add(items, is_initial=is_initial)
-        if added:
-            self._arrived()
+        before = added = 0
+        try:
+            with self._lock:
+                before = self.accepted
+                try:
+                    self._add(items, is_initial=is_initial)
+                finally:
+                    added = self.accepted - before
+        finally:
+            if added:
+                self._arrived()
         return added
 
-    def _add(self, items: Iterable[QueuedEvent], *, is_initial: bool) -> int:
-        new, ids, repeated = list[QueuedEvent](), dict[str, None](), 0
+    def _add(self, items: Iterable[QueuedEvent], *, is_initial: bool) -> None:
+        new, ids, repeated = list[QueuedEvent](), set[str](), 0
         for item in items:
             identity = item.identity
             if identity in self._ids or identity in ids:
                 repeated += 1
                 continue
-            ids[identity] = None
+            ids.add(identity)
             new.append(item)
-        self._queues[is_initial].append(new, self._accepted_us())
-        self._add_ids(ids)
-        self.accepted += len(new)
+        for number, run in enumerate(in_runs(new)):
+            queue = self._queues[is_initial]
+            queue.append(run, self._accepted_us(queue, is_behind=number > 0))
+            self._add_ids(item.identity for item in run)
+            self.accepted += len(run)
         self.repeated += repeated
-        return len(new)
 
-    def _accepted_us(self) -> int:
+    def _accepted_us(self, queue: EventQueue, *, is_behind: bool) -> int:
         """Now; where the clock was set back, also while no server ran, behind all that was accepted before.
 
-        What is held back keeps its order by it.
+        What is held back keeps its order by it, and so do events in different queues.
+
+        Args:
+            queue: into which it goes.
+            is_behind: not at the same time as what was accepted last into this queue.
         """
-        newest_us = max(self._later_us, *(queue.newest_us for queue in self._queues.values()))
+        newest_us = max(each.newest_us + (is_behind or each is not queue) for each in self._all_queues)
         now_us = self._clock.unix_us()
         return now_us if now_us >= newest_us else newest_us + 1
 
@@ -183,9 +200,19 @@ class EventIntake:
             reader.close()
         self._readers.clear()
 
-    def _take(self, readers: list[ReserveReader], *, is_initial: bool) -> int:
-        """Add what is new in these reserves; as much of it as there is room for."""
-        found, added = self._found(readers), 0
+    def _take_all(self, initial: list[_Found], normal: list[_Found]) -> int:
+        """Add what is new of both periods; as much of it as there is room for."""
+        added, full = 0, set[bool]()
+        for is_initial, found in _in_turns(initial, normal):
+            if is_initial not in full:
+                added += self._take(found, is_initial=is_initial)
+            if found:
+                full.add(is_initial)
+        return added
+
+    def _take(self, found: list[_Found], *, is_initial: bool) -> int:
+        """Add these; what there is no room for stays in the list."""
+        added = 0
         while found:
             now = found[: self._chunk]
             try:
@@ -273,7 +300,7 @@ class EventIntake:
         self._listed_ns = now_ns
         for path, reader in list(self._readers.items()):
             if not reader.is_current():
-                self._take([reader], is_initial=INITIAL in path.name)
+                self._take(self._found([reader]), is_initial=INITIAL in path.name)
                 reader.close()
                 del self._readers[path]
         for path in sorted(self._directory.glob(f"[!.]*{SUFFIX}")):
@@ -301,3 +328,22 @@ class EventIntake:
             self._ids[event_id] = None
             if len(self._ids) > self._most_ids:
                 self._ids.popitem(last=False)
+
+
+def _in_turns(initial: list[_Found], normal: list[_Found]) -> list[tuple[bool, list[_Found]]]:
+    """What is taken after what, of the initialization period or not; of one condition in order of time."""
+    waiting: dict[bool, list[_Found]] = {True: [], False: []}
+    keys: dict[bool, set[Key]] = {True: set(), False: set()}
+    turns = list[tuple[bool, list[_Found]]]()
+    streams = (
+        [(is_initial, each) for each in found] for is_initial, found in ((True, initial), (False, normal))
+    )
+    for is_initial, each in heapq.merge(*streams, key=lambda one: one[1].at_us):
+        if each.item is not None and catalogue.status_of(each.item.event) is not Status.INFO:
+            key = catalogue.condition_key(each.item.event)
+            if key in keys[not is_initial]:
+                turns.append((not is_initial, waiting[not is_initial]))
+                waiting[not is_initial], keys[not is_initial] = [], set()
+            keys[is_initial].add(key)
+        waiting[is_initial].append(each)
+    return [*turns, (True, waiting[True]), (False, waiting[False])]

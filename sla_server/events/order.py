@@ -16,7 +16,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -32,6 +32,25 @@ FORGOTTEN: Final = 4096
 """So many events are forgotten before their memory is given back."""
 MOST_ABSENT: Final = 10_000
 """Conditions that are known not to be there, for which nothing is searched again."""
+
+
+def in_runs(items: Iterable[QueuedEvent]) -> Iterator[list[QueuedEvent]]:
+    """Cut so that no two events of a run are about one condition.
+
+    Of records under one sync a power cut may keep any: if it kept an end alone, its beginning, which is
+    raised again, would come behind it. So the next run is written when the one before is on disk.
+    """
+    run, keys = list[QueuedEvent](), set[Key]()
+    for item in items:
+        if catalogue.status_of(item.event) is not Status.INFO:
+            key = catalogue.condition_key(item.event)
+            if key in keys:
+                yield run
+                run, keys = [], set()
+            keys.add(key)
+        run.append(item)
+    if run:
+        yield run
 
 
 class RoutedConditions:

@@ -38,11 +38,12 @@ from sla_server.events import pair_history
 from sla_server.events.config import EventPairConfig
 from sla_server.events.engine import DeliveryEngine
 from sla_server.events.lane import Lane
+from sla_server.events.later import LaterQueue
 from sla_server.events.pair_core import SETTLE_S, BatchesUnderWay, PairCore, how_far
 from sla_server.events.pair_ledger import PartnerLedger
 from sla_server.events.pair_link import PairLink
 from sla_server.events.pair_store import MirrorStore, PartnerNotes
-from sla_server.events.queue import EventQueue, LaterQueue, QueuedEvent
+from sla_server.events.queue import EventQueue, QueuedEvent
 from sla_server.events.stages.base import StageDecision
 
 log = structlog.get_logger("pair")

@@ -8,14 +8,9 @@ it is: while it is lost its events are delivered here, in the order in which it 
 those that wait here already. A partition therefore costs repeats, never an event: at its end both say what
 they have delivered for the other (``pair_ledger``), and the rest is left to the server whose event it is.
 
-*Taking over.* Events go from the store into the queue of events here, ``TAKE`` at a time, and stay in the
-store: they leave it when the partner says that no recipient needs them. Each is taken over once; when the
-partner is lost again, only what a lane has left to it meanwhile is taken over again. None is taken over
-while the queue is fuller than ``ROOM_RATIO``, so the partner's backlog leaves room for our own events. An
-event of a queue that the partner has lost with its disk is taken over at once, and leaves the store when a
-queue here has it on disk: that of events, or the one of what is due later, which the main loop fills. If the
-partner's disk was set back (a snapshot, a restored copy), what it had behind that is such a queue, under an
-id of its own. ``pair_history`` sees it, also when the partner has more events again than it lost.
+*Taking over* is ``pair_replay``. If the partner's disk was set back (a snapshot, a restored copy), what it
+had behind that is a queue that it has lost, under an id of its own. ``pair_history`` sees it, also when the
+partner has more events again than it lost.
 
 What a crash leaves: taking over begins again from the store; what was confirmed here is known from the notes,
 but for the last second. A partner that was set back has numbers in the notes that are too high, by which new
@@ -27,23 +22,20 @@ Thread: ``ev-pair``; ``status`` any.
 
 from __future__ import annotations
 
-import bisect
 import secrets
-from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import structlog
 
-from pmdaemon.diskqueue.errors import QueueFull
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.wire.messages.mirror import MirrorConfirmed, MirrorHello
 from sla_server.events.engine import DeliveryEngine
 from sla_server.events.lane import Lane
 from sla_server.events.pair_history import Opening, lost_queue_id, openings_in, shared_through
 from sla_server.events.pair_ledger import PartnerLedger
+from sla_server.events.pair_replay import PartnerReplay
 from sla_server.events.pair_session import (
     KeeperSession,
     MirrorEnded,
@@ -54,15 +46,12 @@ from sla_server.events.pair_session import (
     Reached,
 )
 from sla_server.events.pair_store import MirrorStore
-from sla_server.events.queue import CHUNK_BYTES, EventQueue, QueuedEvent, decode, origin_of
+from sla_server.events.queue import EventQueue
 from sla_server.events.sql_link import NAME
 
 log = structlog.get_logger("pair")
-TAKE: Final = 256
 SETTLE_S: Final = 2.0
 """At the start the partner is waited for so long: what it has delivered for us is not sent again."""
-ROOM_RATIO: Final = 0.4
-"""The partner's events fill our queue so far: half of what it holds before recipients give up events."""
 AGAIN_NS: Final = 1_000_000_000
 REFUSED_NS: Final = 600_000_000_000
 """An event of the same reason is raised once in so long."""
@@ -115,14 +104,12 @@ class PairCore:
         self._names = names
         self._directory = directory
         self._queues = list(queues)
-        self._main = queues[-1]
         self._mirrored = [*queues, later]
         self._openings = openings
         self._store = store
         self._ledger = ledger
         self._raise = raise_event
         self._clock = clock
-        self._arrived = arrived
         self._settled = settled
         self._certificate_ends_us = certificate_ends_us
         self._origin: OriginSession | None = None
@@ -130,12 +117,8 @@ class PairCore:
         self._heard_ns = clock.monotonic_ns()
         self._settle_ns = self._heard_ns + round(SETTLE_S * 1e9)
         self._since_us = clock.unix_us()
-        self._taken_through: dict[str, int] = {}
-        self._taken_before: dict[str, int] = {}  # up to here only what is in _left is taken over
-        self._left: dict[str, set[int]] = {}
-        self._is_again_due = False
-        self._copies = _copies(self._main, self._current())  # numbers here of what the partner has, too
-        self._take_ns = self._notes_ns = self._prune_ns = 0
+        self._replay = PartnerReplay(queues, later, store, ledger, clock, arrived)
+        self._notes_ns = self._prune_ns = 0
         self._certificate_ns = 0
         self._until_us: int | None = None
         self._refused: dict[str, int] = {}
@@ -143,8 +126,7 @@ class PairCore:
         self._most_events = store.most_events
         self._is_behind = self._is_unwritten = False
         self._is_lowered = False  # numbers in the notes, and that is not on disk
-        self._taken = self._recorded_us = 0
-        self.later_items: deque[QueuedEvent] = deque()
+        self.later_items = self._replay.later_items
         """What the partner has held back, or has to remind of; the main loop takes it over."""
         self.reached: Reached | None = None
         """How far our recipients have come; the main loop sets it."""
@@ -206,13 +188,8 @@ class PairCore:
         if not self._ledger.is_lost and now_ns >= silence_ns:
             self._is_lost_now()
         due_ns = now_ns + AGAIN_NS if self._ledger.is_lost else silence_ns
-        if self._is_again_due and self._ledger.is_lost:
-            self._take_again()
-        if now_ns >= self._take_ns:
-            if self._take_over():
-                due_ns = now_ns
-            else:
-                self._take_ns = now_ns + AGAIN_NS
+        if self._replay.step(now_ns, self.reached):
+            due_ns = now_ns
         if self._keeper is not None:
             self._keeper.step()
         if self._origin is not None:
@@ -224,7 +201,7 @@ class PairCore:
         if self._ledger.is_prunable and now_ns >= self._prune_ns:
             self._prune_ns = now_ns + AGAIN_NS
             self._ledger.prune()
-            del self._copies[: bisect.bisect_right(self._copies, self._main.done_seq)]
+            self._replay.prune()
         self._watch_mirror()
         if self._ledger.is_dirty:
             if now_ns >= self._notes_ns:
@@ -251,8 +228,7 @@ class PairCore:
         is_keeping = keeper is not None and keeper.state is MirrorState.MIRRORING
         lost, behind = self._ledger.is_lost, self.behind()
         newest, done = sum(queue.newest_seq for queue in self._queues), self._done(self._queues)
-        copies = len(self._copies) - bisect.bisect_right(self._copies, done[-1])
-        unconfirmed = max(0, newest - sum(done) - copies)
+        unconfirmed = max(0, newest - sum(done) - self._replay.copies_behind(done[-1]))
         return {
             "name": self._names.name,
             "partner": self._names.partner,
@@ -267,7 +243,7 @@ class PairCore:
             "kept": len(self._store),
             "store_fullness": self._store.fullness_ratio,
             "replaying": lost and len(self._store) > 0,
-            "taken_over": self._taken,
+            "taken_over": self._replay.taken_over,
             "certificate_until_us": self._until_us,
         }
 
@@ -290,9 +266,7 @@ class PairCore:
             if max(self._store.newest_seq(queue_id), self._ledger.newest_seq(queue_id)) > through:
                 lost += self._set_back(queue_id, through, lost_queue_id(known, queue_id, through))
         for queue_id in self._ledger.greeted(hello.queues, said):
-            for taken in (self._taken_through, self._taken_before):
-                taken.pop(queue_id, None)  # what was left to the partner is needed after all
-            self._take_ns = 0
+            self._replay.queue_gone(queue_id)
             lost += self._store.count(queue_id)
             log.warning("partner-lost-its-queue", queue=queue_id, events=self._store.count(queue_id))
         if not self._write_notes() and self._is_lowered:
@@ -326,17 +300,15 @@ class PairCore:
         if events and not self._write_notes():
             raise MirrorEnded(f"what is known of {self._names.partner} cannot be written")
         self._store.set_back(queue_id, through, lost_id)
-        for known in (self._taken_through, self._taken_before):
-            known[queue_id] = min(known.get(queue_id, 0), through)
-        self._take_ns = 0
+        self._replay.set_back(queue_id, through)
         if events:
             log.warning("partner-set-back", queue=queue_id, through=through, events=events)
         return events
 
     def _is_lost_now(self) -> None:
         self._ledger.lost()
-        self._is_again_due = True
-        self._take_ns, self._taken, self._since_us = 0, 0, self._clock.unix_us()
+        self._replay.lost()
+        self._since_us = self._clock.unix_us()
         held = len(self._store)
         text = (
             f"partner {self._names.partner} was not heard for {self._names.silence_s:g} s; {held} events "
@@ -345,113 +317,11 @@ class PairCore:
         log.error("partner-lost", partner=self._names.partner, events=held)
         self._raise("pair-lost", "critical", text, {"events": held, "silence_s": self._names.silence_s})
 
-    def _take_again(self) -> None:
-        """What was taken over before waits here still, but for what lanes have left to the partner since."""
-        reached = self.reached
-        left = self._ledger.take_left(reached.noticed, reached.passed) if reached is not None else None
-        if left is None:  # the lanes do not know yet that it is lost
-            return
-        self._is_again_due, self._take_ns = False, 0
-        known, self._left = self._left, {}
-        for queue_id in self._current():
-            seqs = {*known.get(queue_id, ()), *(seq for where, seq in left if where == queue_id)}
-            wanted = {seq for seq in seqs if self._store.has(queue_id, seq)}
-            through = self._taken_through.get(queue_id, 0)
-            self._left[queue_id] = wanted
-            self._taken_before[queue_id] = max(through, self._taken_before.get(queue_id, 0))
-            self._taken_through[queue_id] = min(wanted, default=self._taken_before[queue_id] + 1) - 1
-
     def _is_back(self) -> None:
         self._since_us = self._clock.unix_us()
         text = f"partner {self._names.partner} is back; what is left of its events is its own affair again"
-        log.info("partner-back", partner=self._names.partner, taken_over=self._taken)
-        self._raise("pair-back", "info", text, {"taken_over": self._taken})
-
-    def _current(self) -> list[str]:
-        return [queue.queue_id for queue in self._ledger.queues]
-
-    def _take_over(self) -> bool:
-        """Take over some of the partner's events, if it is time to; whether there may be more."""
-        known, kept = self._current(), self._store.queue_ids
-        gone = [queue_id for queue_id in kept if queue_id not in known] if known else []
-        wanted = (known or kept) if self._ledger.is_lost else []
-        for queue_ids in (gone, wanted):
-            if self._main.fullness_ratio >= ROOM_RATIO:
-                return False
-            queue_id, records = self._next_run(queue_ids)
-            if not records:
-                continue
-            if not self._take(queue_id, records):
-                return False
-            self._taken_through[queue_id] = records[-1][0]
-            self._discard_taken(gone)
-            return True
-        self._discard_taken(gone)
-        return False
-
-    def _next_run(self, queue_ids: Sequence[str]) -> tuple[str, list[tuple[int, bytes]]]:
-        """What the partner has recorded next in one of these queues, until it is another one's turn.
-
-        The end of a condition may be in its queue of the initialization period, or in that of events, and
-        the beginning in another one: it waits there, or is held back.
-        """
-        heads = [
-            (_recorded_us(*record), place, queue_id)
-            for place, queue_id in enumerate(queue_ids)
-            for record in self._store.read(queue_id, self._taken_through.get(queue_id, 0), 1)
-        ]
-        if not heads:
-            return "", []
-        (_, _, queue_id), *others = sorted(heads)
-        records = self._store.read(queue_id, self._taken_through.get(queue_id, 0), TAKE)
-        if others:
-            run = enumerate(records)
-            ends = (number for number, record in run if number and _recorded_us(*record) > others[0][0])
-            records = records[: next(ends, len(records))]
-        return queue_id, records
-
-    def _discard_taken(self, gone: Sequence[str]) -> None:
-        """Forget what no other server has, once it is on disk here: also what the main loop has to keep."""
-        if not self.later_items:
-            for queue_id in gone:
-                self._store.discard_through(queue_id, self._taken_through.get(queue_id, 0))
-
-    def _take(self, queue_id: str, records: Sequence[tuple[int, bytes]]) -> bool:
-        own = {queue.queue_id for queue in self._mirrored}
-        # Behind all of before, see EventIntake; a beginning may be in the queue of what is due later alone.
-        newest_us = max(self._recorded_us, *(queue.newest_us + 1 for queue in self._mirrored))
-        now_us = max(self._clock.unix_us(), newest_us)
-        items: list[QueuedEvent] = []
-        later: list[QueuedEvent] = []
-        before, left = self._taken_before.get(queue_id, 0), self._left.get(queue_id, set())
-        for seq, data in records:
-            if seq <= before and seq not in left:
-                continue
-            try:
-                item = decode(seq, data)
-            except (ValueError, RecursionError) as exc:
-                log.error("event-unreadable", queue=queue_id, seq=seq, problem=str(exc))
-                continue
-            position = queue_id, seq
-            if item.origin in own or (item.recipient and self._ledger.is_done(item.recipient, position)):
-                continue
-            event = replace(item.event, recorded_us=now_us + len(items) + len(later))
-            taken = replace(item, event=event, seq=0, later_seq=0, origin=queue_id, origin_seq=seq)
-            (later if item.purpose else items).append(taken)
-        self._recorded_us = now_us + len(items) + len(later)
-        self._ledger.take([*items, *later])
-        try:
-            seqs = self._main.append(items)
-        except QueueFull:
-            return False
-        if queue_id in self._current():
-            self._copies.extend(seqs)
-        left.difference_update(seq for seq, _ in records)
-        self.later_items.extend(later)
-        self._taken += len(items) + len(later)
-        if items or later:
-            self._arrived()
-        return True
+        log.info("partner-back", partner=self._names.partner, taken_over=self._replay.taken_over)
+        self._raise("pair-back", "info", text, {"taken_over": self._replay.taken_over})
 
     def _watch_mirror(self) -> None:
         """Our own events: does the partner have room for them, was it away for longer than it can hold?"""
@@ -505,23 +375,6 @@ class PairCore:
         took_ns = self._clock.monotonic_ns() - begun_ns
         self._notes_ns = begun_ns + max(AGAIN_NS, PAUSE * took_ns)
         return not self._is_unwritten
-
-
-def _copies(queue: EventQueue, origins: Collection[str]) -> list[int]:
-    """Numbers of what was taken over from these queues of the partner."""
-    found, after = list[int](), queue.done_seq
-    while after < queue.newest_seq:
-        records, after = queue.records(after, CHUNK_BYTES)
-        found += [seq for seq, data in records if origin_of(seq, data) in origins]
-    return found
-
-
-def _recorded_us(seq: int, data: bytes) -> int:
-    """When the partner has recorded an event; 0 for what is unreadable."""
-    try:
-        return decode(seq, data).event.recorded_us
-    except (ValueError, RecursionError):
-        return 0
 
 
 def how_far(

@@ -397,7 +397,7 @@ class KeeperSession(MirrorSession):
             self.send(self._waiting.popleft())
         if self._is_welcome_due and not self._waiting:
             self._is_welcome_due = False
-            kept = {queue.queue_id: self._store.newest_seq(queue.queue_id) for queue in self._ledger.queues}
+            kept = {queue.queue_id: self._store.complete_seq(queue.queue_id) for queue in self._ledger.queues}
             self.send(MirrorWelcome(MIRROR_PROTO, self.names.name, kept, self._store.most_events))
         return len(self.outgoing) > before
 

@@ -17,7 +17,9 @@ One of kind ``SET_BACK`` says that what is before it of a queue, behind a number
 In memory there are the numbers alone. ``PartnerNotes`` is the rest, a small file that is replaced whole: the
 partner's queues, how far its recipients have come, what was delivered for it here, and whether it is lost.
 
-Durability: ``add`` returns when the records are on disk. A deletion may be undone by a crash; it is repeated
+Durability: ``add`` returns when the records are on disk; a power cut before may keep any of them. So where
+something is missing at an opening, or later, the partner is asked for all again (``complete_seq``), and what
+fills a gap is in ``take_late``. A deletion may be undone by a crash; it is repeated
 by the partner's next confirmation, or by the notes. Notes are written once a second at most, and at once
 when the partner says what it has (``pair_core``): what a crash takes of them may be delivered twice.
 
@@ -28,8 +30,9 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import itertools
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -84,9 +87,15 @@ class MirrorStore:
         self.damaged = sum(max(1, extent.records) for extent in self._queue.report.extents)
         self._places: dict[str, dict[int, int]] = {}  # queue id: number there to number here, ascending
         self._newest: dict[str, int] = {}
+        self._complete: dict[str, int] = {}  # up to here nothing is missing
+        self._lacking: set[str] = set()  # something is, and the partner was not asked for it yet
+        self._late: dict[str, set[int]] = {}
         self._set_backs: dict[str, int] = {}  # by the other queue id: the record that says so
         try:
             self._load()
+            self._places = {name: dict(sorted(places.items())) for name, places in self._places.items()}
+            self._complete = dict(self._newest)
+            self._lacking = set(self._newest) if self.damaged else set()
             self._forget_set_backs()
         except BaseException:
             with contextlib.suppress(SlaError, OSError):
@@ -123,16 +132,28 @@ class MirrorStore:
         """The newest number that it got, since it was opened, or has."""
         return self._newest.get(queue_id, 0)
 
+    def complete_seq(self, queue_id: str) -> int:
+        """Up to here it has all that it got: a new connection brings what is behind."""
+        if queue_id in self._lacking:
+            self._lacking.discard(queue_id)
+            self._complete[queue_id] = 0
+        return self._complete.get(queue_id, 0)
+
+    def take_late(self, queue_id: str) -> set[int]:
+        """Numbers that came after greater ones, each once."""
+        return self._late.pop(queue_id, set())
+
     def add(self, queue_id: str, records: Sequence[tuple[int, bytes]]) -> tuple[int, bool]:
         """Keep these, in the order of their numbers; what it has got before is not added again.
 
         Returns:
-            The newest number that it has, and whether there was no room for some of them.
+            Up to which number it has all, and whether there was no room for some of them.
 
         Raises:
             QueuePoisoned: the disk fails.
         """
-        left = [(seq, data) for seq, data in records if seq > self.newest_seq(queue_id)]
+        complete, places = self._complete.get(queue_id, 0), self._places.setdefault(queue_id, {})
+        left = [(seq, data) for seq, data in records if seq > complete and seq not in places]
         chunk = len(left)
         while left:
             now = left[:chunk]
@@ -141,17 +162,25 @@ class MirrorStore:
                 found = self._queue.put_many([_HEAD.pack(head, seq) + data for seq, data in now])
             except RecordTooLarge as exc:  # of a store that is smaller than one event
                 log.error("event-not-kept", seq=now[0][0], problem=str(exc))
-                return self.newest_seq(queue_id), True
+                return self._complete.get(queue_id, 0), True
             except QueueFull:
                 if chunk > 1:
                     chunk = min(chunk, len(now)) // 2 or 1
                     continue
-                return self.newest_seq(queue_id), True
-            places = self._places.setdefault(queue_id, {})
-            places.update(zip((seq for seq, _ in now), found, strict=True))
-            self._newest[queue_id] = now[-1][0]
+                return self._complete.get(queue_id, 0), True
+            self._place(queue_id, dict(zip((seq for seq, _ in now), found, strict=True)))
+            self._complete[queue_id] = now[-1][0]
             del left[: len(now)]
-        return self.newest_seq(queue_id), False
+        self._complete[queue_id] = max([complete, *(seq for seq, _ in records)])
+        return self._complete[queue_id], False
+
+    def _place(self, queue_id: str, found: dict[int, int]) -> None:
+        places, newest = self._places[queue_id], self.newest_seq(queue_id)
+        places.update(found)
+        if late := {seq for seq in found if seq < newest}:
+            self._late.setdefault(queue_id, set()).update(late)
+            self._places[queue_id] = dict(sorted(places.items()))
+        self._newest[queue_id] = max(newest, *found)
 
     def set_back(self, queue_id: str, newest_seq: int, lost_id: str) -> int:
         """The partner gives numbers behind ``newest_seq`` again: what is here of them is of ``lost_id`` now.
@@ -166,6 +195,7 @@ class MirrorStore:
         Raises:
             QueuePoisoned: the disk fails.
         """
+        self._complete[queue_id] = min(newest_seq, self._complete.get(queue_id, 0))
         if not self.count_behind(queue_id, newest_seq):
             self._newest[queue_id] = min(newest_seq, self.newest_seq(queue_id))
             return 0
@@ -186,24 +216,32 @@ class MirrorStore:
         return len(lost)
 
     def read(self, queue_id: str, after_seq: int, most: int) -> list[tuple[int, bytes]]:
-        """Number and record of events behind ``after_seq``; what is damaged is left out and forgotten."""
-        found: list[tuple[int, bytes]] = []
+        """As ``each``, at most so many."""
+        return list(itertools.islice(self.each(queue_id, after_seq), most))
+
+    def each(
+        self, queue_id: str, after_seq: int, is_wanted: Callable[[int], bool] = lambda _seq: True
+    ) -> Iterator[tuple[int, bytes]]:
+        """Number and record of events behind ``after_seq``; what is damaged is left out and forgotten.
+
+        What is not wanted, by its number, is not read from the disk.
+        """
         places = self._places.get(queue_id, {})
         seqs = list(places)
         for seq in seqs[bisect.bisect_right(seqs, after_seq) :]:
-            if len(found) >= most:
-                break
+            if not is_wanted(seq):
+                continue
             try:
                 message = self._queue.read(places[seq])
             except RecordDamaged as exc:
                 self.damaged += 1
                 log.error("partner-event-damaged", queue=queue_id, seq=seq, problem=str(exc))
+                self._lacking.add(queue_id)
                 message = None
             if message is None:
                 self._forget(queue_id, [seq])
             else:
-                found.append((seq, message.data[_HEAD.size :]))
-        return found
+                yield seq, message.data[_HEAD.size :]
 
     def discard_through(self, queue_id: str, seq: int) -> int:
         """The partner needs none of these any more; returns how many there were."""

@@ -16,7 +16,8 @@ from pmdaemon.runtime.clock import Clock
 from sla_server.events.delivery_state import MOST_UNDELIVERED
 from sla_server.events.engine import DeliveryEngine
 from sla_server.events.lane import Lane
-from sla_server.events.queue import LaterQueue, QueuedEvent
+from sla_server.events.later import LaterQueue
+from sla_server.events.queue import QueuedEvent
 from sla_server.events.recipients.base import Outcome
 from sla_server.events.sql_link import NAME
 from sla_server.rows import Row

@@ -15,7 +15,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from pmdaemon.runtime.clock import Deadline
-from sla_server.events.queue import EventQueue, LaterQueue, QueuedEvent
+from sla_server.events.later import LaterQueue
+from sla_server.events.queue import EventQueue, QueuedEvent
 
 
 class FinalConfirmation:

@@ -13,7 +13,8 @@ from sla_server.events import catalogue
 from sla_server.events.engine import DeliveryEngine, EngineParts
 from sla_server.events.event import Event
 from sla_server.events.lane import LaneSettings
-from sla_server.events.queue import EventQueue, LaterQueue, QueuedEvent
+from sla_server.events.later import LaterQueue
+from sla_server.events.queue import EventQueue, QueuedEvent
 from sla_server.events.recipients.base import CONFIRMED, Answer, Held, Notice, Routed, Router
 from sla_server.events.routing import DocumentRouter, NotificationInForce, RoutingTable
 from sla_server.events.stages.confirm import RetryRules

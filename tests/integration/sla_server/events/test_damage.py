@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from sla_server.events.delivery import INITIAL_BYTES
-from sla_server.events.queue import LATER_BYTES, EventQueue
+from sla_server.events.later import LATER_BYTES
+from sla_server.events.queue import EventQueue
 from tests.support.delivery_process import ALL_TO_A_WEBHOOK, delivering, until
 from tests.support.receivers import HttpReceiver
 

@@ -11,7 +11,8 @@ from pmdaemon.runtime.clock import SystemClock
 from pmdaemon.runtime.threads import ThreadGroup
 from sla_server.events import queue as queues
 from sla_server.events.delivery import Delivery
-from sla_server.events.queue import LATER_BYTES, EventQueue, LaterQueue, QueuedEvent, moved
+from sla_server.events.later import LATER_BYTES, LaterQueue, moved
+from sla_server.events.queue import EventQueue, QueuedEvent
 from tests.support.deliveries import event
 from tests.support.event_deaths import DeliveryFile
 

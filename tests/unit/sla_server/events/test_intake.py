@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from sla_server.events.first_reading import MOST_IDS
 from sla_server.events.intake import LISTING_NS, EventIntake
 from sla_server.events.queue import EventQueue, QueuedEvent
 from tests.support.deliveries import QUEUE_BYTES, event
-from tests.support.faulty_disk import FaultDisk
+from tests.support.faulty_disk import Crashed, FaultDisk
 
 
 class Rigged:
@@ -78,7 +79,7 @@ def test_events_of_both_periods_come_into_their_queues_with_source_and_time(rig:
     raiser.record(event(2).row())
     assert rig.step() == 2
     assert (rig.ids(rig.initial), rig.ids(rig.normal)) == (["e1"], ["e2"])
-    (found,) = rig.queued(rig.normal)
+    (found,) = rig.queued(rig.initial)  # the other one comes behind it
     assert (found.event.source, found.event.recorded_us) == ("services", rig.clock.unix_us())
     assert rig.step() == 0  # released
     raiser.close()
@@ -117,6 +118,51 @@ def test_a_pass_takes_the_reserves_of_all_processes_in_the_order_of_time(rig: Ri
     services.record(event(3, kind="gateway-lost").row())
     assert rig.step() == 3
     assert rig.ids(rig.normal) == ["e1", "e2", "e3"]
+
+
+def test_an_end_of_the_initialization_period_is_accepted_behind_a_beginning_that_nobody_has_taken_yet(
+    rig: Rigged,
+) -> None:
+    """A process and delivery died at once: the beginning is in the other reserve."""
+    former = EventRaiser(rig.folder, "services")
+    former.initialized()
+    former.record(event(1, "storage-fault").row())
+    former.close()
+    raiser = EventRaiser(rig.folder, "services")
+    raiser.record(event(2, "storage-recovered").row())
+    raiser.record(event(3, "storage-fault", "other").row())
+    raiser.initialized()
+    raiser.record(event(4, "storage-recovered", "other").row())
+    raiser.close()
+    assert rig.step() == 4
+    accepted_us = {each.event.event_id: each.event.recorded_us for each in rig.queued(rig.initial)}
+    assert list(accepted_us) == ["e2", "e3"]
+    accepted_us |= {each.event.event_id: each.event.recorded_us for each in rig.queued(rig.normal)}
+    assert accepted_us["e1"] < accepted_us["e2"]
+    assert accepted_us["e3"] < accepted_us["e4"]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_power_cut_never_keeps_an_end_without_its_beginning(rig: Rigged, seed: int) -> None:
+    """Whoever has raised them raises both again, and the beginning must not come behind."""
+    both = [
+        QueuedEvent(event(number, kind, text="x" * 700))
+        for number, kind in ((1, "storage-fault"), (2, "storage-recovered"))
+    ]
+    rig.disk.crash_at = rig.disk.operations + 2  # the sync
+    with pytest.raises(Crashed):
+        rig.intake.accept(both)
+    rig.disk = rig.disk.after_crash(random.Random(seed))
+    rig.open()
+    rig.intake.accept(both)
+    assert rig.ids(rig.normal) == ["e1", "e2"]
+
+
+def test_events_of_one_condition_in_one_pass_have_times_of_their_own(rig: Rigged) -> None:
+    kinds = ("storage-fault", "storage-recovered", "storage-fault")
+    assert rig.intake.accept([QueuedEvent(event(n, kind)) for n, kind in enumerate(kinds)]) == 3
+    times_us = [item.event.recorded_us for item in rig.queued(rig.normal)]
+    assert times_us == sorted(set(times_us))
 
 
 def test_what_is_raised_during_a_pass_does_not_overtake_what_was_raised_before_it(

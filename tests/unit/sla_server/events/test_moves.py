@@ -12,7 +12,8 @@ from pmdaemon.runtime.clock import FakeClock
 from sla_server.events.event import Event
 from sla_server.events.first_reading import FirstReading
 from sla_server.events.intake import EventIntake
-from sla_server.events.queue import LaterQueue, QueuedEvent, moved
+from sla_server.events.later import LaterQueue, moved
+from sla_server.events.queue import QueuedEvent
 from sla_server.events.recipients.base import Held
 from tests.support.deliveries import InlineSender, Rig, ToAll, event
 from tests.support.faulty_disk import Crashed, FaultDisk
@@ -168,8 +169,7 @@ def test_an_end_that_was_accepted_after_the_clock_was_set_back_comes_behind_its_
     router.holds = lambda _event, _name, now_us: Held("quiet", until_us) if now_us < until_us else None
     rig = Rig(tmp_path, router, [sender], clock=clock)
     for number, each in enumerate((begin(), end())):
-        later_us = rig.later.queue.newest_us
-        intake = EventIntake(tmp_path, rig.initial, rig.main, clock, later_us=later_us)
+        intake = EventIntake(tmp_path, rig.initial, rig.main, clock, later=rig.later.queue)
         each = replace(each, at_us=clock.unix_us())
         assert intake.accept([QueuedEvent(each)], is_initial=is_initial and number == 1) == 1
         rig.run()
@@ -179,6 +179,40 @@ def test_an_end_that_was_accepted_after_the_clock_was_set_back_comes_behind_its_
                 rig.restart()
     assert len(rig.later) == 2
     rig.run(100)
+    assert sender.got() == [BEGIN, END]
+
+
+def test_an_end_comes_behind_a_beginning_of_the_partner_that_was_taken_over_before_the_clock_was_set_back(
+    tmp_path: Path,
+) -> None:
+    """What the partner held back enters the queue of later events alone, while the intake is there."""
+    sender, clock = InlineSender("r"), FakeClock()
+    rig = Rig(tmp_path, ToAll("r"), [sender], clock=clock)
+    intake = EventIntake(tmp_path, rig.initial, rig.main, clock, later=rig.later.queue)
+    until_us = clock.unix_us() + 5_000_000
+    taken = replace(begin(), recorded_us=clock.unix_us())
+    rig.later.take_over(QueuedEvent(taken, recipient="r", due_us=until_us, purpose="held", origin="theirs"))
+    clock.step_wall(-30)
+    assert intake.accept([QueuedEvent(end())]) == 1
+    rig.run(40)
+    assert sender.got() == [BEGIN, END]
+
+
+@pytest.mark.parametrize(("of_begin_us", "of_end_us"), [(1, 2), (7, 0)])
+def test_of_one_condition_what_the_partner_has_accepted_first_comes_first(
+    tmp_path: Path, of_begin_us: int, of_end_us: int
+) -> None:
+    """Its beginning is taken over again behind its end; an event of this server stays behind all."""
+    sender = InlineSender("r")
+    rig = Rig(tmp_path, ToAll("r"), [sender])
+    begun, ended = (
+        QueuedEvent(each, recipient="r", due_us=1, purpose="held", origin="theirs", origin_us=origin_us)
+        for each, origin_us in ((begin(), of_begin_us), (end(), of_end_us))
+    )
+    for place, item in enumerate((ended, begun) if of_end_us else (begun, ended)):
+        timed = replace(item.event, recorded_us=100 + 10 * place)
+        rig.later.take_over(replace(item, event=timed, origin_seq=place))
+    rig.run()
     assert sender.got() == [BEGIN, END]
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from sla_server.events import pair_store
 from sla_server.events.event import Event
-from sla_server.events.pair_core import ROOM_RATIO, SETTLE_S
+from sla_server.events.pair_core import SETTLE_S
+from sla_server.events.pair_replay import ROOM_RATIO
 from sla_server.events.recipients.base import CONFIRMED, Held, Routed, retry
 from tests.support.deliveries import event
 from tests.support.partners import SILENCE_S, Partners

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sla_server.events.queue import LaterQueue, QueuedEvent
+from sla_server.events.later import LaterQueue
+from sla_server.events.queue import QueuedEvent
 from tests.support.deliveries import InlineSender, Rig, ToAll, event
 
 
