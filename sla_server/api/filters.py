@@ -1,4 +1,4 @@
-"""Filters with a closed set of values: one that no row can have is refused, and not answered "there is none"."""
+"""Filters with a closed set of values: one that no row can have is refused, for an empty list says "none"."""
 
 from __future__ import annotations
 
