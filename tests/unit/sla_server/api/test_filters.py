@@ -63,3 +63,10 @@ def test_the_values_are_those_that_are_written() -> None:
 def test_digits_of_other_scripts_are_no_place_in_the_log(web: FlaskClient, bearer: dict[str, str]) -> None:
     answer = web.get("/api/v1/audit/chain?after=٣", headers=bearer)
     assert (answer.status_code, "after" in answer.json["detail"]) == (400, True)
+
+
+@pytest.mark.parametrize("query", ["promises?state=ok&state=violating", "inbox?limit=1&limit=2"])
+def test_a_parameter_that_is_given_twice_is_refused(web: FlaskClient, query: str) -> None:
+    """The second was ignored: half of what was asked for looked like all of it."""
+    answer = web.get(f"/api/v1/{query}")
+    assert (answer.status_code, "is given 2 times" in answer.json["detail"]) == (400, True)
