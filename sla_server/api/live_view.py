@@ -54,7 +54,7 @@ class Newest:
     """One snapshot as received. ``number`` 0 means that none came yet."""
 
     number: int
-    received_ns: int
+    received_ns: int  # less the time for which it waited to be received
     snapshot: dict[str, Any]
     json_text: str
 
@@ -109,8 +109,11 @@ class LiveView:
             log.warning("snapshot-rows-dropped", rows=dropped)
         text = strict_json.dumps(full)
         point = _trend_point(full)
+        # It may have waited in the mailbox, for this process or from before its start. All processes of a
+        # server have one clock.
+        waited_ns = max(self._clock.unix_us() - full["at_us"], 0) * 1000
         with self._changed:
-            self._newest = Newest(self._newest.number + 1, self._clock.monotonic_ns(), full, text)
+            self._newest = Newest(self._newest.number + 1, self._clock.monotonic_ns() - waited_ns, full, text)
             self._trend.append((full["at_us"], point))
             self._keep_others(others, full)
             self._changed.notify_all()

@@ -113,7 +113,7 @@ def check_text(request: Request) -> None:
 
 
 def check_parameters(request: Request, known: Collection[str]) -> None:
-    """Every parameter is one of ``known``, and has a value: a filter that is ignored answers wrongly.
+    """Every parameter is one of ``known``, once, and has a value: a filter that is ignored answers wrongly.
 
     Raises:
         BadInput: names the first that is not.
@@ -124,6 +124,9 @@ def check_parameters(request: Request, known: Collection[str]) -> None:
             raise BadInput(name[:40], "there is no such parameter", fix)
         if not value:
             raise BadInput(name, "has no value", "Give one, or leave the parameter out")
+        if (count := len(request.args.getlist(name))) > 1:
+            fix = "Give it once; lists take several values with commas between"
+            raise BadInput(name, f"is given {count} times, and one alone would count", fix)
 
 
 def cursor(request: Request) -> str | None:

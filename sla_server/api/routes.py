@@ -81,7 +81,12 @@ ROUTES: Final = (
         "/gateways",
         "gateways",
         "Gateways ever seen, with their state.",
-        (MATCH, Query("state", "string", "Only those in this state."), OFFSET, SOME),
+        (
+            MATCH,
+            Query("state", "string", "Only those in this state; several with commas between."),
+            OFFSET,
+            SOME,
+        ),
         items="gateways",
     ),
     ApiRoute(

@@ -24,7 +24,6 @@ __all__ = ["SliceInputs", "SqlReads", "open_store"]
 
 _STREAM_KEYS: Final = ("stream_id", "gateway_id", "volume", "client", "backend", "first_seen_us")
 _AUDIT_PAGE: Final = 500
-_THROTTLES: Final = 10_000  # far above the volumes of one server
 
 
 class SqlReads:
@@ -74,8 +73,8 @@ class SqlReads:
         return self._reader.progress()
 
     def throttles_in_force(self) -> list[Row]:
-        """Throttles requested, sent, confirmed or seen."""
-        return self._reader.throttles(in_force=True, limit=_THROTTLES)
+        """Throttles that have not ended, however many; refused ones, too, which other gateways may hold."""
+        return self._reader.pages.throttles_not_ended()
 
     def open_episodes(self) -> list[Row]:
         """Violation episodes that are not closed."""

@@ -142,7 +142,7 @@ def audit_chain(context: AppContext, request: Request) -> Response:
     """A page of the audit log, oldest first."""
     limit = responses.number(request, "limit", CHAIN_MAX, least=1, most=CHAIN_MAX)
     after = request.args.get("after", "0")
-    if not after.isdecimal() or len(after) > 18:
+    if not (after.isascii() and after.isdecimal()) or len(after) > 18:
         raise BadInput("after", f"{after[:40]!r} is no place in the log", "Use the `next` of the page before")
     rows = context.source.access.audit_chain(int(after), limit)
     return responses.as_list(rows, str(rows[-1]["seq"]) if len(rows) == limit else None)

@@ -24,6 +24,7 @@ from sla_server.agreements.document import Agreement
 from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, NotFound
+from sla_server.api.filters import PROMISE_STATES, chosen
 from sla_server.api.handlers.documents import windows_of
 from sla_server.api.handlers.read import (
     LiveObjectives,
@@ -66,7 +67,7 @@ def promises(context: AppContext, request: Request) -> Response:
     heard = {row["name"] for row in found}
     found += [{"name": name, "objective": "", "state": ""} for name in known if name not in heard]
     states = Counter(row["state"] for row in found)
-    wanted = {state for state in request.args.get("state", "").split(",") if state}
+    wanted = set(chosen(request, "state", PROMISE_STATES))
     rows = [row for row in found if row["state"] in wanted] if wanted else found
     page = _first(rows, _keys(request.args.get("sort", "trouble"), rows), offset + limit)[offset:]
     full = _filled(context, page, known, live)

@@ -34,6 +34,7 @@ from sla_server.agreements.volume_labels import label_book
 from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, NotFound, near_first
+from sla_server.api.filters import DECISION_KINDS, GATEWAY_STATES, chosen
 from sla_server.api.handlers.documents import windows_of
 from sla_server.api.handlers.live import feed_state
 from sla_server.api.live_view import EMPTY
@@ -71,11 +72,11 @@ DIALLED_FILE: Final = "dialled.json"
 
 def gateways(context: AppContext, request: Request) -> Response:
     """Rows of SQL with the live counts of exports and streams; all, or a page of those that are asked for."""
-    part, state = request.args.get("match", "").lower(), request.args.get("state", "")
+    part, states = request.args.get("match", "").lower(), chosen(request, "state", GATEWAY_STATES)
     rows = [
         row
         for row in context.source.gateways()
-        if part in str(row["name"]).lower() and state in ("", row["state"])
+        if part in str(row["name"]).lower() and (not states or row["state"] in states)
     ]
     return paged(context, request, rows, lambda page: with_live(context, page, "gateways", "gateway_id"))
 
@@ -453,7 +454,7 @@ def decisions(context: AppContext, request: Request) -> Response:
         volume=args.get("volume"),
         victims=[args["victim"]] if args.get("victim") else (),
         backend=args.get("backend"),
-        kinds=[kind for kind in args.get("kind", "").split(",") if kind],
+        kinds=chosen(request, "kind", DECISION_KINDS),
         from_us=from_us,
         until_us=to_us,
         before=responses.cursor(request),

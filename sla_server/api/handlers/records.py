@@ -9,12 +9,14 @@ from flask import Request, Response
 from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput
+from sla_server.api.filters import JOB_STATES, POLICY_STATES, chosen
 from sla_server.db.queries import records
 from sla_server.db.queries.records import RecordList, Wanted
 from sla_server.events.documents import without_secrets
 from sla_server.rows import Row
 
 MOST_VALUES: Final = 50
+STATES: Final = {records.JOBS.key: JOB_STATES, records.POLICIES.key: POLICY_STATES}
 
 
 def audit(context: AppContext, request: Request) -> Response:
@@ -50,7 +52,7 @@ def _page(context: AppContext, request: Request, listed: RecordList) -> tuple[li
         limit,
         responses.cursor(request),
         request.args.get("match", ""),
-        {name: _values(request, name) for name in listed.filters},
+        {name: _values(request, name, listed) for name in listed.filters},
         _time(request, "from_us"),
         _time(request, "to_us"),
         sort,
@@ -62,13 +64,13 @@ def _page(context: AppContext, request: Request, listed: RecordList) -> tuple[li
     return rows, rows[-1]["cursor"] if len(rows) == limit else None
 
 
-def _values(request: Request, name: str) -> list[str]:
+def _values(request: Request, name: str, listed: RecordList) -> list[str]:
     values = [part for part in request.args.get(name, "").split(",") if part]
     if len(values) > MOST_VALUES:
         raise BadInput(
             name, f"has {len(values)} values, at most {MOST_VALUES} are taken", "Use * for several"
         )
-    return values
+    return chosen(request, name, STATES[listed.key], patterns=True) if name == "state" else values
 
 
 def _time(request: Request, name: str) -> int | None:

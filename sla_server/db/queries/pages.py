@@ -24,6 +24,8 @@ from sla_server.rows import Row
 
 NAMES_S: Final = 5.0
 """Names are kept for so long: many open pages ask for the same 64,000 each few seconds."""
+NOT_ENDED_STATES: Final = ("requested", "sent", "confirmed", "seen", "refused")
+"""Of throttles. What one gateway refused the others hold, and it is asked again when its exports change."""
 SLICE_COLUMNS: Final = ("version", "state", "ours", "inexact", "length_us")
 
 
@@ -128,6 +130,12 @@ class PageQueries:
         for chunk in chunks(sorted(names)):
             rows += self._read(going_on.where(table.c.name.in_(chunk)))
         return rows
+
+    def throttles_not_ended(self) -> list[Row]:
+        """Throttles that hold I/O back or are still to, however many, oldest first, ``members`` decoded."""
+        table = schema.throttles
+        going_on = select(table).where(table.c.state.in_(NOT_ENDED_STATES), table.c.released_us.is_(None))
+        return decode_json(self._read(going_on.order_by(table.c.requested_us)), ("members",))
 
     def volumes_named(self, names: Collection[str]) -> list[Row]:
         """These volumes with exact sums over their streams, as ``SqlReader.volumes`` has them."""

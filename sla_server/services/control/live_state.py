@@ -117,7 +117,7 @@ class LiveState:
             with_what = " with latencies" if self.promise.metric == "latency" else ""
             return f"no statistics{with_what} have come yet"
         limit_s = self.settings.silent_s
-        return f"no window of I/O yet, or no statistics for {limit_s:g} s"
+        return f"no window with I/O that counts, or no statistics for {limit_s:g} s"
 
     def update(self, now_ns: int) -> RaiseEvent | None:
         """Follow the windows; returns the event of a violation that opened or closed."""

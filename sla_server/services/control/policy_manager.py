@@ -210,6 +210,7 @@ class PolicyManager:
         if (before := self.layers["manual"].pop(throttle.throttle_id, None)) is not None:
             self.index.remove(before)
             self.groups.remove(before.group)
+            throttle.follow(before)
         for key in [k for k, t in self.layers["manual"].items() if t.group and t.group == throttle.group]:
             text = f"replaced by {throttle.who or 'an operator'}"
             self._end("manual", key, "released", Reason.MANUAL_RELEASE, text)
@@ -281,7 +282,7 @@ class PolicyManager:
         gateway = self.gateways.get(table.gateway_id)
         if gateway is not None:
             if not gateway.up:
-                gateway.up, gateway.reported, gateway.issued_ns = True, None, now_ns
+                gateway.up, gateway.reported, gateway.issued_ns, gateway.acknowledged = True, None, now_ns, 0
             return
         gateway = self.gateways[table.gateway_id] = GatewayCaps(table.gateway_id, issued_ns=now_ns)
         found = self.index.of_volumes({*table.exports, *table.use})
@@ -295,8 +296,7 @@ class PolicyManager:
         gateway.adopt(shares, totals, max(unsettled, default=1), now_ns)
         gateway.members = self.answers.members(shares, table)
         for throttle in in_force:
-            throttle.waiting[table.gateway_id] = max(unsettled, default=1)
-            throttle.unseen.add(table.gateway_id)
+            throttle.wait_for(table.gateway_id, max(unsettled, default=1), now_ns)
             throttle.issued_ns = now_ns
             self.index.refresh(throttle)
 
@@ -319,17 +319,16 @@ class PolicyManager:
         if gateway is None:
             return
         self.index.changed(gateway.issued)  # their mean I/O, and with it their floor
-        is_under = gateway.report(table.throttle_gen, table.last_cut_ns)
+        gateway.report(gen := table.throttle_gen, table.last_cut_ns)
+        held, is_known = gateway.held_under(gen), gateway.knows(gen)
         for throttle in self.index.about(gateway.issued):
-            use = self.answers.use(table, throttle.target)
-            changed = is_under and throttle.confirmed(table.gateway_id, table.throttle_gen, unix_us)
-            if use is not None and (not is_under or table.gateway_id in throttle.waiting):
+            share, use = held.get(throttle.target), self.answers.use(table, throttle.target)
+            changed = is_known and throttle.confirmed(table.gateway_id, gen, unix_us)
+            if use is not None and share is None:
                 throttle.under_way[table.gateway_id] = use.inflight
-            elif use is not None:
-                share = gateway.issued[throttle.target]
-                changed |= throttle.measured(
-                    table.gateway_id, share, use, duration_us / 1e6, self.settings, unix_us
-                )
+            elif use is not None and share is not None:
+                made = table.gateway_id, share, use, duration_us / 1e6
+                changed |= throttle.measured(*made, self.settings, unix_us, is_proof=gen == gateway.gen)
                 self.index.refresh(throttle)
             if changed:
                 self._dirty[throttle.throttle_id] = throttle
@@ -344,10 +343,11 @@ class PolicyManager:
     def caps_state(self, gateway_id: str, gen: int, state: str, reason: str, unix_us: int) -> None:
         """News of a SET_CAPS on its way: sent, confirmed or refused."""
         gateway = self.gateways.get(gateway_id)
-        if gateway is None or gen != gateway.gen:
+        if gateway is None or (gen != gateway.gen and not (state == "confirmed" and gateway.knows(gen))):
             return
+        gateway.acknowledged = max(gateway.acknowledged, gen if state == "confirmed" else 0)
         for throttle in self.index.about(gateway.issued):
-            if throttle.waiting.get(gateway_id) != gen:
+            if state != "confirmed" and throttle.waiting.get(gateway_id) != gen:
                 continue
             if state == "sent" and throttle.state == "requested":
                 throttle.state = "sent"
@@ -362,7 +362,7 @@ class PolicyManager:
             text, what = f"gateway {gateway_id} refused its caps: {reason}", "throttle-not-effective"
             details = {"gateway_id": gateway_id, "gen": gen, "reason": reason}
             self._events.append(RaiseEvent(what, "critical", "gateway", gateway_id, text, details))
-        if state != "sent":
+        if state != "sent" and gen == gateway.gen:
             gateway.refused = reason if state == "refused" else ""
 
     def volumes_refused(self, table: GatewayTable, volumes: Iterable[str]) -> None:

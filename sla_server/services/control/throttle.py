@@ -9,8 +9,9 @@ A throttle's life:
 
 Confirmed: every gateway that carries the volume acknowledged the generation, or reported it in a cut. Seen:
 the rate measured in a cut made wholly under it is at most the cap (and a tolerance). A throttle that is not
-confirmed within ``confirm_limit_s``, or is exceeded in three confirmed cuts running, is not effective; that
-is said once.
+confirmed within ``confirm_limit_s``, or is exceeded in three confirmed cuts with none between that shows it
+held, is not effective; that is said once. A cut is compared with the caps of the generation that it reports,
+also where newer ones are on their way: caps that change with each poll hide nothing.
 
 A gateway holds one complete set of caps, under a generation. Generations are numbered over all gateways by
 one counter, so that a throttle's row needs one number. The counter rises with the wall clock and with what
@@ -18,7 +19,9 @@ this server issued, never with what a gateway reports: an odd number harms the g
 other. A gateway reports in each cut the generation it held during the whole of it:
 
     reported == issued      good
-    -1                      it changed within that cut: wait for the next
+    -1                      it changed within that cut: wait for the next; of a gateway that acknowledged the
+                            newest caps long ago (its planes hold different ones) it proves no cap, but is
+                            compared with it
     anything else           it restarted, its lease ran out, or a message was lost: after
                             ``reissue_after_s`` the complete set is sent again under a new generation; also
                             an empty one, to a gateway that holds caps unknown here. Each repetition waits
@@ -78,6 +81,17 @@ def exceeds(
     )
 
 
+def _tells(rates: Rates, use: Usage | ClientUse) -> bool:
+    """Whether a cut within these rates had the demand that shows that they are held."""
+    pairs = (
+        (rates.cost_per_s, use.last_cost_per_s),
+        (rates.ops_per_s, use.last_ops_per_s),
+        (rates.bytes_per_s, use.last_bytes_per_s),
+        (rates.peak_ops_per_s, use.last_ops_per_s),
+    )
+    return use.held > 0 or any(cap is not None and used >= TELLS_RATIO * cap for cap, used in pairs)
+
+
 def new_id(source: str, volume: str, unix_us: int) -> str:
     """throttle_id of a throttle set by the controller: the same inputs give the same id."""
     return str(uuid.uuid5(_NAMESPACE, f"{source}\0{volume}\0{unix_us}"))
@@ -111,6 +125,17 @@ def _weights(members: Any) -> dict[str, float]:
 ROUND_TRIPS: Final = 1.5
 """A confirmation that takes this many times as long as the last one is missing."""
 
+TELLS_RATIO: Final = 0.5
+"""A cut that used less of its cap and held nothing back says nothing of the enforcer: it had no demand."""
+QUIET_CUTS: Final = 60
+"""So many of those in a row end the count of cuts above the cap: they have no common cause any more."""
+KEPT_GENS: Final = 16
+"""Generations of a gateway whose caps are known: with one a tick, those of four seconds."""
+UNSHOWN_CUTS: Final = 12
+"""Cuts that say -1, one after another, of a gateway whose planes differ for good, and do not just begin."""
+MOST_DENIED: Final = 2
+"""Caps sent again so often, and acknowledged, that its cuts deny: it does not hold what it says."""
+
 LEAST: Final = Rates(ops_per_s=1.0, bytes_per_s=4096.0, cost_per_s=1.0)
 """Never zero: a volume that does not move at all is an outage, not a throttle."""
 
@@ -125,7 +150,10 @@ class Throttle:
         waiting: gateway_id to the generation it has still to confirm.
         unseen: gateways whose measured rate has still to show the cap.
         loop: of layer control, what its backend's loop has learned.
-        over_cuts: gateway_id to confirmed cuts above the cap, one after another.
+        asked: gateways with something to confirm, each with when the oldest of it was sent, on the monotonic
+            clock, and the least generation that would be progress.
+        over_cuts: gateway_id to confirmed cuts above the cap, with none between that says it holds.
+        quiet_cuts: of those gateways, cuts that say nothing, one after another.
         under_way: gateway_id to its I/Os at the storage when its last cut ended, also one that was not wholly
             under the cap. What was sent there before completes under it: a deep queue empties for seconds.
         late_ios, longest_hold_us: I/Os that its gateways let through later than their ``max_hold_s``, since
@@ -157,7 +185,9 @@ class Throttle:
     issued_ns: int = 0
     waiting: dict[str, int] = field(default_factory=dict)
     unseen: set[str] = field(default_factory=set)
+    asked: dict[str, tuple[int, int]] = field(default_factory=dict)
     over_cuts: dict[str, int] = field(default_factory=dict)
+    quiet_cuts: dict[str, int] = field(default_factory=dict)
     under_way: dict[str, int] = field(default_factory=dict)
     loop: LoopMemory | None = None
     late_ios: int = 0
@@ -264,9 +294,27 @@ class Throttle:
         if self.gen != gen:
             self.state, self.gen, self.issued_ns = "requested", gen, now_ns
             self.confirmed_us = self.seen_us = None
-        self.waiting[gateway_id] = gen
-        self.unseen.add(gateway_id)
+        self.wait_for(gateway_id, gen, now_ns)
         # over_cuts goes on: the loop changes a cap that has no effect before three cuts are over.
+
+    def wait_for(self, gateway_id: str, gen: int, now_ns: int) -> None:
+        """A gateway has to confirm this generation, and to show the cap in its cuts."""
+        self.waiting[gateway_id] = gen
+        self.asked.setdefault(gateway_id, (now_ns, gen))
+        self.unseen.add(gateway_id)
+
+    def follow(self, before: Throttle) -> None:
+        """It takes the place of another one: of the same target, what its gateways have to prove stays."""
+        if before.target != self.target:
+            return
+        self.waiting, self.asked, self.unseen = before.waiting, before.asked, before.unseen
+        self.issued_ns = before.issued_ns
+        self.over_cuts, self.quiet_cuts, self.under_way = (
+            before.over_cuts,
+            before.quiet_cuts,
+            before.under_way,
+        )
+        self.reported_late, self.reported_over = before.reported_late, before.reported_over
 
     def join(self, gateways: Mapping[str, GatewayCaps], now_ns: int) -> None:
         """Gateways that hold the same caps already, for other throttles, prove it by their next cuts."""
@@ -277,9 +325,13 @@ class Throttle:
     def confirmed(self, gateway_id: str, gen: int, unix_us: int) -> bool:
         """A gateway holds this generation; returns whether the state changed."""
         wanted = self.waiting.get(gateway_id)
-        if wanted is None or gen < wanted:
+        if wanted is None:
             return False
-        del self.waiting[gateway_id]
+        if gen < wanted:
+            if gen >= self.asked[gateway_id][1]:  # it is only slow: each change is confirmed after the next
+                self.asked[gateway_id] = self.issued_ns, gen + 1
+            return False
+        del self.waiting[gateway_id], self.asked[gateway_id]
         self.reported_late = self.reported_late and bool(self.waiting)
         if self.waiting or self.state not in ("requested", "sent", "refused"):
             return False
@@ -297,10 +349,9 @@ class Throttle:
 
     def forget(self, gateway_id: str) -> None:
         """The gateway is gone; it has nothing to prove any more."""
-        self.waiting.pop(gateway_id, None)
+        for known in (self.waiting, self.asked, self.over_cuts, self.quiet_cuts, self.under_way):
+            known.pop(gateway_id, None)
         self.unseen.discard(gateway_id)
-        self.over_cuts.pop(gateway_id, None)
-        self.under_way.pop(gateway_id, None)
 
     def measured(
         self,
@@ -310,18 +361,30 @@ class Throttle:
         duration_s: float,
         settings: ControlSettings,
         unix_us: int,
+        *,
+        is_proof: bool = True,
     ) -> bool:
-        """A cut made wholly under the cap came; returns whether the state changed to seen."""
+        """A cut made wholly under the cap came; returns whether the state changed to seen.
+
+        ``is_proof``: the gateway reported the newest caps in it, and not older ones.
+        """
         before, self.under_way[gateway_id] = self.under_way.get(gateway_id), use.inflight
         if exceeds(share, use, duration_s, settings.seen_tolerance_ratio):
             completed = max(use.last_ops_per_s * duration_s, 1.0)
             let_in = 0.0 if before is None else max(1 + (use.inflight - before) / completed, 0.0)
-            if not exceeds(share, use, duration_s, settings.seen_tolerance_ratio, let_in):
-                return False  # neither proof nor its absence
-            self.over_cuts[gateway_id] = self.over_cuts.get(gateway_id, 0) + 1
-            return False
+            if exceeds(share, use, duration_s, settings.seen_tolerance_ratio, let_in):
+                self.over_cuts[gateway_id] = self.over_cuts.get(gateway_id, 0) + 1
+                self.quiet_cuts.pop(gateway_id, None)
+            return False  # else neither proof nor its absence
+        if self.over_cuts.get(gateway_id) and not _tells(share, use):
+            self.quiet_cuts[gateway_id] = self.quiet_cuts.get(gateway_id, 0) + 1
+            if self.quiet_cuts[gateway_id] < QUIET_CUTS:
+                return False
+        self.quiet_cuts.pop(gateway_id, None)
         self.over_cuts[gateway_id] = 0
         self.reported_over = self.reported_over and any(self.over_cuts.values())
+        if gateway_id in self.waiting or not is_proof:
+            return False
         self.unseen.discard(gateway_id)
         if self.unseen or self.state != "confirmed":
             return False
@@ -340,14 +403,11 @@ class Throttle:
             self.reported_over = True
             at = ", ".join(exceeded)
             return f"measured above the cap in {settings.not_effective_cuts} cuts at gateway {at}"
-        if (
-            self.waiting
-            and not self.reported_late
-            and now_ns - self.issued_ns > settings.confirm_limit_s * 1e9
-        ):
+        limit_ns = now_ns - settings.confirm_limit_s * 1e9
+        late = sorted(g for g, (asked_ns, _) in self.asked.items() if asked_ns < limit_ns)
+        if late and not self.reported_late:
             self.reported_late = True
-            late = ", ".join(sorted(self.waiting))
-            return f"not confirmed within {settings.confirm_limit_s:g} s by gateway {late}"
+            return f"not confirmed within {settings.confirm_limit_s:g} s by gateway {', '.join(late)}"
         return ""
 
 
@@ -359,6 +419,8 @@ class GatewayCaps:
         issued: target to its rates at this gateway, as last sent (or adopted).
         totals: target to its rates over all gateways when that was sent.
         adopting: lowest generation that may be the caps found in force after our restart; None when settled.
+        sent: ``issued`` of the newest generations; ``acknowledged``: the newest one that it says it holds.
+        unshown: cuts since then, one after another, that were not made under the newest caps as they say.
     """
 
     gateway_id: str
@@ -371,6 +433,9 @@ class GatewayCaps:
     keep_split: bool = False
     lost_ns: int = 0  # when it was lost, while it is not up
     reported: int | None = None
+    sent: dict[int, dict[str, Rates]] = field(default_factory=dict)
+    acknowledged: int = 0
+    unshown: int = 0
     repeats: int = 0  # sent again since the last confirmation
     round_trip_ns: int = 0  # how long the last confirmation took
     refused: str = ""  # why it refused caps last; "" again when it confirms some
@@ -387,7 +452,7 @@ class GatewayCaps:
     def adopt(self, issued: dict[str, Rates], totals: dict[str, Rates], at_least: int, now_ns: int) -> None:
         """Believe that these caps are in force until a cut says otherwise."""
         self.issued, self.totals, self.issued_ns = dict(issued), dict(totals), now_ns
-        self.adopting, self.gen = at_least, at_least
+        self.adopting, self.gen, self.sent = at_least, at_least, {}
         # Which split was in force is not stored; a new one is worked out with the next change of a rate.
         self.keep_split = True
 
@@ -397,11 +462,26 @@ class GatewayCaps:
         if self.adopting is not None and max(self.adopting, 1) <= throttle_gen < MAX_GEN:
             self.gen, self.adopting = throttle_gen, None
         if throttle_gen != self.gen or self.adopting is not None:
+            self.unshown = self.unshown + 1 if self.acknowledged == self.gen else 0
             return False
-        self.repeats = 0
+        self.repeats = self.unshown = 0
         if is_first and now_ns is not None:
             self.round_trip_ns = now_ns - self.issued_ns
         return True
+
+    def knows(self, gen: int) -> bool:
+        """Whether its caps of this generation are known."""
+        return self.adopting is None and (gen == self.gen or gen in self.sent)
+
+    def held_under(self, gen: int) -> Mapping[str, Rates]:
+        """Caps that should have held in the whole of its newest cut, which reports this; none if unknown."""
+        if self.adopting is not None:
+            return {}
+        is_denied = self.unshown > (UNSHOWN_CUTS if gen == -1 else MOST_DENIED)
+        is_denied &= gen == -1 or self.repeats >= MOST_DENIED
+        if gen == self.gen or (is_denied and gen not in self.sent):
+            return self.issued
+        return self.sent.get(gen, {})
 
     def held_ratio(self, volume: str, total: Rates, lease_s: float, now_ns: int) -> float:
         """Share of a volume's cap ``total`` that it goes on using after it was lost, until its lease ends."""
@@ -460,5 +540,8 @@ class GatewayCaps:
     ) -> None:
         """These caps go out now; ``is_repeat``: only because the last ones were not confirmed."""
         self.issued, self.totals = dict(shares), {v: totals[v] for v in shares}
+        self.sent[gen] = self.issued
+        if len(self.sent) > KEPT_GENS:
+            del self.sent[next(iter(self.sent))]
         self.gen, self.issued_ns, self.adopting, self.keep_split = gen, now_ns, None, False
         self.repeats += is_repeat

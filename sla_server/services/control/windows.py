@@ -377,11 +377,8 @@ class WindowTable:
         closes |= is_long
         if len(opened) and sums.stall_us.any():
             hung_us = self.terms.hung_us[rows]
-            closes |= (
-                (sums.stall_us >= hung_us)
-                & (self.m_covered[members] > 0)
-                & (self.o_stall_us[rows] >= hung_us)
-            )
+            was_hung = (self.m_covered[members] > 0) & (self.o_stall_us[rows] >= hung_us)
+            closes |= (sums.stall_us >= hung_us) & was_hung
         if not closes.all():
             stays = np.flatnonzero(~closes)
             into = members[stays]
@@ -507,8 +504,11 @@ class WindowTable:
         if stall_us.any():
             counts = (sums.done == 0) | self.terms.is_outage[of] | (stall_us >= self.terms.hung_us[of])
             stall_us = np.where(counts, stall_us, 0.0)
-        push = closes & ((sums.counted[:, 0] > 0) | (sums.missed[:, 0] > 0) | (stall_us > 0))
+        says_something = (sums.counted[:, 0] > 0) | (sums.missed[:, 0] > 0) | (stall_us > 0)
+        push = closes & says_something
         self.pending[rows[closes]] = False
+        # There was I/O, and all of it failed and is excluded: windows of before say nothing of now.
+        self.reset(rows[closes & ~says_something & (sums.done > 0)])
         if not push.all():
             rows, iops, sums, stall_us = rows[push], iops[push], sums.at(push), stall_us[push]
             of = evenly(rows)

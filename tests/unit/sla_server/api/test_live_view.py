@@ -27,10 +27,10 @@ def test_before_the_first_snapshot_everything_is_empty_and_stale(view: LiveView)
 
 
 def test_the_newest_snapshot_and_its_age(view: LiveView, clock: FakeClock) -> None:
-    view.put(snapshot(1))
-    view.put(snapshot(2))
+    view.put(snapshot(NOW_US))
+    view.put(snapshot(NOW_US + 2))
     assert view.newest().number == 2
-    assert json.loads(view.newest().json_text)["at_us"] == 2
+    assert json.loads(view.newest().json_text)["at_us"] == NOW_US + 2
     clock.advance(5.0)
     assert view.age_s() == 5.0
     assert not view.is_stale()
@@ -65,9 +65,19 @@ def test_a_bad_row_is_dropped_alone_and_a_value_without_a_form_is_replaced(view:
     assert view.trend()["at_us"] == [1]
 
 
+def test_a_snapshot_that_waited_in_the_mailbox_is_as_old_as_it_says(view: LiveView, clock: FakeClock) -> None:
+    """The page is started again, services have been gone for long: what was so then is not so now."""
+    view.put(snapshot(NOW_US - 600_000_000))
+    assert (view.age_s(), view.is_stale()) == (600.0, True)
+    view.put(snapshot(NOW_US + 1_000_000))
+    assert (view.age_s(), view.is_stale()) == (0.0, False), "a clock that is ahead makes nothing younger"
+    clock.advance(5.1)
+    assert view.is_stale()
+
+
 def test_states_of_the_others_are_kept_and_sent_to_no_page(view: LiveView) -> None:
     totals = {"slas": {"ok": 9}}
-    first = {**snapshot(1), "slas": [], "totals": totals}
+    first = {**snapshot(), "slas": [], "totals": totals}
     view.put({**first, "others": [["a", "x", "ok", 0.9, 1.0, 0.5], ["b", "x", "idle"], 7]})
     view.put({**first, "others": [["c", "x", "no-data", None, None, None]]})
     assert {key: row["state"] for key, row in view.others().items()} == {
@@ -129,9 +139,9 @@ def test_a_state_is_dated_from_the_change_that_was_seen(view: LiveView) -> None:
     key = (row["name"], row["objective"])
 
     def since(at_us: int, state: str) -> int | None:
-        view.put(snapshot(at_us, slas=[{**row, "state": state}], totals={"slas": {state: 1}}))
+        view.put(snapshot(NOW_US + at_us, slas=[{**row, "state": state}], totals={"slas": {state: 1}}))
         found: int | None = view.others()[key]["since_us"]
-        return found
+        return found and found - NOW_US
 
     assert since(1, "ok") is None, "it may have been so for long"
     assert [since(2, "ok"), since(3, "violating"), since(4, "violating"), since(5, "ok")] == [None, 3, 3, 5]

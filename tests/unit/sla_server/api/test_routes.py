@@ -464,7 +464,7 @@ def test_while_services_wait_dbmanager_says_itself_what_for(
     assert health(web) == (503, "down", [("services", "services")]), "an old report says nothing"
     assert metric not in web.get("/api/v1/metrics").text
     context.live.put_report(replace(report, at_us=clock.unix_us()))
-    context.live.put(snapshot())
+    context.live.put(snapshot(clock.unix_us()))
     assert health(web) == (200, "ok", []), "services know better"
 
 

@@ -161,3 +161,18 @@ def test_records_are_paged_in_every_order_and_what_had_ended_before_is_left_out(
     )
     assert {row["throttle_id"] for row in rig.reader.throttles(since_us=T0 + 2)} == {"t2", "t3"}
     assert len(rig.reader.throttles()) == 3
+
+
+def test_a_server_that_starts_takes_over_refused_throttles_and_more_than_one_page_of_them(rig):
+    """The oldest, an operator's, was left out where agreements have caps of very many volumes."""
+    refused = {"throttle_id": "ann", "source": "manual", "state": "refused", "requested_us": T0}
+    ended = {"throttle_id": "old", "state": "released", "requested_us": T0, "released_us": T0 + 1}
+    many = [
+        {"throttle_id": f"t{n}", "state": "seen", "requested_us": T0 + 1 + n, "volume": f"v{n}"}
+        for n in range(10_500)
+    ]
+    for at in range(0, len(many), 500):
+        rig.feed(record_message([("throttles", row) for row in many[at : at + 500]]))
+    rig.feed(record_message([("throttles", refused), ("throttles", ended)]))
+    found = SqlReads(rig.reader).throttles_in_force()
+    assert [row["throttle_id"] for row in found] == ["ann", *(row["throttle_id"] for row in many)]

@@ -498,3 +498,46 @@ def test_a_promise_of_which_all_that_is_known_is_broken_is_not_called_kept() -> 
     for _ in range(12):
         made.step((A, {"gold": (1, 2)}, 0))
     assert made.controller.live[KEY].state == "ok"
+
+
+EXCLUDING = {
+    "latency": {},
+    "mean latency": {"metric": "mean_latency", "percentile": 0.0},
+    "iops": {"metric": "iops", "percentile": 0.0, "curve": (), "promised": 50.0},
+    "throughput": {"metric": "throughput", "percentile": 0.0, "curve": (), "promised": 200_000.0},
+}
+
+
+@pytest.mark.parametrize("over", EXCLUDING.values(), ids=EXCLUDING)
+def test_where_all_io_fails_and_is_excluded_windows_of_before_are_no_proof(over):
+    """It stayed ok for ever: a cut with I/O is no pause, and no window closed with any that counts."""
+    made = feeder(counts_errors=False, **over)
+    for _ in range(8):
+        made.step((A, GOOD, 0))
+    assert state(made) == "ok"
+    for _ in range(12):
+        made.step((A, GOOD, 0), failed={"gold": 100})
+    assert state(made) == "no-data"
+    for _ in range(4):
+        made.step((A, GOOD, 0))
+    assert state(made) == "ok"
+
+
+def test_a_violation_does_not_end_because_all_io_fails_and_is_excluded():
+    made = feeder(counts_errors=False)
+    for _ in range(8):
+        made.step((A, BAD, 0))
+    assert state(made) == "violating"
+    for _ in range(30):
+        made.step((A, GOOD, 0), failed={"gold": 100})
+    assert made.controller.live[KEY].violating
+
+
+def test_of_two_gateways_of_which_all_io_fails_and_is_excluded_nothing_is_known_either():
+    made = Feeder(controller((promise(counts_errors=False),), mode="observe"), (A, ("gold",)), (B, ("gold",)))
+    for _ in range(8):
+        made.step((A, GOOD, 0), (B, GOOD, 0))
+    assert state(made) == "ok"
+    for _ in range(14):
+        made.step((A, GOOD, 0), (B, GOOD, 0), failed={"gold": 100})
+    assert state(made) == "no-data"

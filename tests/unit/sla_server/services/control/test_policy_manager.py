@@ -533,3 +533,61 @@ def test_a_decision_names_who_was_sent_the_cap_and_who_was_not():
     made.controller.manual_set("t1", "v", ops_per_s=200)
     (row,) = [d.row for d in busy(made) if isinstance(d, RecordDecision)]
     assert (row["figures"]["gateways"], row["figures"]["without_cap"]) == ([A[:4]], [B[:4]])
+
+
+def late(made: Feeder, count: int, ios: int, change) -> list[RecordDecision]:
+    """Seconds in each of which a cap is changed; every cut is made under the caps of the change before."""
+    found, gens = [], [0, 0]
+    for number in range(count):
+        change(number)
+        found += (decisions := busy(made, gens[-2], ios))
+        gens += [d.gen for d in decisions if isinstance(d, SetCaps)]
+    return events_of(found, "throttle-not-effective")
+
+
+@pytest.mark.parametrize(("ios", "is_deaf"), [(50, False), (100, True)])
+def test_a_cap_that_changes_every_second_hides_no_deaf_enforcer(ios, is_deaf):
+    """Its cuts are always of older caps; an operator's command sets the same throttle again."""
+    made = feeder()
+    busy(made)
+    told = late(made, 12, ios, lambda n: made.controller.manual_set("t1", "v", cost_per_s=50 + n % 2 * 5))
+    assert ["measured above the cap" in event.text for event in told] == [True] * is_deaf
+
+
+@pytest.mark.parametrize(("ios", "is_deaf"), [(50, False), (100, True)])
+def test_caps_of_another_volume_that_change_every_second_hide_no_deaf_enforcer(ios, is_deaf):
+    """Nor are caps that are confirmed reported as not confirmed."""
+    made = feeder(volumes=("v", "w"))
+    busy(made)
+    made.controller.manual_set("t1", "v", cost_per_s=50)
+    told = late(made, 12, ios, lambda n: made.controller.manual_set("t2", "w", cost_per_s=50 + n % 2 * 5))
+    assert ["measured above the cap" in event.text for event in told] == [True] * is_deaf
+
+
+@pytest.mark.parametrize("reported", [-1, 0], ids=["planes-that-differ", "caps-lost"])
+@pytest.mark.parametrize(("ios", "is_deaf"), [(50, False), (100, True)])
+def test_a_gateway_that_acknowledges_caps_and_shows_no_cut_under_them_is_found_out(reported, ios, is_deaf):
+    made = feeder()
+    busy(made)
+    made.controller.manual_set("t1", "v", cost_per_s=50)
+    found = []
+    for _ in range(30):
+        found += (decisions := busy(made, reported, ios))
+        for each in decisions:
+            if isinstance(each, SetCaps):
+                made.controller.caps_state(A, each.gen, "confirmed", "", made.unix_us)
+    told = events_of(found, "throttle-not-effective")
+    assert ["measured above the cap" in event.text for event in told] == [True] * is_deaf
+    assert "seen" not in {row["state"] for row in rows_of(found)}
+
+
+def test_a_client_of_a_divided_volume_is_found_out_also_if_only_every_other_cut_has_it():
+    made = Feeder(controller(()), (A, ("v/greedy", "v/calm")), features=("client-caps",))
+    busy_ios, found, gen = {"v/greedy": (100, 1), "v/calm": (10, 1)}, [], 0
+    made.step((A, busy_ios, 0))
+    made.controller.manual_set("t1", "v", cost_per_s=50, client="greedy")
+    for second in range(12):
+        found += (decisions := made.step((A, {"v/calm": (10, 1)} if second % 2 else busy_ios, gen)))
+        gen = next((each.gen for each in decisions if isinstance(each, SetCaps)), gen)
+    (event,) = events_of(found, "throttle-not-effective")
+    assert event.text.startswith("client greedy: measured above the cap")

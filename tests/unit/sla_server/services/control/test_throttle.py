@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from pmdaemon.wire.rates import Rates
+from sla_server.services.control.client_use import ClientUse
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.stream_states import Span
 from sla_server.services.control.throttle import LEAST, MAX_GEN, GatewayCaps, Throttle, exceeds
@@ -223,3 +224,61 @@ def test_over_a_slow_link_a_confirmation_may_take_longer_than_the_last_one_did()
     gateway.report(0)
     assert not gateway.stray(SETTINGS, gateway.issued_ns + 8 * S)
     assert gateway.stray(SETTINGS, gateway.issued_ns + 9 * S)
+
+
+def test_bursts_of_which_none_lasts_for_three_cuts_are_found_out(throttle):
+    """A cut without demand between two above the cap proves nothing; it is said once, not with each burst."""
+    throttle.issued("A", 5, 0)
+    throttle.confirmed("A", 5, 1)
+    found = []
+    for cost in (100, *(200, 0, 10) * 6):
+        measure(throttle, "A", cost)
+        found.append(throttle.failure(SETTINGS, S))
+    assert [text for text in found if text] == ["measured above the cap in 3 cuts at gateway A"]
+    assert found[7], "with the third burst"
+
+
+def test_cuts_above_the_cap_that_are_far_apart_have_nothing_in_common(throttle):
+    throttle.issued("A", 5, 0)
+    throttle.confirmed("A", 5, 1)
+    for _ in range(4):
+        for cost in (200, *[0] * 60):
+            measure(throttle, "A", cost)
+            assert throttle.failure(SETTINGS, S) == ""
+
+
+def test_a_cut_that_held_ios_back_shows_that_a_cap_holds(throttle):
+    throttle.issued("A", 5, 0)
+    throttle.confirmed("A", 5, 1)
+    measure(throttle, "A", 100)
+    for _ in range(4):
+        measure(throttle, "A", 200)
+        use = ClientUse(last_cost_per_s=20, last_ops_per_s=20, held=3)
+        throttle.measured("A", Rates(cost_per_s=100.0), use, 1.0, SETTINGS, 9)
+    assert throttle.failure(SETTINGS, S) == ""
+
+
+def test_changes_without_end_do_not_put_off_what_is_not_confirmed(throttle):
+    for second in range(5):
+        throttle.issued("A", 5 + second, second * S)
+        assert not throttle.confirmed("A", 4, 1), "held before"
+        assert throttle.failure(SETTINGS, second * S) == ""
+    throttle.issued("A", 10, 5 * S)
+    assert throttle.failure(SETTINGS, 5 * S + 1) == "not confirmed within 5 s by gateway A"
+
+
+def test_a_gateway_that_confirms_each_change_after_the_next_one_is_slow_and_not_deaf(throttle):
+    for second in range(20):
+        throttle.issued("A", 5 + second, second * S)
+        throttle.confirmed("A", 2 + second, 1)
+        assert throttle.failure(SETTINGS, second * S) == ""
+    assert throttle.confirmed("A", 24, 1)
+
+
+def test_a_gateway_that_shows_the_same_old_caps_again_and_again_makes_no_progress(throttle):
+    throttle.issued("A", 5, 0)
+    throttle.issued("A", 6, S)
+    for second in range(2, 7):
+        throttle.confirmed("A", 5, 1)
+        assert throttle.failure(SETTINGS, second * S) == ""
+    assert throttle.failure(SETTINGS, 6 * S + 1)
