@@ -17,7 +17,8 @@ client that opens the file now would find the same. It lives as long as a sessio
 Durability: ``flush`` and FUA return after the kernel says that the data are stable (fdatasync, RWF_DSYNC).
 It says *once* that it could not write something, to whoever asks first by a descriptor, and forgets it then:
 the next fdatasync succeeds though data are lost, perhaps another client's. So once a flush has failed all
-later ones of this opening do, and the next client opens the file again. FUA may be who asks first; so behind
+later ones of this opening do, and the next client opens the file again (not the next connection of one that
+has others: a flush there is for what came by these, too). FUA may be who asks first; so behind
 each flush another descriptor is asked, by which nothing else is done. The flush itself is one of the
 descriptor that writes: file systems of FUSE may wait for, and know the errors of, what came by the same one
 only (sshfs). Flushes are done one at a time, each for all that wait for it (``_SharedSync``).
@@ -233,7 +234,7 @@ class VolumeStorage:
         has_failed = bool(self._sync.error)
         error = self._sync.sync()
         if error and not has_failed:
-            effect = "flushes of its clients fail from now on; a client that connects again opens it again"
+            effect = "flushes of its clients fail until they have closed all connections and connect again"
             log.error("flush-failed", path=self._path, error=os.strerror(error), effect=effect)
         return error
 
@@ -337,13 +338,22 @@ class VolumeStorage:
         # A hole up to the end of the file. Where the file became shorter is no hole: reads fail there.
         return max(at, os.fstat(self._fd).st_size)
 
+    @property
+    def flush_has_failed(self) -> bool:
+        """Whether something that was written may be lost."""
+        return bool(self._sync.error)
+
+    def is_same_file(self, other: VolumeStorage) -> bool:
+        """Whether both are openings of one file, for the same use."""
+        return self.facts == other.facts and os.path.sameopenfile(self._fd, other._fd)
+
     def is_current(self) -> bool:
         """Whether the path still names this file, with this size, and no flush of it has failed.
 
         Raises:
             OSError: it names nothing whose state can be read.
         """
-        if self._sync.error:
+        if self.flush_has_failed:
             return False
         opened, named = os.fstat(self._fd), os.stat(self._path)
         is_same = (opened.st_dev, opened.st_ino, opened.st_rdev) == (
