@@ -22,10 +22,16 @@ has others: a flush there is for what came by these, too). FUA may be who asks f
 each flush another descriptor is asked, by which nothing else is done. The flush itself is one of the
 descriptor that writes: file systems of FUSE may wait for, and know the errors of, what came by the same one
 only (sshfs). Flushes are done one at a time, each for all that wait for it (``_SharedSync``).
+
+What the kernel could not write it goes on to show to readers. And ext4, where the file had no block before,
+does not write it properly when it comes again: its sync succeeds, and after a power cut there are zeroes. So
+behind each flush, and change with FUA, that fails the pages of the file are dropped (``_forget_pages``): what
+is read then is what is on the disk, and what is written then is written as if for the first time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -86,6 +92,15 @@ def _missed_error(fd: int) -> int:
     return error
 
 
+def _forget_pages(fd: int) -> None:
+    """Drop what the kernel has of a file in memory, once what it has not tried to write is written, too."""
+    with contextlib.suppress(OSError):
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.fdatasync(fd)
+    with contextlib.suppress(OSError):
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def _check_kind(mode: int) -> None:
     if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
         raise ValueError("it is neither a regular file nor a block device")
@@ -128,6 +143,8 @@ class _SharedSync:
         except OSError as exc:
             error = p.wire_error(exc.errno or p.EIO)
         finally:
+            if error:
+                _forget_pages(self._fd)
             with self._changed:
                 self.error = self.error or error
                 self._ended = self._begun
@@ -226,6 +243,8 @@ class VolumeStorage:
                 count = os.pwritev(self._fd, [view], offset, flags)
                 view, offset = view[count:], offset + count
         except OSError as exc:
+            if fua:
+                _forget_pages(self._fd)
             return p.wire_error(exc.errno or p.EIO)
         return 0
 
