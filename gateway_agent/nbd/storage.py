@@ -25,13 +25,12 @@ only (sshfs). Flushes are done one at a time, each for all that wait for it (``_
 
 What the kernel could not write it goes on to show to readers. And ext4, where the file had no block before,
 does not write it properly when it comes again: its sync succeeds, and after a power cut there are zeroes. So
-behind each flush, and change with FUA, that fails the pages of the file are dropped (``_forget_pages``): what
-is read then is what is on the disk, and what is written then is written as if for the first time.
+behind each flush, and change with FUA, that fails the pages of the file are dropped (``runtime.writeback``):
+what is read then is what is on the disk, and what is written then is written as if for the first time.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import os
@@ -44,6 +43,7 @@ import structlog
 
 from gateway_agent.errors import BackingFileError
 from gateway_agent.nbd import protocol as p
+from pmdaemon.runtime.writeback import NOT_POSSIBLE, forget_pages, missed_error
 
 SECTOR_BYTES: Final = 512
 """Clients that are block devices count in these: they would hide what is behind the last whole one."""
@@ -52,8 +52,6 @@ _PUNCH_HOLE: Final = 2
 _ZERO_RANGE: Final = 16
 _ZEROES: Final = bytes(1 << 20)
 _RANGE_BYTES: Final = 64 << 20  # given back, or made zero by the file itself, at a time: some milliseconds
-_NOT_POSSIBLE: Final = frozenset((95, 22, 38))  # EOPNOTSUPP, EINVAL (devices, at odd places), ENOSYS
-_WAIT_BEFORE: Final = 1  # of sync_file_range(2): for what is on its way to the disk
 _CACHE_BYTES: Final = 1 << 20  # the kernel reads about so much ahead for one call
 HOLE_BYTES: Final = 64 << 10  # smaller holes of a read are read; a look for one costs as much as some 4 KiB
 
@@ -70,35 +68,11 @@ _FLAGS: Final = (
 log = structlog.get_logger("storage")
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
-_libc.sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
 
 
 def _fallocate(fd: int, mode: int, offset: int, length: int) -> int:
     """Error number of fallocate(2)."""
     return 0 if _libc.fallocate(fd, mode, offset, length) == 0 else ctypes.get_errno()
-
-
-def _missed_error(fd: int) -> int:
-    """Error number of something that could not be written, unless this descriptor was asked since.
-
-    sync_file_range(2) says so without a flush of the disk, which fdatasync(2) would do once more.
-    """
-    if _libc.sync_file_range(fd, 0, 1, _WAIT_BEFORE) == 0:
-        return 0
-    error = ctypes.get_errno()
-    if error in _NOT_POSSIBLE:
-        os.fdatasync(fd)
-        return 0
-    return error
-
-
-def _forget_pages(fd: int) -> None:
-    """Drop what the kernel has of a file in memory, once what it has not tried to write is written, too."""
-    with contextlib.suppress(OSError):
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.fdatasync(fd)
-    with contextlib.suppress(OSError):
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _check_kind(mode: int) -> None:
@@ -138,13 +112,13 @@ class _SharedSync:
         error = p.EIO
         try:
             os.fdatasync(self._fd)
-            missed = _missed_error(self._asking_fd)
+            missed = missed_error(self._asking_fd)
             error = p.wire_error(missed) if missed else 0
         except OSError as exc:
             error = p.wire_error(exc.errno or p.EIO)
         finally:
             if error:
-                _forget_pages(self._fd)
+                forget_pages(self._fd)
             with self._changed:
                 self.error = self.error or error
                 self._ended = self._begun
@@ -244,7 +218,7 @@ class VolumeStorage:
                 view, offset = view[count:], offset + count
         except OSError as exc:
             if fua:
-                _forget_pages(self._fd)
+                forget_pages(self._fd)
             return p.wire_error(exc.errno or p.EIO)
         return 0
 
@@ -297,7 +271,7 @@ class VolumeStorage:
         if not piece:
             return 0, 0
         error = 95 if mode in self._impossible else _fallocate(self._fd, mode, offset, piece)
-        if error in _NOT_POSSIBLE:
+        if error in NOT_POSSIBLE:
             if error != p.EINVAL:
                 self._impossible.add(mode)
             return None

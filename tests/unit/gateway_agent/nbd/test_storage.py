@@ -11,6 +11,7 @@ import pytest
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd import storage as storage_module
 from gateway_agent.nbd.storage import HOLE_BYTES, VolumeStorage
+from pmdaemon.runtime import writeback
 from tests.support.nbd import MIB
 
 HOLE = p.STATE_HOLE | p.STATE_ZERO
@@ -323,7 +324,7 @@ class AskedKernel:
 
     def __init__(self, monkeypatch, *errors):
         self.fds, self._errors = [], list(errors)
-        monkeypatch.setattr(storage_module._libc, "sync_file_range", self)  # no file fails on demand
+        monkeypatch.setattr(writeback._libc, "sync_file_range", self)  # no file fails on demand
 
     def __call__(self, fd, *_range):
         self.fds.append(fd)
