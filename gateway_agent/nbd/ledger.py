@@ -11,7 +11,7 @@ A connection that may change the volume and is not counted here (``uncounted``) 
 
 A flush that fails says that something written before is lost, perhaps another client's. A storage may say so
 once on each connection that was there, and on none that is made later (Linux, and so nbdkit, whose
-connections are openings of the file: a new one is not told what another has been told). So the next flush
+connections are openings of the file: what one has reported a new one does not). So the next flush
 that succeeds proves nothing, and ``failed_flushes`` counts: who was there before one goes on with no
 connection that is made behind it.
 

@@ -233,7 +233,7 @@ class ProxySession(NbdSession):
 
     def _connection_gone(self, used: UsedUpstream, problem: str) -> None:
         """One has ended: alone, if nothing was asked on it that has no answer; else the upstream has gone."""
-        asked, is_owing = self._asked, used is self._replying or self._owed_by(used)
+        asked, is_owing = self._asked, used is self._replying or bool(self._owed_by(used))
         if asked is not None and used is self._sending:
             is_owing = is_owing or is_torn(asked, self.requests)
         if len(self._used) == 1 or is_owing:
