@@ -502,11 +502,18 @@ class ExportTable:
         if up is not None:
             made = ProxySession(self._context, sock, volume, stream, facts, up, mode)
         else:
-            storage, runner = self._storages[name], self._runners[name]
+            storage, runner = self._storage_for(stream, self._storages[name]), self._runners[name]
             made = FileSession(self._context, sock, volume, stream, storage, facts, runner, mode)
         if self.volumes.get(name) is not volume:  # removed while its upstream was asked
             made.drain()
         return made
+
+    @staticmethod
+    def _storage_for(stream: StreamAccount, newest: VolumeStorage) -> VolumeStorage:
+        """What a client's other connections have open, if a flush of it has failed: see ``storage``."""
+        opened = [each.storage for each in stream.sessions if isinstance(each, FileSession)]
+        failed = (each for each in opened if each.flush_has_failed and each.is_same_file(newest))
+        return next(failed, newest)
 
     def describe(self) -> list[dict[str, object]]:
         """Exports as DP_HELLO names them; a size that is not known yet is 0."""

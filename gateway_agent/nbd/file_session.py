@@ -60,6 +60,9 @@ _Reply = tuple[memoryview, int]
 class FileSession(NbdSession):
     """See the module docstring.
 
+    Attributes:
+        storage: what it has open.
+
     Invariants: ``requests.sent_pos`` is the end of what was taken from the request buffer, in order. Memory
     is given back exactly once: with the last piece of a reply, with the end of a write's job, or at the end.
     """
@@ -75,7 +78,7 @@ class FileSession(NbdSession):
         self._later: deque[Request] = deque()
         self._replies: deque[_Reply] = deque()
         self._payload: bytearray | None = None  # of the write that is arriving
-        self._storage = storage
+        self.storage = storage
         self._runner = runner
         self._jobs = 0
         self._small = {context.payload_memory: 0, context.reply_memory: 0}
@@ -146,7 +149,7 @@ class FileSession(NbdSession):
             return
         if self._pause.total_ns(now_ns):
             return
-        facts, requests, queue, storage = self._facts, self.requests, self.requests.queue, self._storage
+        facts, requests, queue, storage = self._facts, self.requests, self.requests.queue, self.storage
         scratch, filled, done_pos, time_ns = self._context.scratch, 0, -1, self._context.clock.monotonic_ns
         pack, magic, preadv = p.SIMPLE_REPLY.pack_into, p.SIMPLE_REPLY_MAGIC, storage.preadv
         how = 0 if self._runner.is_loop else os.RWF_NOWAIT
@@ -225,7 +228,7 @@ class FileSession(NbdSession):
 
     @property
     def _may_read_at_once(self) -> bool:
-        storage = self._storage
+        storage = self.storage
         return self._runner.is_loop or (storage.tells_cached and not storage.jobs_waiting)
 
     def _do_small(self) -> int:
@@ -288,11 +291,11 @@ class FileSession(NbdSession):
         """Error number of one small request, done now."""
         _, _, command, length, offset, _, end_pos = request
         if command == p.Cmd.READ:
-            return self._storage.read(into, offset)
+            return self.storage.read(into, offset)
         if command == p.Cmd.WRITE:
             payload = self.requests.span(end_pos - length, end_pos)
-            return self._storage.write(payload, offset, fua=False)
-        job = StorageJob(self._storage, request, bytearray(), self._on_jobs)
+            return self.storage.write(payload, offset, fua=False)
+        job = StorageJob(self.storage, request, bytearray(), self._on_jobs)
         job.run()
         return job.error
 
@@ -301,11 +304,11 @@ class FileSession(NbdSession):
         _, cookie, command, length, offset, _, _ = request
         if command != p.Cmd.READ:
             error = self._do(request, room[:0])
-        elif not length or (length >= HOLE_BYTES and self._storage.may_have_holes):
+        elif not length or (length >= HOLE_BYTES and self.storage.may_have_holes):
             return self._read_with_holes(request, room)
         else:
             head = p.DATA_HEAD_BYTES
-            error = self._storage.read(room[head : head + length], offset)
+            error = self.storage.read(room[head : head + length], offset)
             if not error:
                 p.DATA_CHUNK.pack_into(
                     room, 0, p.CHUNK_MAGIC, p.CHUNK_DONE, p.Chunk.OFFSET_DATA, cookie, length + 8, offset
@@ -320,7 +323,7 @@ class FileSession(NbdSession):
         return error, len(chunk)
 
     def _read_with_holes(self, request: Request, room: memoryview) -> tuple[int, int]:
-        job = StorageJob(self._storage, request, room, self._on_jobs, is_structured=True)
+        job = StorageJob(self.storage, request, room, self._on_jobs, is_structured=True)
         job.run()
         reply = self._reply_of(job)
         size = len(reply)
@@ -345,8 +348,8 @@ class FileSession(NbdSession):
         queue.popleft()
         self.requests.sent_pos = max(self.requests.sent_pos, request[6])
         self._jobs += 1
-        self._storage.jobs_waiting += 1
-        job = StorageJob(self._storage, request, data, self._on_jobs, is_structured=self._mode.structured)
+        self.storage.jobs_waiting += 1
+        job = StorageJob(self.storage, request, data, self._on_jobs, is_structured=self._mode.structured)
         self._runner.submit(job)
         return _REQUEST_WORK
 
@@ -420,7 +423,7 @@ class FileSession(NbdSession):
             job = jobs.popleft()
             self._jobs -= 1
             size, is_read, is_reply = len(job.data), job.request[2] == p.Cmd.READ, False
-            self._storage.jobs_waiting -= 1
+            self.storage.jobs_waiting -= 1
             if not self.is_closed:
                 arrived_ns, sent_ns, word, _ = self.inflight.pop(job.request[1])
                 word |= FAILED_BIT if job.error else 0
@@ -519,4 +522,4 @@ class FileSession(NbdSession):
 
     def _let_go_of_file(self) -> None:
         if not self._jobs:
-            self._storage.release()
+            self.storage.release()

@@ -9,6 +9,12 @@ All connections of a plane to one upstream share a ledger, because a client may 
 with another. It begins with one change that is not covered: those of this plane's former life are not known.
 A connection that may change the volume and is not counted here (``uncounted``) leaves one behind, too. Pure.
 
+A flush that fails says that something written before is lost, perhaps another client's. A storage may say so
+once on each connection that was there, and on none that is made later (Linux, and so nbdkit, whose
+connections are openings of the file: what one has reported a new one does not). So the next flush
+that succeeds proves nothing, and ``failed_flushes`` counts: who was there before one goes on with no
+connection that is made behind it.
+
 At an upgrade two processes serve the same volumes, each with its own ledgers: a flush at one says nothing
 of a change at the other. So from then on none of both believes its ledgers (``OtherProcess``). The next one
 does again when the former has ended, and a flush has covered what that may have left (``doubt``).
@@ -20,9 +26,14 @@ from dataclasses import dataclass
 
 
 class ChangeLedger:
-    """See the module docstring."""
+    """See the module docstring.
+
+    Attributes:
+        failed_flushes: answered with an error, or changes with FUA that were: a part of these is a flush.
+    """
 
     def __init__(self) -> None:
+        self.failed_flushes = 0
         self._acknowledged = 1
         self._covered = 0
         self._under_way = 0

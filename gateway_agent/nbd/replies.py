@@ -74,10 +74,17 @@ class AskedRequests(dict[int, Request]):
     Args:
         ledger: where changes and flushes are counted; None: nowhere.
         header_bytes: of a request.
+        failures: where flushes that fail are counted; None: in ``ledger``.
     """
 
-    def __init__(self, ledger: ChangeLedger | None = None, header_bytes: int = p.REQUEST.size) -> None:
+    def __init__(
+        self,
+        ledger: ChangeLedger | None = None,
+        header_bytes: int = p.REQUEST.size,
+        failures: ChangeLedger | None = None,
+    ) -> None:
         super().__init__()
+        self._failures = failures or ledger
         self._header_bytes = header_bytes
         self.begun: dict[int, ReplyProgress] = {}
         self._ledger = ledger
@@ -111,6 +118,15 @@ class AskedRequests(dict[int, Request]):
 
     def answered(self, cookie: int, *, has_failed: bool) -> Request:
         """It is complete; returns it."""
+        if has_failed and self._failures is not None:
+            request = self[cookie]
+            is_fua = request[COMMAND] in CHANGES and request[FLAGS] & p.CMD_FLAG_FUA
+            if is_fua or request[COMMAND] == p.Cmd.FLUSH:
+                self._failures.failed_flushes += 1
+        return self.ended(cookie, has_failed=has_failed)
+
+    def ended(self, cookie: int, *, has_failed: bool) -> Request:
+        """It is complete, or is waited for no more; returns it."""
         request = self.pop(cookie)
         if self.begun:
             self.begun.pop(cookie, None)
@@ -138,6 +154,10 @@ class AskedRequests(dict[int, Request]):
         """The others."""
         return [request for request in self.values() if self._begin_pos(request) >= sent_pos]
 
+    def has_byte(self, position: int) -> bool:
+        """Whether one of them has, or begins with, the byte at this position in what the client sent."""
+        return any(self._begin_pos(each) <= position < each[END] for each in self.values())
+
     def _begin_pos(self, request: Request) -> int:
         payload_bytes = request[LENGTH] if request[COMMAND] == p.Cmd.WRITE else 0
         return request[END] - self._header_bytes - payload_bytes
@@ -145,7 +165,7 @@ class AskedRequests(dict[int, Request]):
     def forget(self) -> None:
         """No more answer is waited for."""
         for cookie in tuple(self):
-            self.answered(cookie, has_failed=True)
+            self.ended(cookie, has_failed=True)
 
 
 def header_of(request: Request, mode: p.ReplyMode) -> bytes:

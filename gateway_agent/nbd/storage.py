@@ -17,10 +17,16 @@ client that opens the file now would find the same. It lives as long as a sessio
 Durability: ``flush`` and FUA return after the kernel says that the data are stable (fdatasync, RWF_DSYNC).
 It says *once* that it could not write something, to whoever asks first by a descriptor, and forgets it then:
 the next fdatasync succeeds though data are lost, perhaps another client's. So once a flush has failed all
-later ones of this opening do, and the next client opens the file again. FUA may be who asks first; so behind
+later ones of this opening do, and the next client opens the file again (not the next connection of one that
+has others: a flush there is for what came by these, too). FUA may be who asks first; so behind
 each flush another descriptor is asked, by which nothing else is done. The flush itself is one of the
 descriptor that writes: file systems of FUSE may wait for, and know the errors of, what came by the same one
 only (sshfs). Flushes are done one at a time, each for all that wait for it (``_SharedSync``).
+
+What the kernel could not write it goes on to show to readers. And ext4, where the file had no block before,
+does not write it properly when it comes again: its sync succeeds, and after a power cut there are zeroes. So
+behind each flush, and change with FUA, that fails the pages of the file are dropped (``runtime.writeback``):
+what is read then is what is on the disk, and what is written then is written as if for the first time.
 """
 
 from __future__ import annotations
@@ -37,6 +43,7 @@ import structlog
 
 from gateway_agent.errors import BackingFileError
 from gateway_agent.nbd import protocol as p
+from pmdaemon.runtime.writeback import NOT_POSSIBLE, forget_pages, missed_error
 
 SECTOR_BYTES: Final = 512
 """Clients that are block devices count in these: they would hide what is behind the last whole one."""
@@ -45,8 +52,6 @@ _PUNCH_HOLE: Final = 2
 _ZERO_RANGE: Final = 16
 _ZEROES: Final = bytes(1 << 20)
 _RANGE_BYTES: Final = 64 << 20  # given back, or made zero by the file itself, at a time: some milliseconds
-_NOT_POSSIBLE: Final = frozenset((95, 22, 38))  # EOPNOTSUPP, EINVAL (devices, at odd places), ENOSYS
-_WAIT_BEFORE: Final = 1  # of sync_file_range(2): for what is on its way to the disk
 _CACHE_BYTES: Final = 1 << 20  # the kernel reads about so much ahead for one call
 HOLE_BYTES: Final = 64 << 10  # smaller holes of a read are read; a look for one costs as much as some 4 KiB
 
@@ -63,26 +68,11 @@ _FLAGS: Final = (
 log = structlog.get_logger("storage")
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
-_libc.sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
 
 
 def _fallocate(fd: int, mode: int, offset: int, length: int) -> int:
     """Error number of fallocate(2)."""
     return 0 if _libc.fallocate(fd, mode, offset, length) == 0 else ctypes.get_errno()
-
-
-def _missed_error(fd: int) -> int:
-    """Error number of something that could not be written, unless this descriptor was asked since.
-
-    sync_file_range(2) says so without a flush of the disk, which fdatasync(2) would do once more.
-    """
-    if _libc.sync_file_range(fd, 0, 1, _WAIT_BEFORE) == 0:
-        return 0
-    error = ctypes.get_errno()
-    if error in _NOT_POSSIBLE:
-        os.fdatasync(fd)
-        return 0
-    return error
 
 
 def _check_kind(mode: int) -> None:
@@ -122,11 +112,13 @@ class _SharedSync:
         error = p.EIO
         try:
             os.fdatasync(self._fd)
-            missed = _missed_error(self._asking_fd)
+            missed = missed_error(self._asking_fd)
             error = p.wire_error(missed) if missed else 0
         except OSError as exc:
             error = p.wire_error(exc.errno or p.EIO)
         finally:
+            if error:
+                forget_pages(self._fd)
             with self._changed:
                 self.error = self.error or error
                 self._ended = self._begun
@@ -225,6 +217,8 @@ class VolumeStorage:
                 count = os.pwritev(self._fd, [view], offset, flags)
                 view, offset = view[count:], offset + count
         except OSError as exc:
+            if fua:
+                forget_pages(self._fd)
             return p.wire_error(exc.errno or p.EIO)
         return 0
 
@@ -233,7 +227,7 @@ class VolumeStorage:
         has_failed = bool(self._sync.error)
         error = self._sync.sync()
         if error and not has_failed:
-            effect = "flushes of its clients fail from now on; a client that connects again opens it again"
+            effect = "flushes of its clients fail until they have closed all connections and connect again"
             log.error("flush-failed", path=self._path, error=os.strerror(error), effect=effect)
         return error
 
@@ -277,7 +271,7 @@ class VolumeStorage:
         if not piece:
             return 0, 0
         error = 95 if mode in self._impossible else _fallocate(self._fd, mode, offset, piece)
-        if error in _NOT_POSSIBLE:
+        if error in NOT_POSSIBLE:
             if error != p.EINVAL:
                 self._impossible.add(mode)
             return None
@@ -337,13 +331,22 @@ class VolumeStorage:
         # A hole up to the end of the file. Where the file became shorter is no hole: reads fail there.
         return max(at, os.fstat(self._fd).st_size)
 
+    @property
+    def flush_has_failed(self) -> bool:
+        """Whether something that was written may be lost."""
+        return bool(self._sync.error)
+
+    def is_same_file(self, other: VolumeStorage) -> bool:
+        """Whether both are openings of one file, for the same use."""
+        return self.facts == other.facts and os.path.sameopenfile(self._fd, other._fd)
+
     def is_current(self) -> bool:
         """Whether the path still names this file, with this size, and no flush of it has failed.
 
         Raises:
             OSError: it names nothing whose state can be read.
         """
-        if self._sync.error:
+        if self.flush_has_failed:
             return False
         opened, named = os.fstat(self._fd), os.stat(self._path)
         is_same = (opened.st_dev, opened.st_ino, opened.st_rdev) == (

@@ -37,6 +37,7 @@ class FurtherConnections:
         missing: how many are wanted beside it.
         asked: what those that are there have to answer.
         is_within: whether the reply to a request that ``asked`` no longer has is here in part.
+        may_open: whether one that is made now may be used; asked before it is, and when it is.
         on_made: gets each, in transmission and not watched.
         on_refused: gets the reason why one could not be made.
     """
@@ -48,6 +49,7 @@ class FurtherConnections:
         missing: int,
         asked: AskedRequests,
         is_within: Callable[[], bool],
+        may_open: Callable[[], bool],
         on_made: Callable[[Upstream], None],
         on_refused: Callable[[GatewayError], None],
     ) -> None:
@@ -56,6 +58,7 @@ class FurtherConnections:
         self._missing = missing
         self._asked = asked
         self._is_within = is_within
+        self._may_open = may_open
         self._on_made = on_made
         self._on_refused = on_refused
         self._opening: UpstreamOpening | None = None
@@ -68,6 +71,8 @@ class FurtherConnections:
 
     def _open(self, _now_ns: int) -> None:
         if self._missing <= 0 or self._opening is not None or self._unproven is not None:
+            return
+        if not self._may_open():
             return
         plan = self._first.plan
         self._opening = UpstreamOpening(
@@ -84,6 +89,9 @@ class FurtherConnections:
     def _on_ready(self, upstream: Upstream | None, _facts: ExportFacts) -> None:
         assert upstream is not None  # it was asked to transmit
         self._opening, self._failed = None, 0
+        if not self._may_open():
+            upstream.leave(self._loop)
+            return
         if upstream.is_like(self._first):
             self._unproven = upstream
             self._before = {request[COOKIE]: request[END] for request in self._asked.values()}

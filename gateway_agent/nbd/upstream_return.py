@@ -1,7 +1,19 @@
 """Attempts to reach an upstream again that has gone, until one succeeds or their time has passed.
 
-One after another, from the plan of the connection that was lost. What may go on with another connection is
-the session's affair (``proxy_session``). Thread: the loop's.
+One after another, from the plan of the connection that was lost. A client goes on with another connection
+only if that can lose or repeat nothing (``ReturnRule``):
+
+    no change is under way         one that was sent may be done late, after a newer one to the same place
+    all that was acknowledged is   a restart may have lost it, and no later answer would say so (``ledger``)
+    stable
+    no flush has failed since      what is lost may be said on connections from before only (``ledger``)
+    the client came
+    nothing was answered before    the rest of its payload would be requests to another connection
+    it was sent whole
+    no other process of this       its changes are not known here (``ledger.OtherProcess``)
+    plane, by an upgrade
+
+Thread: the loop's.
 """
 
 from __future__ import annotations
@@ -10,11 +22,61 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway_agent.errors import GatewayError
+from gateway_agent.nbd.buffers import COMMAND, RequestBuffer
+from gateway_agent.nbd.ledger import ChangeLedger, OtherProcess
 from gateway_agent.nbd.loop import EventLoop, OnFailure
 from gateway_agent.nbd.protocol import ExportFacts
+from gateway_agent.nbd.replies import CHANGES, AskedRequests
 from gateway_agent.nbd.upstream import Upstream, UpstreamOpening, UpstreamPlan
 
 AGAIN_NS: Final = 200_000_000  # between two attempts
+
+
+class ReturnRule:
+    """Whether a client may go on with another connection; see the module docstring.
+
+    Args:
+        ledger: of its upstream; None: it changes nothing, and so can lose nothing.
+        is_counted: whether its changes are in the ledger.
+        other: whether the ledger can be believed.
+    """
+
+    def __init__(self, ledger: ChangeLedger | None, other: OtherProcess, *, is_counted: bool) -> None:
+        self._ledger = ledger
+        self._other = other
+        self._failed_before = ledger.failed_flushes if ledger is not None else 0
+        self._is_uncounted = ledger is not None and not is_counted
+        if ledger is not None and self._is_uncounted:
+            ledger.uncounted(1)
+
+    def may_open(self) -> bool:
+        """Whether a new connection would say, too, if something is lost that the client wrote."""
+        return self._ledger is None or self._ledger.failed_flushes == self._failed_before
+
+    def allows(self, asked: AskedRequests, requests: RequestBuffer, *, is_back: bool) -> bool:
+        """Whether it may go on, having asked this.
+
+        Args:
+            asked: what has no answer.
+            requests: what it sent.
+            is_back: the upstream has returned. Before, others may not know yet what became of their changes.
+        """
+        if self._other.may_serve or is_torn(asked, requests) or not self.may_open():
+            return False
+        if any(request[COMMAND] in CHANGES for request in asked.sent(requests.sent_pos)):
+            return False
+        ledger = self._ledger
+        return ledger is None or (ledger.is_covered and (not is_back or ledger.is_quiet(asked.changes)))
+
+    def ended(self) -> None:
+        """Nothing of the client is under way any more."""
+        if self._ledger is not None and self._is_uncounted:
+            self._ledger.uncounted(-1)
+
+
+def is_torn(asked: AskedRequests, requests: RequestBuffer) -> bool:
+    """Whether a request was sent in part and has its answer already: no other connection takes the rest."""
+    return not requests.is_drained and not asked.has_byte(requests.sent_pos)
 
 
 class UpstreamReturn:

@@ -5,10 +5,7 @@ queue once their transaction is committed, and a commit that power loss can undo
 begin as IMMEDIATE in writers (a read that is upgraded later fails with SQLITE_BUSY when the policy job
 committed in between) and as plain ones in readers, which also get ``query_only``.
 
-After a write or sync of SQLite's has failed, what is written to the same place of its log again may not
-reach the disk though the kernel says so (ext4, where that place had never been on the disk before), and a
-power cut takes it with all commits behind it. So the next transaction begins with an empty log: what the log
-holds is brought into the database first (``_LogRenewal``).
+After an error of the disk SQLite writes some places again: see ``log_renewal``.
 
 PostgreSQL: statement and lock timeouts, UTC, and no ``synchronous_commit=off`` for the same reason.
 
@@ -25,12 +22,13 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, create_engine, event
-from sqlalchemy.engine import URL, ExceptionContext, make_url
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
 
 from pmdaemon.runtime.config import masked
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.errors import DatabaseDamaged, DatabaseRefused, DatabaseUnavailable, NoDatabaseYet
+from sla_server.db.log_renewal import LogRenewal, forget_former_pages
 
 CONNECT_TIMEOUT_S = 5
 FULL_ADVICE = "Make room on the disk that holds it; what comes in meanwhile waits in the ingest queue"
@@ -62,6 +60,13 @@ def check_made(config: DatabaseConfig, data_dir: Path) -> None:
         raise NoDatabaseYet(path)
 
 
+def prepare_files(config: DatabaseConfig, data_dir: Path) -> None:
+    """For the process that writes most, as it starts: see ``log_renewal.forget_former_pages``."""
+    url = make_url(config.resolved_url(data_dir))
+    if url.drivername == "sqlite":
+        forget_former_pages(Path(url.database or "").absolute())
+
+
 def where(engine: Engine) -> str:
     """The database's address for people, without its secrets."""
     return masked(engine.url.render_as_string(hide_password=True))
@@ -89,7 +94,7 @@ def _sqlite_engine(config: DatabaseConfig, url: URL, read_only: bool) -> Engine:
 
     engine = create_engine(url, creator=connect, pool_size=config.pool_size, max_overflow=2, pool_timeout=10)
     begin = "BEGIN" if read_only else "BEGIN IMMEDIATE"
-    renewal = _LogRenewal(engine) if not read_only else None
+    renewal = LogRenewal(engine, path, where(engine)) if not read_only else None
 
     # isolation_level=None leaves transactions to us; without it sqlite3 commits before DDL.
     @event.listens_for(engine, "begin")
@@ -99,41 +104,6 @@ def _sqlite_engine(config: DatabaseConfig, url: URL, read_only: bool) -> Engine:
         connection.exec_driver_sql(begin)
 
     return engine
-
-
-class _LogRenewal:
-    """Whether a write or sync of SQLite's log has failed since it was last emptied; see the module.
-
-    ``_failure`` is the last one, ``_renewed`` the last one before the log was emptied. Two names, as another
-    thread's transaction may fail just when this one's has emptied it.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._failure: object = None
-        self._renewed: object = None
-        event.listen(engine, "handle_error", self._saw)
-
-    def _saw(self, context: ExceptionContext) -> None:
-        code = getattr(context.original_exception, "sqlite_errorcode", 0)
-        if code & 0xFF == sqlite3.SQLITE_IOERR:
-            self._failure = object()
-
-    def before(self, connection: Connection) -> None:
-        """Before a transaction begins.
-
-        Raises:
-            DatabaseUnavailable: a reader still needs the log; come again.
-        """
-        failure = self._failure
-        if failure is self._renewed:
-            return
-        is_busy, _, _ = connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").one()
-        if is_busy:
-            raise DatabaseUnavailable(
-                where(self._engine), "its log must be emptied after an I/O error, and is being read"
-            )
-        self._renewed = failure
 
 
 SORT_MEMORY: Final = "32MB"

@@ -43,7 +43,7 @@ from sla_server.db import migrate
 from sla_server.db.archive.store import FileStore, open_files
 from sla_server.db.archive.upkeep import ArchiveUpkeep, storage_lock
 from sla_server.db.archive.writer import CutFileWriter
-from sla_server.db.engine import make_engine
+from sla_server.db.engine import make_engine, prepare_files
 from sla_server.db.errors import DatabaseDamaged, DatabaseUnavailable, DbError, FilesUnavailable, StorageBusy
 from sla_server.db.fence import Fence, OthersWatch, check_alone
 from sla_server.db.gateway_list import REFRESH_S, GatewayListFile
@@ -200,6 +200,7 @@ def open_manager(
     """
     clock = clock or server_clock()
     settings = config.database
+    prepare_files(settings, config.data_dir)
     engine = make_engine(settings, config.data_dir)
     stack.callback(engine.dispose)
     queue_dir = settings.resolved_queue_dir(config.data_dir)

@@ -158,6 +158,30 @@ def test_after_an_io_error_sqlite_writes_behind_nothing_that_it_has_not_in_its_f
         each.dispose()
 
 
+def test_an_io_error_of_one_process_has_each_other_one_empty_the_log_and_those_that_are_started_later(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(sqlite3, "connect", functools.partial(sqlite3.connect, factory=FailingOnce))
+    config, log = DatabaseConfig(lock_timeout_s=0.1), tmp_path / "sla.db-wal"
+    server, job = make_engine(config, tmp_path), make_engine(config, tmp_path)
+    run(server, "CREATE TABLE t (x integer)")
+    with begin(job) as connection:
+        assert log.stat().st_size > 0, "nothing has failed"
+        connection.execute(text("INSERT INTO t VALUES (1)"))
+    FailingOnce.fails = True
+    with pytest.raises(DatabaseUnavailable, match="disk I/O error"):
+        run(job, "INSERT INTO t VALUES (2)")
+    for times in range(2):
+        with begin(server) as connection:
+            assert (log.stat().st_size > 0) == (times > 0), "once"
+            connection.execute(text("INSERT INTO t VALUES (3)"))
+    later = make_engine(config, tmp_path)
+    with begin(later) as connection:
+        assert log.stat().st_size == 0, "it cannot know who has emptied the log since"
+    for each in (server, job, later):
+        each.dispose()
+
+
 def test_an_io_error_that_comes_while_the_log_is_emptied_has_it_emptied_again(tmp_path, monkeypatch):
     monkeypatch.setattr(sqlite3, "connect", functools.partial(sqlite3.connect, factory=FailingOnce))
     engine, log = make_engine(DatabaseConfig(lock_timeout_s=0.1), tmp_path), tmp_path / "sla.db-wal"

@@ -270,7 +270,7 @@ def test_a_new_export_is_served_and_the_others_are_the_same_objects(files):
 
 def test_a_removed_export_is_let_go_when_its_last_client_has_left(files):
     (one, session), (other, _) = files.client("a"), files.client("b")
-    storage = session._storage
+    storage = session.storage
     files.table.apply(files.config("b"))
     assert files.table.leaving() == {"a": 1}
     assert not files.table.is_drained

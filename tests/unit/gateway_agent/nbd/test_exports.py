@@ -1,3 +1,5 @@
+import errno
+import os
 from dataclasses import replace
 
 import pytest
@@ -7,7 +9,7 @@ from gateway_agent.errors import ExportRefused
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.exports import ExportTable, FittedCost, client_of
 from pmdaemon.wire.rates import Rates
-from tests.support.nbd import MIB, Rig, plane_config
+from tests.support.nbd import MIB, FakeSocket, Rig, plane_config
 
 SECOND = 10**9
 
@@ -60,6 +62,49 @@ def test_an_export_that_is_read_only_offers_no_change_whatever_its_upstream_can(
     table = ExportTable(plane_config(entry), Rig().context, lambda: None)
     seen = table.learn(table.volumes["up"], p.ExportFacts(MIB, p.TX_PASSED_ON & ~p.TX_READ_ONLY | 1 << 9))
     assert seen.flags == p.TX_PASSED_ON & ~p.TX_CHANGES
+    table.close()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_behind_a_flush_that_failed_a_client_has_no_new_opening_beside_its_other_connections(
+    tmp_path, monkeypatch, workers
+):
+    """A flush there would succeed for what came by the others, and is lost."""
+    path = tmp_path / "disk.img"
+    path.write_bytes(bytes(MIB))
+    rig = Rig()
+    entry = {"volume": "vol-1", "backend": "b", "file": str(path), "workers": workers}
+    table = ExportTable(plane_config(entry), rig.context, lambda: None)
+
+    def fails(_fd):
+        raise OSError(errno.EIO, "what was written is lost")
+
+    def connect(client):
+        volume = table.volumes["vol-1"]
+        facts, stream = table.file_facts(volume), table.stream(volume, client)
+        return table.session(FakeSocket(), volume, stream, facts, None)
+
+    first, other = connect("host-a"), connect("host-b")
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "fdatasync", fails)
+        assert other.storage.flush()
+    again = connect("host-a")
+    assert again.storage is first.storage
+    assert again.storage.flush() != 0
+    elsewhere = connect("host-c")
+    assert elsewhere.storage.flush() == 0
+    for each in (first, again):
+        each.close("the client is gone")
+    anew = connect("host-a")
+    assert anew.storage is elsewhere.storage
+    other_file = tmp_path / "other.img"
+    other_file.write_bytes(bytes(MIB))
+    table.apply(plane_config(entry | {"file": str(other_file)}))
+    assert connect("host-b").storage.flush() == 0, "another file has lost nothing"
+    for stream in rig.cuts.table.streams:
+        for each in tuple(stream.sessions):
+            each.close("test is over")
+    rig.loop.fire(1)
     table.close()
 
 

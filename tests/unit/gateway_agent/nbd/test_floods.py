@@ -11,6 +11,7 @@ from gateway_agent.nbd.exports import ExportTable
 from gateway_agent.nbd.handshake import MOST_AT_ONCE, ServerHandshake
 from gateway_agent.nbd.loop import IN
 from gateway_agent.nbd.negotiation import Negotiation
+from gateway_agent.nbd.proxy_session import MOST_IN_FLIGHT
 from gateway_agent.nbd.session import MOST_HEADS
 from pmdaemon.wire.rates import Rates
 from tests.support.nbd import FakeSocket, Rig, plane_config, replies
@@ -92,6 +93,22 @@ def test_requests_that_are_refused_are_answered_some_hundreds_at_a_time(tmp_path
     assert (session, "heads") not in rig.loop.timers
     client.session.close("test is over")
     client.storage.release()
+
+
+def test_a_client_with_very_many_requests_under_way_is_read_no_further_until_some_are_answered():
+    pair = Pair(Rig())
+    count = 60_000
+    pair.say(*(read(n, n, 1) for n in range(count)))
+    assert MOST_IN_FLIGHT <= len(pair.session.inflight) < MOST_IN_FLIGHT + BATCH_BYTES // 28 + 1
+    answered = 0
+    while answered < count:
+        under_way = list(pair.session.inflight)
+        assert 0 < len(under_way) < 2 * MOST_IN_FLIGHT
+        pair.answer(*(p.simple_reply(cookie) + b"r" for cookie in under_way[:4000]))
+        answered += len(under_way[:4000])
+        pair.say()
+    assert len(replies(bytes(pair.near.sent), dict.fromkeys(range(count), 1))) == count
+    pair.session.close("test is over")
 
 
 def test_a_flood_ends_with_its_connection():

@@ -237,6 +237,68 @@ def test_what_another_connection_wrote_counts_too(openings):
     assert third.far.is_closed
 
 
+@pytest.mark.parametrize(
+    "failing", [FLUSH, write(77, b"w", p.CMD_FLAG_FUA)], ids=["flush", "change with FUA"]
+)
+def test_behind_a_flush_that_failed_a_loss_is_the_end_for_who_was_there(openings, failing):
+    rig = rig_of()
+    pair, other = pair_of(rig), pair_of(rig)
+    pair.say(write(1, b"w"))
+    pair.answer(p.simple_reply(1))
+    other.say(failing)
+    other.answer(p.simple_reply(77, p.EIO))  # what pair wrote is lost, and its connection would say so
+    flush(other)
+    later = pair_of(rig)
+    for each in (pair, later):
+        lose(each)
+    assert not is_kept(pair), "on a connection made now its flush would succeed"
+    assert is_kept(later)
+    other.say(failing)
+    other.answer(p.simple_reply(77, p.EIO))
+    flush(other)
+    come_back(later, openings)
+    assert not is_kept(later), "nor is it, when that happens while the upstream is away"
+
+
+def test_a_flush_that_has_no_answer_is_none_that_failed(openings):
+    rig = rig_of()
+    pair, other = pair_of(rig), pair_of(rig)
+    other.say(FLUSH)
+    other.end(other.near)
+    lose(other)
+    lose(pair)
+    assert is_kept(pair)
+
+
+def test_the_rest_of_a_write_that_has_its_answer_is_no_request_to_another_connection(openings):
+    pair = pair_of()
+    whole = write(1, b"w" * 1000)
+    pair.say(whole[:500])
+    pair.answer(p.simple_reply(1, p.EIO))
+    lose(pair)
+    assert not is_kept(pair)
+    assert openings.tries == []
+    pair = pair_of()
+    pair.say(whole[:500])
+    pair.answer(p.simple_reply(1, p.EIO))
+    pair.say(whole[500:])
+    lose(pair)
+    come_back(pair, openings)
+    pair.say(read(2))
+    assert bytes(pair.far.sent) == read(2)
+
+
+def test_a_client_that_is_gone_when_its_begun_reads_fail_waits_for_no_upstream(openings):
+    pair = pair_of(rig_of(), Agreed(True, 5), IN_CHUNKS)
+    pair.say(read(1, 8192), read(2, 8192))
+    pair.answer(*(p.data_chunk_head(each, 0, 512, False) + bytes(512) for each in (1, 2)))
+    pair.near.is_shut = True
+    lose(pair, 0.1)
+    assert pair.session.is_closed
+    assert openings.tries == []
+    assert pair.rig.loop.timers == {}
+
+
 def test_a_connection_from_before_the_setting_makes_it_uncertain(openings):
     rig = rig_of(reconnect_s=0)
     before = pair_of(rig)

@@ -9,10 +9,11 @@ import pytest
 from gateway_agent.errors import UpstreamError
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.loop import GONE, IN
+from gateway_agent.nbd.upstream_handshake import Agreed
 from gateway_agent.nbd.upstream_runs import _MOST_RUNS
 from pmdaemon.wire.rates import Rates
 from tests.support.nbd import ALL_FLAGS, MIB, assembled, chunks, replies
-from tests.support.nbd_proxy import IN_CHUNKS, read, write
+from tests.support.nbd_proxy import IN_CHUNKS, Pair, read, write
 from tests.support.nbd_several import Several
 
 DISC = p.request(p.Cmd.DISC, 0, 0, 0)
@@ -348,6 +349,41 @@ def test_what_an_ended_connection_did_not_take_goes_to_another(openings):
     assert bytes(other.sent) == read(1) + read(2)
     each.answer(each.fars.index(other), *(p.simple_reply(n) + b"r" * 512 for n in (1, 2)))
     assert each.pair.row()["reads"] == 2
+
+
+@pytest.mark.parametrize("ended", [0, 1])
+def test_the_rest_of_a_write_that_has_its_answer_goes_to_no_other_connection(openings, ended):
+    """It would be requests there, whatever a guest has put into it."""
+    each = Several(openings, most=2, opened=2)
+    whole = write(1, b"w" * 1000)
+    each.say(whole[:500])
+    each.answer(1, p.simple_reply(1, p.EIO))
+    each.end(ended)
+    each.say(whole[500:], read(2))
+    assert not each.fars[0].sent
+    assert each.is_kept == (ended == 0)
+    assert bytes(each.fars[1].sent) == (whole[:500] if ended else whole + read(2))
+
+
+def test_behind_a_flush_that_failed_no_connection_is_made_in_the_place_of_one(openings):
+    """A storage may say on those only that were there that something is lost: nbdkit does."""
+    each = Several(openings, opened=1)
+    other = Pair(each.rig, "host-b", IN_CHUNKS, Agreed(structured=True))
+    each.open_next()
+    other.say(p.request(p.Cmd.FLUSH, 7, 0, 0))
+    other.answer(p.simple_reply(7, p.EIO))
+    late = each.open_next()
+    assert bytes(late.sent) == DISC
+    each.end(1)
+    each.rig.loop.fire(100)
+    assert openings == []
+    each.say(read(1))
+    each.answer(0, p.simple_reply(1) + b"r" * 512)
+    assert each.is_kept
+    later = Several(openings, opened=2)
+    later.end(1)
+    later.rig.loop.fire(5)
+    assert openings
 
 
 def test_one_that_ends_with_an_answer_owed_is_the_end_as_ever(openings):
