@@ -79,8 +79,8 @@ def _rows(texts: Iterable[str | None]) -> list[Row]:
 class PolicyReports:
     """The questions; ``read`` runs a statement (``SqlReader``). Thread: any.
 
-    State, under ``_lock``: ``_newest``, ``_back_tests``, ``_changes``, the page asked for last at its end. The
-    lock is held while any of them is read, so that of many pages that ask at once one reads it.
+    State, under ``_lock``: ``_newest``, ``_back_tests``, ``_changes``, the last page asked for at its end.
+    The lock is held while any of them is read, so that of many pages that ask at once one reads it.
     """
 
     def __init__(self, read: Callable[[Executable], list[Row]]) -> None:
