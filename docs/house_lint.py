@@ -88,6 +88,7 @@ PHRASES: Final = {
     r"\banother than\b": "different from",
     r"\bis over\b": "has ended",
     r"\bshall\b": "should",
+    r"\bcost/s": "weighted IOPS",
     r"\btold\b(?! (?:apart|from))": "sent, reported, notified",
     r"\b(?:stands|stand) (?:in|on|under|for|beside|behind|within)\b": "is in, is stored in",
 }

@@ -401,7 +401,7 @@ def _rates_of(streams: Sequence[ReportedStream]) -> tuple[str, str, str, str, st
 
 
 def _cap_lines(volumes: list[tuple[PlaneReport, ReportedVolume]]) -> Iterator[str]:
-    rows: list[tuple[str, ...]] = [("CAP ON", "OPERATIONS/S", "MB/S", "COST/S", "LEASE")]
+    rows: list[tuple[str, ...]] = [("CAP ON", "OPERATIONS/S", "MB/S", "WEIGHTED IOPS", "LEASE")]
     for report, volume in volumes:
         lease = "configured"
         if report.caps.lease_left_s is not None:

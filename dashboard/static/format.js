@@ -84,6 +84,13 @@ export function burn(row) {
   const alerts = (row.alerts || []).map((name) => BURN_ALERTS[name] || name);
   return [row.burn_1h === 0 ? "0" : `${row.burn_1h.toFixed(row.burn_1h < 10 ? 1 : 0)} ×`, alerts.join(", ")];
 }
+// What an error budget has to do with a row that is of now: words, as its figures are of a period.
+export function spentWords(row) {
+  if (row.budget_remaining != null && row.budget_remaining <= 0) return "The error budget is spent.";
+  const [worst] = ["fast", "medium", "slow"].filter((name) => row.alerts?.includes(name));
+  if (worst) return `The error budget is being spent ${BURN_ALERTS[worst]}.`;
+  return row.alerts?.length ? "Bad slices follow each other." : "";
+}
 const BURN_ALERTS = {fast: "much too fast", medium: "too fast", slow: "too fast for days", consecutive: "10 bad in a row"};
 
 export const PHASES = {idle: "idle", decrease: "slowing neighbours down", hold: "holding", increase: "giving back"};

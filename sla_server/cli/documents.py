@@ -200,7 +200,7 @@ def _admission_lines(answer: Row) -> Iterator[str]:
         yield f"{row['backend']}: {row['answer']}"
         capacity = row["capacity"]
         of = f" (policy {answer['policy_version']}, {row['capacity_of']})" if capacity is not None else ""
-        yield f"  capacity {formatting.count(capacity)} cost/s{of}"
+        yield f"  capacity {formatting.count(capacity)} weighted IOPS{of}"
         yield f"  promised {formatting.count(used)}, these would add {formatting.count(row['added'])}"
         if capacity is not None:
             left = capacity - used - row["added"]

@@ -13,7 +13,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -78,7 +78,7 @@ SEVERITIES: Final = {"critical": BAD, "error": BAD, "warning": WARN}
 
 
 CAP_WIDTH: Final = 10
-"""Characters of a volume's cap in a narrow terminal: 999 cost/s."""
+"""Characters of a volume's cap in a narrow terminal: 9,999 IOPS."""
 SHORT_ID: Final = 8
 """Characters of an id in tables: of 1,000 random ones, two begin alike once in 8,600 tables."""
 NARROW: Final = 110
@@ -213,7 +213,7 @@ def cap(row: dict[str, Any]) -> str:
     """What a throttle allows."""
     parts = []
     if row.get("cost_per_s") is not None:
-        parts.append(f"{count(row['cost_per_s'])} cost/s")
+        parts.append(f"{count(row['cost_per_s'])} weighted IOPS")
     if row.get("ops_per_s") is not None:
         parts.append(f"{count(row['ops_per_s'])} IOPS")
     if row.get("bytes_per_s") is not None:
@@ -245,14 +245,14 @@ def why_enforced(row: dict[str, Any]) -> str:
 def volume_cap(live: dict[str, Any]) -> str:
     """Every rate that a volume may have, one a line, and the group whose rate it shares.
 
-    In a narrow terminal the unit of a long number is below it: numbers are never cut.
+    In a narrow terminal the words of a long unit are below the number: numbers are never cut.
     """
     rates = {name: live.get(f"cap_{name}") for name in ("cost_per_s", "ops_per_s", "bytes_per_s")}
     lines = [cap({name: rate}) for name, rate in rates.items() if rate is not None]
     if live.get("cap_group"):
         lines.append(f"group {live['cap_group']}")
     if console().width < NARROW:
-        lines = [line if len(line) <= CAP_WIDTH else line.replace(" ", "\n", 1) for line in lines]
+        lines = [line if len(line) <= CAP_WIDTH else line.replace(" ", "\n") for line in lines]
     return "\n".join(lines) or DASH
 
 
@@ -347,7 +347,16 @@ def build(columns: Sequence[Column], rows: Sequence[Row], now_us: int) -> Table:
         )
     for row_cells in cells:
         table.add_row(*(row_cells[i] for i in shown))
+    # Numbers are never folded: one space between columns in place of two, before one is cut.
+    least = [_least_width(columns[i], [row_cells[i] for row_cells in cells]) for i in shown]
+    if sum(least) + 2 * (len(least) - 1) > console().width:
+        table.padding = 0
     return table
+
+
+def _least_width(column: Column, cells: Iterable[str | Text]) -> int:
+    lines = (line for cell in cells for line in str(cell).splitlines()) if column.number else ()
+    return max(map(len, (column.title, *lines)))
 
 
 def _has_value(cells: Sequence[Sequence[str | Text]], place: int) -> bool:

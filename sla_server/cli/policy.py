@@ -197,7 +197,7 @@ def _described(row: Row) -> Iterator[str]:
         yield f"back-test: {tested['reason']}"
         yield from (f"  {note}" for note in tested.get("notes") or ())
     for each in report.get("capacity") or ():
-        value = "unknown" if each["cost_per_s"] is None else f"{each['cost_per_s']:,.0f} cost/s"
+        value = "unknown" if each["cost_per_s"] is None else f"{each['cost_per_s']:,.0f} weighted IOPS"
         yield f"capacity of {each['backend']} for {promise_words(each)}: {value}"
         yield f"  {each['reason']}"
     yield from _found_beside(report)
@@ -223,7 +223,8 @@ def _found_beside(report: Row) -> Iterator[str]:
         yield f"and {len(harms) - MOST_VOLUMES:,} more that hurt others: -o json"
     for each in bursts[:MOST_VOLUMES]:
         yield (
-            f"usual bursts of {each['volume']} on {each['backend']}: {each['cost_per_s']:,.0f} cost/s and "
+            f"usual bursts of {each['volume']} on {each['backend']}: {each['cost_per_s']:,.0f} "
+            f"weighted IOPS and "
             f"{each['burst_cost']:,.0f} at once (learnt of {each['days']} days)"
         )
     if len(bursts) > MOST_VOLUMES:
@@ -275,7 +276,7 @@ def hour_words(hour: int) -> str:
 
 CAP_COLUMNS: Final = (
     Column("VOLUME", lambda row, _now: str(row["volume"])),
-    Column("LOWEST CAP", lambda row, _now: f"{row['cost_per_s']:,.0f} cost/s", number=True),
+    Column("LOWEST CAP", lambda row, _now: f"{row['cost_per_s']:,.0f} weighted IOPS", number=True),
     Column("IN HOUR", lambda row, _now: hour_words(row["hour_of_week"])),
     Column("DEMAND P95", lambda row, _now: formatting.count(row.get("demand_p95")), number=True),
     Column("HOURS CAPPED", lambda row, _now: formatting.count(row["hours"]), number=True),
@@ -302,7 +303,7 @@ def diff(client: Client, before: int, after: int, output: str) -> None:
     for each in capacity:
         click.echo(
             f"capacity of {each['backend']} for {promise_words(each)}: "
-            f"{formatting.count(each['before'])} -> {formatting.count(each['after'])} cost/s"
+            f"{formatting.count(each['before'])} -> {formatting.count(each['after'])} weighted IOPS"
         )
     if not rows:
         click.echo(f"versions {before} and {after} cap the same")
@@ -366,8 +367,8 @@ def would_hold(client: Client, output: str) -> None:
 HOLD_COLUMNS: Final = (
     Column("VOLUME", lambda row, _now: str(row["volume"])),
     Column("BACKEND", lambda row, _now: str(row["backend"])),
-    Column("CAP", lambda row, _now: f"{row['cap_cost_per_s']:,.0f} cost/s", number=True),
-    Column("USES", lambda row, _now: f"{row['cost_per_s']:,.0f} cost/s", number=True),
+    Column("CAP", lambda row, _now: f"{row['cap_cost_per_s']:,.0f} weighted IOPS", number=True),
+    Column("USES", lambda row, _now: f"{row['cost_per_s']:,.0f} weighted IOPS", number=True),
     Column("ABOVE FOR", lambda row, _now: formatting.span(row["above_s"]), number=True),
     Column("OF", lambda row, _now: formatting.span(row["watched_s"]), number=True),
     Column("ABOVE BY", lambda row, _now: formatting.count(row["above_cost"]), number=True),
@@ -399,7 +400,7 @@ def _explained(found: Row) -> Iterator[str]:
     if not capped:
         yield f"  it is not capped in any of the {len(hours)} hours of the week in which it did I/O"
     for each in found["capacity"]:
-        value = "unknown" if each["cost_per_s"] is None else f"{each['cost_per_s']:,.0f} cost/s"
+        value = "unknown" if each["cost_per_s"] is None else f"{each['cost_per_s']:,.0f} weighted IOPS"
         yield f"  {each['backend']} can take {value} for {promise_words(each)}: {each['reason']}"
     tested = found.get("back_test")
     if isinstance(tested, dict):
@@ -408,7 +409,7 @@ def _explained(found: Row) -> Iterator[str]:
         words = hour_words(first) if first == last else f"{hour_words(first)} to {hour_words(last)}"
         asked = "" if demand is None else f"; its demand (p95) was up to {demand:,.0f}"
         at_once = f", {burst:,.0f} at once after a quiet time" if burst else ""
-        yield f"  {words}: at most {cap:,.0f} cost/s{at_once}{asked}"
+        yield f"  {words}: at most {cap:,.0f} weighted IOPS{at_once}{asked}"
 
 
 def _ranges(capped: list[Row]) -> Iterator[tuple[int, int, float, float | None, float]]:

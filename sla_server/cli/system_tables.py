@@ -120,8 +120,8 @@ KINDS: Final = {
         (
             Column("BACKEND", plain("backend")),
             Column("STATE", lambda row, _now_us: _phase(row)),
-            live_count("USED COST/S", "cost_per_s"),
-            live_count("CAP COST/S", "cap_cost_per_s"),
+            live_count("WEIGHTED IOPS", "cost_per_s"),
+            live_count("HELD TO", "cap_cost_per_s"),
             counted("CAPACITY", "capacity_cost_per_s"),
             Column("FULL", lambda row, _now_us: _share_of_capacity(row), number=True),
             Column("HELPS", lambda row, _now_us: _helped(row)),
@@ -205,7 +205,7 @@ KINDS: Final = {
         "/backends/{name}/history",
         (
             Column("FROM", at("slot_us"), number=True),
-            counted("COST/S", "cost_per_s"),
+            counted("WEIGHTED IOPS", "cost_per_s"),
             counted("IOPS", "iops"),
             Column("RATE", lambda row, _now_us: formatting.rate(row.get("bytes_per_s")), number=True),
             Column("OF IT", lambda row, _now_us: _parts(row)),

@@ -86,7 +86,8 @@ def explain(facts: Row, zone: tzinfo | None = UTC) -> Explanation:
     times = Times(facts["now_us"], zone)
     made = _volume(facts, times) if facts["kind"] == "volume" else _agreement(facts, times)
     sections = [section for section in made.sections if section.lines]
-    if any("cost/s" in line for section in sections for line in section.lines) or "cost/s" in made.headline:
+    lines = (line for section in sections for line in section.lines)
+    if any(words.COST_UNIT in line for line in (made.headline, *lines)):
         sections.append(Section("Units", (words.COST_NOTE,)))
     if line := words.acting_line(facts.get("server")):
         sections.append(Section("Server", (line,)))

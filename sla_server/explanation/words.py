@@ -12,7 +12,11 @@ from pmdaemon.wire.messages.client_caps import is_glob
 
 Row = Mapping[str, Any]
 
-COST_NOTE: Final = "1 cost is an I/O or 64 KiB: a 4 KiB I/O costs 1.06, one of 1 MiB costs 17."
+COST_UNIT: Final = "weighted IOPS"
+COST_NOTE: Final = (
+    "Of weighted IOPS, an I/O counts once, and once more per 64 KiB: "
+    "one of 4 KiB 1.06 times, one of 1 MiB 17 times."
+)
 
 OTHERS: Final = "*"
 """As the client of a throttle: all clients of the volume that no agreement names."""
@@ -111,7 +115,7 @@ def number(value: float) -> str:
 
 def cost(value: float | None) -> str:
     """A cost rate."""
-    return "an unknown rate" if value is None else f"{number(value)} cost/s"
+    return "an unknown rate" if value is None else f"{number(value)} {COST_UNIT}"
 
 
 def capped(row: Row) -> str:

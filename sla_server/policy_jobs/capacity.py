@@ -210,9 +210,8 @@ def _with_gap(found: Capacity, seen: Intervals, most: float) -> Capacity:
     )  # fmt: skip
     if between is None or between <= found.cost_per_s:
         return found
-    reason = (
-        f"no load was seen just above {found.highest_kept:.0f} cost/s, where it was kept: by a queue model"
-    )
+    kept = f"{found.highest_kept:.0f} weighted IOPS"
+    reason = f"no load was seen just above {kept}, where it was kept: by a queue model"
     return replace(found, cost_per_s=between, between=between, reason=reason)
 
 
@@ -240,7 +239,8 @@ def _choose(
         value, reason = bound, "lower bound of the largest load at which the promise was kept"
         if bound < LEAST_BOUND * estimate:
             reason = (
-                f"too uncertain: between {bound:.0f} and {estimate:.0f} cost/s, the promise does not follow "
+                f"too uncertain: between {bound:.0f} and {estimate:.0f} weighted IOPS, the "
+                f"promise does not follow "
                 "the load"
             )
             return Capacity(None, points, highest, reason, estimate, estimate, bound, curve)

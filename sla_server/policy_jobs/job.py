@@ -111,7 +111,9 @@ def describe(result: dict[str, Any]) -> str:
     for row in result["harms"][:10]:
         lines += attribution.describe(row)
     for row in result["capped"][:10]:
-        lines.append(f"  {row['volume']} hour {row['hour_of_week']}: at most {row['cost_per_s']:.0f} cost/s")
+        lines.append(
+            f"  {row['volume']} hour {row['hour_of_week']}: at most {row['cost_per_s']:.0f} weighted IOPS"
+        )
     if not result["capped"]:
         lines.append("  no volume needs a cap in the hours seen")
     elif len(result["capped"]) > 10:

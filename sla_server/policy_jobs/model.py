@@ -40,7 +40,10 @@ def with_former(row: Mapping[str, Any], former: Mapping[str, float]) -> dict[str
         is_former = row["backend"] in former
         value, reason = known, f"{reason}; {'the last valid value is kept' if is_former else 'by minutes'}"
         if row["unlimited"] and row["highest_kept"] > known:
-            value, reason = row["highest_kept"], f"{row['reason']}, which is above {known:.0f} cost/s known"
+            value, reason = (
+                row["highest_kept"],
+                f"{row['reason']}, which is above {known:.0f} weighted IOPS known",
+            )
     return {**row, "cost_per_s": value, "reason": reason}
 
 

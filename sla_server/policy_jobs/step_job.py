@@ -165,7 +165,7 @@ WORDS: Final[Mapping[str, str]] = MappingProxyType(
 
 def describe_capacity(row: Mapping[str, Any]) -> list[str]:
     """A capacity for people."""
-    value = "unknown" if row["cost_per_s"] is None else f"{row['cost_per_s']:.0f} cost/s"
+    value = "unknown" if row["cost_per_s"] is None else f"{row['cost_per_s']:.0f} weighted IOPS"
     step = f" step {row['step'] + 1}" if row["step"] else ""
     return [
         f"  capacity of {row['backend']} for {row['sla']}/{row['objective']}{step}: {value}",
@@ -176,7 +176,7 @@ def describe_capacity(row: Mapping[str, Any]) -> list[str]:
 def describe_demand(row: Mapping[str, Any]) -> list[str]:
     """The largest demand of a volume for people."""
     return [
-        f"  demand of {row['volume']} on {row['backend']}: up to {row['p95']:.0f} cost/s (p95), "
+        f"  demand of {row['volume']} on {row['backend']}: up to {row['p95']:.0f} weighted IOPS (p95), "
         f"{row['p50']:.0f} (p50)"
     ]
 

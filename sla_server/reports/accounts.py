@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from operator import add, itemgetter
-from typing import Final
+from operator import add, itemgetter, mul
+from typing import Any, Final
 
 from sla_server.agreements import periods
 from sla_server.agreements.compliance import PeriodSums, Terms, sums_of_rows
@@ -44,9 +44,10 @@ GROUP: Final = ("version", "state", "ours", "inexact", "length_us")
 _BEFORE_ALL_US: Final = -(1 << 62)
 _AFTER_ALL_US: Final = 1 << 62
 _START: Final = itemgetter("start_us")
-_KIND_OF: Final = itemgetter(*GROUP)
+_KIND_OF: Final = itemgetter(*GROUP, "slices")
 _LENGTH: Final = itemgetter("length_us")
-_LENGTH_OF: Final = itemgetter("state", "reason", "length_us")
+_SLICES: Final = itemgetter("slices")
+_LENGTH_OF: Final = itemgetter("state", "reason", "length_us", "slices")
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ class ObjectiveSlices:
     """One objective's slices in the period.
 
     Attributes:
-        rows: newest revisions, oldest first.
+        rows: newest revisions, oldest first; like ones that follow each other may be one row, with
+            ``slices`` of them.
         terms: by version; ``last``: of the newest version that has the objective.
         by_version: version to the objective as it was agreed, with its version.
     """
@@ -75,26 +77,35 @@ class ObjectiveSlices:
         return sums_of_rows(grouped(rows), self.terms, self.last)
 
     @cached_property
-    def notable(self) -> list[Row]:
-        """Those that are more than good: nearly none, nearly always, and lists are made of them alone."""
-        return [row for row in self.rows if row["state"] != "good" or row["inexact"]]
+    def by_state(self) -> Mapping[str, list[Row]]:
+        """Rows by state: lists are made of those that are not good, nearly none of them, nearly always."""
+        found: dict[str, list[Row]] = {}
+        for row in self.rows:
+            found.setdefault(row["state"], []).append(row)
+        return found
+
+    @cached_property
+    def reached_us(self) -> list[int]:
+        """Of each row, until when it and those before it reach."""
+        lengths_us = map(mul, map(_LENGTH, self.rows), map(_SLICES, self.rows))
+        return list(accumulate(map(add, map(_START, self.rows), lengths_us), max))
 
     @cached_property
     def lengths_us(self) -> Counter[tuple[str, str, int]]:
         """(state, reason, length) to how many slices have them."""
-        return Counter(map(_LENGTH_OF, self.rows))
+        return weighted(Counter(map(_LENGTH_OF, self.rows)))
 
     @cached_property
     def without_exclusions(self) -> tuple[PeriodSums, int]:
         """The sums as if no maintenance had excused anything, and how many slices are not known then."""
         rows, unknown = [], 0
-        if not any(row["state"] == "excluded" for row in self.notable):
+        if "excluded" not in self.by_state:
             return self.sums, 0
         for row in self.rows:
             if row["state"] == "excluded" and row["reason"] != OUTSIDE:
                 state = unexcused_state(row, self.by_version.get(row["version"]))
                 if state is None:
-                    unknown += 1
+                    unknown += row["slices"]
                     continue
                 row = {**row, "state": state}
             rows.append(row)
@@ -103,8 +114,46 @@ class ObjectiveSlices:
 
 def grouped(rows: Iterable[Row]) -> list[Row]:
     """As ``SqlReader.slice_sums`` gives them: how many slices there are of each kind."""
-    counts = Counter(map(_KIND_OF, rows))  # in C: a month has 43,200 rows, and they are counted seven times
+    counts = weighted(Counter(map(_KIND_OF, rows)))  # in C: rows are many, and are counted seven times
     return [dict(zip((*GROUP, "n"), (*key, count), strict=True)) for key, count in counts.items()]
+
+
+def weighted(rows: Counter[Any]) -> Counter[Any]:
+    """How many slices there are of each key; rows are counted by (*key, slices of a row)."""
+    found: Counter[Any] = Counter()
+    for (*key, slices), count in rows.items():
+        found[tuple(key)] += slices * count
+    return found
+
+
+def end_us_of(row: Row) -> int:
+    """Where the last slice of a row ends."""
+    end_us: int = row["start_us"] + row["length_us"] * row["slices"]
+    return end_us
+
+
+def starting_within(rows: Sequence[Row], from_us: int, to_us: int) -> list[Row]:
+    """Slices that start in [from_us, to_us); rows at the bounds are divided. Oldest first, as ``rows``."""
+    first, end = (bisect_left(rows, us, key=_START) for us in (from_us, to_us))
+    found = list(rows[first:end])
+    if first and (rest := _divided(rows[first - 1], from_us)[1]):
+        found.insert(0, rest)
+    if found:
+        head = _divided(found[-1], to_us)[0]
+        found[-1:] = [head] if head else []
+    return found
+
+
+def _divided(row: Row, at_us: int) -> tuple[Row | None, Row | None]:
+    """A row as its slices that start before a time, and those that do not."""
+    before = -(-(at_us - row["start_us"]) // row["length_us"])
+    if before <= 0:
+        return None, row
+    if before >= row["slices"]:
+        return row, None
+    start_us = row["start_us"] + before * row["length_us"]
+    rest = {**row, "start_us": start_us, "slices": row["slices"] - before}
+    return {**row, "slices": before}, rest
 
 
 def counts_of(sums: PeriodSums) -> SliceCounts:
@@ -116,10 +165,11 @@ def counts_of(sums: PeriodSums) -> SliceCounts:
 def day_figures(slices: ObjectiveSlices, period: ReportPeriod, end_us: int) -> list[DayFigures]:
     """Each day until now."""
     days = [day for day in period.days() if day[1] < end_us]
-    firsts = [bisect_left(slices.rows, day[1], key=_START) for day in days]
+    # Slices of the last day end it, should the period have some behind it.
+    ends_us = [*(day[1] for day in days[1:]), _AFTER_ALL_US]
     found = []
-    for (day, from_us, to_us), first, end in zip(days, firsts, [*firsts[1:], len(slices.rows)], strict=True):
-        sums = slices.sums_of(slices.rows[first:end])
+    for (day, from_us, to_us), before_us in zip(days, ends_us, strict=True):
+        sums = slices.sums_of(starting_within(slices.rows, from_us, before_us))
         found.append(
             DayFigures(
                 day=day,
@@ -140,10 +190,8 @@ def gaps(slices: ObjectiveSlices, spans: Iterable[Span]) -> list[Span]:
 
     Rows are in order of their starts.
     """
-    # Lists of numbers: 43,200 pairs would set the garbage collector off, which takes longer than all else.
-    starts = list(map(_START, slices.rows))
-    reaches = list(accumulate(map(add, starts, map(_LENGTH, slices.rows)), max))
-    begins, ends = [_BEFORE_ALL_US, *reaches], [*starts, _AFTER_ALL_US]
+    # Lists of numbers: pairs would set the garbage collector off, which takes longer than all else.
+    begins, ends = [_BEFORE_ALL_US, *slices.reached_us], [*map(_START, slices.rows), _AFTER_ALL_US]
     holes = [(begin, end) for begin, end in zip(begins, ends, strict=True) if begin < end]
     return [
         (max(hole[0], from_us), min(hole[1], to_us))
@@ -230,22 +278,17 @@ def reasons_of(slices: ObjectiveSlices) -> list[ReasonTotal]:
     ]
 
 
-def runs(
-    rows: Iterable[Row],
-    wanted: Callable[[Row], bool],
-    key: Callable[[Row], object] = lambda row: row["reason"],
-) -> list[list[Row]]:
-    """Wanted slices one after the other with equal keys."""
+def runs(rows: Iterable[Row], key: Callable[[Row], object] = lambda row: row["reason"]) -> list[list[Row]]:
+    """Slices one after the other with equal keys."""
     found: list[list[Row]] = []
+    last_key, reached_us = None, None
     for row in rows:
-        if not wanted(row):
-            continue
-        last = found[-1][-1] if found else None
-        follows = last is not None and last["start_us"] + last["length_us"] == row["start_us"]
-        if follows and last is not None and key(last) == key(row):
+        row_key = key(row)
+        if row["start_us"] == reached_us and row_key == last_key:
             found[-1].append(row)
         else:
             found.append([row])
+        last_key, reached_us = row_key, end_us_of(row)
     return found
 
 
@@ -254,8 +297,8 @@ def _head(objective: str, run: Sequence[Row]) -> dict[str, object]:
     return {
         "objective": objective,
         "from_us": run[0]["start_us"],
-        "to_us": run[-1]["start_us"] + run[-1]["length_us"],
-        "slices": len(run),
+        "to_us": end_us_of(run[-1]),
+        "slices": sum(row["slices"] for row in run),
         "reason": reason,
         "text": REASONS.get(reason, ""),
         "is_ours": bool(run[0]["ours"]),
@@ -264,7 +307,7 @@ def _head(objective: str, run: Sequence[Row]) -> dict[str, object]:
 
 def bad_runs(slices: ObjectiveSlices) -> list[list[Row]]:
     """Bad slices in a row; a month may have thousands, of which a report lists some."""
-    return runs(slices.notable, lambda row: row["state"] == "bad")
+    return runs(slices.by_state.get("bad", ()))
 
 
 def bad_span(objective: str, run: Sequence[Row]) -> WorstSpan:
@@ -286,11 +329,7 @@ def missing_spans(
     """
     found = [
         ReportedSpan.model_validate(_head(slices.name, run))
-        for run in runs(
-            slices.notable,
-            lambda row: row["state"] == "no_data",
-            lambda row: (row["reason"], row["ours"]),
-        )
+        for run in runs(slices.by_state.get("no_data", ()), lambda row: (row["reason"], row["ours"]))
     ]
     for span in unjudged:
         inside_s, _ = service_s(slices, [span])
@@ -311,13 +350,11 @@ def missing_spans(
 def inexact_spans(slices: ObjectiveSlices) -> list[ReportedSpan]:
     """Slices in a row that were judged on an upper bound."""
     text = "judged on an upper bound: the limit was not counted, or the figures were shared out by time"
+    decided = (row for state in ("good", "bad") for row in slices.by_state.get(state, ()))
+    inexact = sorted((row for row in decided if row["inexact"]), key=_START)
     return [
         ReportedSpan.model_validate({**_head(slices.name, run), "reason": "inexact", "text": text})
-        for run in runs(
-            slices.notable,
-            lambda row: bool(row["inexact"]) and row["state"] in ("good", "bad"),
-            lambda row: row["state"],
-        )
+        for run in runs(inexact, lambda row: row["state"])
     ]
 
 

@@ -6,7 +6,6 @@ are those of ``agreements.compliance`` and ``credits``, which the server itself 
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import Final, TypeVar
 
@@ -107,9 +106,8 @@ def _slices(inputs: ReportInputs, name: str) -> ObjectiveSlices | None:
 
 
 def _within(slices: ObjectiveSlices, bounds: Span) -> ObjectiveSlices:
-    """Those that start within; rows are in order, so a year of days reads each row once."""
-    first, end = (bisect_left(slices.rows, us, key=lambda row: row["start_us"]) for us in bounds)
-    rows = slices.rows[first:end]
+    """Those that start within."""
+    rows = accounts.starting_within(slices.rows, *bounds)
     return ObjectiveSlices(slices.name, rows, slices.terms, slices.last, slices.by_version)
 
 
@@ -172,8 +170,7 @@ def _budget(
     spec = last.agreement.spec.model_copy(update={"window": inputs.period.window})
     judged_us = bounds[1]
     if bounds[1] > inputs.as_of_us and last.ended_us is None:
-        ends = (row["start_us"] + row["length_us"] for row in slices.rows)
-        judged_us = max(*ends, bounds[0], last.applied_us) if slices.rows else max(bounds[0], last.applied_us)
+        judged_us = max(*slices.reached_us[-1:], bounds[0], last.applied_us)
     budget = period_budget(sums, spec, terms, bounds, judged_us, last.calendar)
     return ReportedBudget(
         allowed_s=round(budget.total_minutes * 60, 3),

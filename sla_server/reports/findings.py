@@ -11,7 +11,7 @@ from sla_server.agreements.periods import SECOND_US, Span, unannounced_spans
 from sla_server.agreements.promise import InForce
 from sla_server.agreements.slices import REASONS
 from sla_server.explanation.words import listed
-from sla_server.reports.accounts import OUTSIDE, ObjectiveSlices, runs
+from sla_server.reports.accounts import OUTSIDE, ObjectiveSlices, end_us_of, runs
 from sla_server.reports.document import (
     ReportedChange,
     ReportedEpisode,
@@ -33,7 +33,7 @@ STORAGE_REASONS: Final = ("hung", "failed")
 def episodes_of(inputs: ReportInputs, slices: Mapping[str, ObjectiveSlices]) -> list[ReportedEpisode]:
     """Violations that lasted in some of the period, oldest first."""
     found = []
-    bad = {name: _BadSlices(each.notable) for name, each in slices.items()}
+    bad = {name: _BadSlices(each.by_state.get("bad", ())) for name, each in slices.items()}
     for row in inputs.episodes:
         end_us = row["closed_us"] or inputs.end_us
         inside_us = min(end_us, inputs.end_us) - max(row["opened_us"], inputs.period.from_us)
@@ -61,7 +61,7 @@ class _BadSlices:
     """Bad slices of an objective, in order, so that each violation looks at its own alone."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
-        self._rows = [row for row in rows if row["state"] == "bad"]
+        self._rows = list(rows)
         self._longest_us = max((row["length_us"] for row in self._rows), default=0)
 
     def within(self, from_us: int, to_us: int) -> list[Row]:
@@ -140,9 +140,10 @@ def maintenance_of(inputs: ReportInputs, slices: Iterable[ObjectiveSlices]) -> l
     """Work that excused slices, once for all objectives with slices of the same spans."""
     spans: dict[tuple[int, int, str], int] = {}
     for each in slices:
-        for run in runs(each.notable, lambda row: row["state"] == "excluded" and row["reason"] != OUTSIDE):
-            key = run[0]["start_us"], run[-1]["start_us"] + run[-1]["length_us"], run[0]["reason"]
-            spans.setdefault(key, len(run))
+        excused = (row for row in each.by_state.get("excluded", ()) if row["reason"] != OUTSIDE)
+        for run in runs(excused):
+            key = run[0]["start_us"], end_us_of(run[-1]), run[0]["reason"]
+            spans.setdefault(key, sum(row["slices"] for row in run))
     found = [
         _maintenance(inputs.versions, from_us, to_us, reason, count)
         for (from_us, to_us, reason), count in sorted(spans.items())

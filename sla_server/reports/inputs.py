@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from pydantic import ValidationError
@@ -34,6 +35,8 @@ MOST_DECISIONS: Final = 5000
 BEFORE_US: Final = 600_000_000
 """Decisions so long before an episode may be about it: a loop starts when a promise is at risk."""
 MOST_PERIODS: Final = 800
+SHORTEST_US: Final = 23 * HOUR_US
+"""A day on which clocks are put forward."""
 MOST_SLICES: Final = 5_000_000
 """Of one report: some 4 GB of rows; a year of minutes of one objective is a tenth of it."""
 LAST: Final = "last"
@@ -50,8 +53,9 @@ class ReportInputs:
         rows: rows of ``agreements``, those that cannot be read included.
         credited: periods of the agreement that end in the report's, or go on at its end; of a rolling
             window the one that ends with it.
-        slices: objective to the newest revision of each slice, from the first credited period on. Those that
-            are neither bad nor excluded are whole only ``to_verify``.
+        slices: objective to the newest revision of each slice, from the first credited period on, oldest
+            first. A row has ``slices`` of them, of which each begins where the former one ends: those that
+            are alike and neither bad nor excluded. ``to_verify`` each is a row of its own, whole.
         revised: slices with a revision after ``as_of_us``; counted only ``to_verify``.
         judged_us: until when any slice was judged; ``judged``: the same by objective. 0: none was.
         alive_us: when the server last noted that it was up, by its own clock; 0: never.
@@ -145,7 +149,9 @@ def credited_periods(versions: Sequence[InForce], period: ReportPeriod, end_us: 
     if isinstance(window, RollingWindow):
         return [period_bounds(window, end_us)]
     windows: list[tuple[int, Window]] = [(item.applied_us, item.agreement.spec.window) for item in held]
-    spans = agreed_periods(windows, end_us - 1, MOST_PERIODS, 1)
+    # As many as there may be: days are the shortest, and each new window may cut one short.
+    most = (end_us - period.from_us) // SHORTEST_US + 2 + len(windows)
+    spans = agreed_periods(windows, end_us - 1, min(most, MOST_PERIODS), 1)
     return [span for span in reversed(spans) if span[1] > period.from_us and span[0] < end_us]
 
 
@@ -211,7 +217,7 @@ def _read(reader: SqlReader, found: ReportInputs, most_slices: int, to_verify: b
         found_slices = reader.reports.slices_as_of(
             name, objective, from_us, end_us, as_of_us, left + 1, whole=to_verify
         )
-        left -= len(found_slices)
+        left -= sum(map(itemgetter("slices"), found_slices))
         if left < 0:
             raise PeriodTooLong(period.text, most_slices - left, most_slices)
         slices[objective] = found_slices

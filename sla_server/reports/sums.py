@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from sla_server.db.queries.job_results import table_of
-from sla_server.reports.accounts import GROUP, grouped
+from sla_server.reports.accounts import GROUP, grouped, starting_within
 from sla_server.reports.errors import SumsDiffer
 from sla_server.rows import Row
 
@@ -86,7 +86,7 @@ class SumsCheck:
             return
         is_outdated = False
         for key, (objective, rows) in zip(keys, inputs.slices.items(), strict=True):
-            own = _counted(grouped(row for row in rows if period.from_us <= row["start_us"] < period.to_us))
+            own = _counted(grouped(starting_within(rows, *period.bounds)))
             if own != self.of_period.get(key, {}):
                 self._count_again(inputs, objective, own, reader)
                 is_outdated = True

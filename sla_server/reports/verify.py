@@ -263,7 +263,7 @@ def compare(found: Verification, content: ReportContent, inputs: ReportInputs) -
             continue
         text = f"the report says {_shown(change.before)}, what is stored gives {_shown(change.after)}"
         found.add("differs" if part in FIGURES else "gone", change.field, text)
-    slices = sum(len(rows) for rows in inputs.slices.values())
+    slices = sum(row["slices"] for rows in inputs.slices.values() for row in rows)
     found.checked.append(f"all figures, computed again from {slices} stored slices as of its issue")
 
 

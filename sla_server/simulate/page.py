@@ -105,7 +105,7 @@ def _volume_row(v: VolumeFigures, mode: str) -> list[str]:
         str(v.changes),
         str(v.turns),
         str(v.turns_a_minute),
-        _text(v.least_cost, " cost/s"),
+        _text(v.least_cost, " weighted IOPS"),
     ]
 
 

@@ -28,7 +28,7 @@ def test_a_browser_goes_to_the_provider_and_comes_back_signed_in(tmp_path: Path,
             for step in ("provider", "agree"):
                 wait_for(driver, f"#{step}")
                 driver.find_element(By.ID, step).click()
-            wait_for(driver, "[data-sla='erp-gold/latency'] meter")
+            wait_for(driver, "[data-sla='erp-gold/latency'] .spark path")
             assert driver.current_url == site.url
             said = driver.find_element(By.ID, "session")
             until(driver, lambda: "bea (operator)" in said.text, "the page knows who it is")

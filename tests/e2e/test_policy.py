@@ -88,7 +88,7 @@ def test_a_policy_keeps_a_promise_through_a_burst_that_reaction_alone_broke(
     stage.sla("mode", "enforce", "--backend", "disk-1", "--policy")
     stage.wait(lambda: policy_throttles(stage, "confirmed", "seen"), "the policy's cap confirmed")
     assert any(is_kept_through_a_burst(stage, driver) for _ in range(TRIES)), "the promise kept throughout"
-    assert "at most 100 cost/s" in stage.sla("policy", "explain", "batch").stdout
+    assert "at most 100 weighted IOPS" in stage.sla("policy", "explain", "batch").stdout
 
     # Rolled back: there is no policy before it.
     assert "no policy is in force" in stage.sla("policy", "rollback").stdout

@@ -24,7 +24,7 @@ from tests.support.site import Site
 pytestmark = pytest.mark.e2e
 THINGS = {"agreement": "erp-gold", "volume": "batch", "backend": "disk-0", "policy": "3"}
 READY = {
-    "overview": "[data-sla='erp-gold/latency'] meter",
+    "overview": "[data-sla='erp-gold/latency'] .spark path",
     "agreements": "[data-promise='erp-gold/latency'] meter",
     "agreement": "#heat .b2 button",
     "apply": "#not-here a",
@@ -162,7 +162,7 @@ def test_the_overview_says_why_and_when(site: Site, page: Page, monkeypatch: pyt
         )
         words = "1 violated; 1 has spent the error budget of the period; 1 volume throttled."
         until(driver, lambda: words in text(driver, "#summary"), "what is so now, and of the period")
-        assert "spent much too fast" in text(driver, "[data-sla='erp-gold/latency']")
+        assert "The error budget is spent." in text(driver, "[data-sla='erp-gold/latency']")
         wait_for(driver, "#timeline rect.violated")
         wait_for(driver, "#timeline rect.throttled")
         label = "return document.querySelector(arguments[0]).closest('svg').getAttribute('aria-label')"
@@ -184,6 +184,38 @@ def test_the_overview_says_why_and_when(site: Site, page: Page, monkeypatch: pyt
         wait_for(driver, "#timeline rect.violated")
         assert violations(driver) == []
         assert console_errors(driver) == []
+
+
+def test_a_row_is_of_one_time(site: Site, page: Page) -> None:
+    """Of now on the overview, of the period among all agreements: no row mixes what was measured with both."""
+    heads = "return [...document.querySelectorAll('main th[scope=col]')].map((each) => each.textContent)"
+    now = ["State", "Agreement", "Measured", "Promised", "Course", "What the server does"]
+    snapshot = site.snapshot
+    assert snapshot is not None
+
+    def spent(at_us: int) -> dict[str, Any]:
+        found = snapshot(at_us)
+        for row in found["slas"]:
+            row |= {"state": "ok", "budget_remaining": 0.4, "alerts": []}
+        found["slas"][0] |= {"budget_remaining": -0.1}
+        found["slas"][1] |= {"alerts": ["fast"]}
+        return found
+
+    site.snapshot = spent
+    with page(1440, 900) as driver:
+        driver.get(site.url)
+        wait_for(driver, "#slas [data-sla]")
+        assert driver.execute_script(heads)[: len(now)] == now
+        until(
+            driver, lambda: "The error budget is spent." in text(driver, "#slas"), "why it is among the first"
+        )
+        assert "The error budget is being spent much too fast." in text(driver, "#slas")
+        assert "%" not in text(driver, "#slas"), "a share is of the period"
+        driver.get(f"{site.url}agreements")
+        wait_for(driver, "#promises [data-row], #promises tbody tr")
+        columns = driver.execute_script(heads)
+        assert "Error budget left" in " ".join(columns)
+        assert "Measured" not in " ".join(columns)
 
 
 def test_a_list_has_its_state_in_its_address(site: Site, page: Page) -> None:

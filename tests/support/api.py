@@ -160,7 +160,7 @@ def throttle(**changed: Any) -> dict[str, Any]:
         "bytes_per_s": None,
         "reason": "promise-at-risk",
         "text": "erp-gold/latency at 15.1 ms of 12 ms allowed (2.40 times the misses allowed): "
-        "batch from 581 to 290 cost/s",
+        "batch from 581 to 290 weighted IOPS",
         "victim": "erp-gold/latency",
         "who": "",
         "state": "seen",

@@ -29,7 +29,7 @@ class Result:
         bad: bad seconds of each burst, in order.
         ahead: whether C was set before it.
         kept: I/Os of greedy.
-        allowed: C of each time that it was set ahead, in cost/s.
+        allowed: C of each time that it was set ahead, in weighted IOPS.
     """
 
     bad: list[int]

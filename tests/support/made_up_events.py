@@ -23,7 +23,7 @@ STORY: Final[tuple[tuple[str, str, str, str, str], ...]] = (
         "volume",
         "batch",
         "erp-gold/latency at 15.1 ms of 12 ms allowed (2.40 times the misses allowed): "
-        "batch from 581 to 290 cost/s",
+        "batch from 581 to 290 weighted IOPS",
     ),
     (
         "client-new",
@@ -116,7 +116,7 @@ STORY: Final[tuple[tuple[str, str, str, str, str], ...]] = (
         "critical",
         "volume",
         "batch",
-        "batch does 612 cost/s, its cap is 290: I/O goes past the gateway",
+        "batch does 612 weighted IOPS, its cap is 290: I/O goes past the gateway",
     ),
     ("gateway-enrolled", "info", "gateway", "gateway-b", "gateway-b has its certificate"),
     ("certificate-expires", "critical", "gateway", "gateway-a", "its certificate ends in 6 days"),

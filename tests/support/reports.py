@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo
 from sla_server.agreements.load import load_documents
 from sla_server.db.queries.reports import RUN_COLUMNS, SINGLE
 from sla_server.db.reports import NO_REPORT, ChainEnd
+from sla_server.reports.accounts import end_us_of
 from sla_server.rows import Row
 from tests.support.agreements import FULL, agreement, maintenance_text
 
@@ -74,8 +75,24 @@ def throttle_row(volume: str, from_us: int, to_us: int | None, **more: Any) -> R
     return {**row, **more}
 
 
-def _as_in_a_run(row: Row) -> Row:
-    return row if row["state"] in SINGLE else {column: row[column] for column in RUN_COLUMNS}
+def _as_runs(rows: Iterable[Row]) -> list[Row]:
+    """As ``SqlReader`` reads them for a report: like slices that follow each other are one row."""
+    found: list[Row] = []
+    for row in rows:
+        if row["state"] in SINGLE:
+            found.append(row)
+            continue
+        run = {**{column: row[column] for column in RUN_COLUMNS}, "slices": 1}
+        last = found[-1] if found else {"state": "bad"}
+        if last["state"] not in SINGLE and {**run, "start_us": 0, "slices": 0} == {
+            **last,
+            "start_us": 0,
+            "slices": end_us_of(last) - row["start_us"],
+        }:
+            last["slices"] += 1
+        else:
+            found.append(run)
+    return found
 
 
 @dataclass
@@ -133,8 +150,8 @@ class StoredRows:
         for row in sorted(self._slices(name, from_us, to_us), key=lambda row: int(row["revision"])):
             if row["objective"] == objective and row["judged_us"] <= as_of_us:
                 newest[row["start_us"]] = row
-        rows = [newest[start_us] for start_us in sorted(newest)][:limit]
-        return rows if whole else [_as_in_a_run(row) for row in rows]
+        rows = [{**newest[start_us], "slices": 1} for start_us in sorted(newest)][:limit]
+        return rows if whole else _as_runs(rows)
 
     def revised_after(self, name: str, objective: str, from_us: int, to_us: int, as_of_us: int) -> int:
         rows = self._slices(name, from_us, to_us)

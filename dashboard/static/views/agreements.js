@@ -1,6 +1,6 @@
 // All promises, one row an objective: found by name, filtered by state, sorted and paged by the server.
 
-import {code, compliancePair, fillAgreement, fillBudget, fillState, keyOf, measuredPair, promisedPair, seesAll} from "../cells.js";
+import {code, compliancePair, fillAgreement, fillBudget, fillState, keyOf, promisedPair, seesAll} from "../cells.js";
 import {startDocuments} from "../documents.js";
 import {startList} from "../list.js";
 import * as f from "../format.js";
@@ -13,7 +13,6 @@ const columns = [
     const rest = (row.volume_count || 0) - (row.volumes || []).length;
     return [(row.volumes || []).join(", ") || f.DASH, rest > 0 ? `and ${rest} more` : ""];
   }},
-  {label: "Measured now", cls: "num", title: "Over the last seconds", text: measuredPair},
   {label: "Promised", cls: "num", text: promisedPair},
   {label: "Compliance", cls: "num", sort: "compliance", title: "Good slices of those judged in this period", text: compliancePair},
   {label: "Error budget left", sort: "budget", title: "Of the whole period: bad time that may still come", fill: fillBudget},

@@ -2,7 +2,7 @@
 
 import {follow, startAddress} from "../address.js";
 import {read} from "../api.js";
-import {backendAddress, code, fillAgreement, fillBudget, fillEvents, fillState, keyOf, measuredPair, promisedPair,
+import {backendAddress, code, fillAgreement, fillEvents, fillState, keyOf, measuredPair, promisedPair,
   factsNow, seesAll, volumeAddress, whyLink} from "../cells.js";
 import {addPoint, drawChart, drawSpark, hasTrend, loadTrend, spanMs} from "../chart.js";
 import {element, fillList, fillTable, setBadge, setText} from "../dom.js";
@@ -77,9 +77,9 @@ function actionsFor(row, snapshot) {
 const COLUMNS = [
   {label: "State", cls: "head", fill: fillState},
   {label: "Agreement", cls: "wrap head", fill: fillAgreement},
-  {label: "Measured now", cls: "num", title: "Over the last seconds", text: measuredPair},
+  {label: "Measured", cls: "num", title: "Over the last seconds", text: measuredPair},
   {label: "Promised", cls: "num", text: promisedPair},
-  {label: "Last 2 minutes", cls: "full", fill: (td, row) => {
+  {label: "Course", cls: "full", title: "How it came to that: what was measured over the last 2 minutes", fill: (td, row) => {
     if (!td.firstChild) {
       const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
       for (const [name, value] of Object.entries({class: "spark", viewBox: "0 0 190 38", preserveAspectRatio: "none",
@@ -91,12 +91,12 @@ const COLUMNS = [
     td.firstChild.setAttribute("aria-pressed", String(keyOf(row) === page.selected));
     drawSpark(td.firstChild.firstChild, keyOf(row));
   }},
-  {label: "Error budget left", title: "Of the whole period: bad time that may still come", fill: fillBudget},
   {label: "What the server does", title: "And what was found", cls: "wrap full", fill: (td, row) => {
     if (!td.firstChild) td.append(element("span"), element("small", {class: "because"}), element("small"));
     setText(td.firstChild, actionsFor(row, page.snapshot));
     const why = page.whys.get(keyOf(row));
-    setText(td.children[1], why && why.state === row.state ? why.headline : "");
+    const because = why && why.state === row.state ? why.headline : "";
+    setText(td.children[1], [because, f.spentWords(row)].filter(Boolean).join(" "));
     const volumes = row.volumes || [];
     const rest = (row.volume_count || 0) - volumes.length;
     setText(td.lastChild, volumes.length ? `its volumes: ${volumes.join(", ")}${rest > 0 ? ` and ${rest} more` : ""}` : "");

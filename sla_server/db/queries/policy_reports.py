@@ -2,7 +2,9 @@
 
 A report is as large as the fleet, megabytes on a large one, and that of a version never changes. It is read
 and decoded once; what is kept is small: of the newest version what its backends can take, of each version
-that was listed its back-test. Which version is the newest is asked each time: a row of three numbers.
+that was listed its back-test. What differs between the caps of two versions never changes, either, and both
+have 168 caps of each volume: some pages of it are kept. Which version is the newest, and when one was
+computed, is asked each time: a row of some numbers.
 """
 
 from __future__ import annotations
@@ -17,10 +19,13 @@ from sqlalchemy import Executable, select
 
 from pmdaemon.runtime import strict_json
 from sla_server.db import schema
+from sla_server.db.queries import policies
 from sla_server.rows import Row
 
 TESTS_MAX: Final = 4096
 """Versions whose back-test is kept; many times as many as ever are in SQL."""
+PAGES_MAX: Final = 8
+"""Pages of differences that are kept, of 2,000 volumes at most: some 10 MB."""
 Made = tuple[int, int]
 """Version, and when it was computed: after a restore a number may be that of another policy."""
 
@@ -74,8 +79,8 @@ def _rows(texts: Iterable[str | None]) -> list[Row]:
 class PolicyReports:
     """The questions; ``read`` runs a statement (``SqlReader``). Thread: any.
 
-    State, under ``_lock``: ``_newest``, ``_back_tests``. The lock is held while a report is read, so that of
-    many pages that ask at once one reads it.
+    State, under ``_lock``: ``_newest``, ``_back_tests``, ``_changes``, the last page asked for at its end.
+    The lock is held while any of them is read, so that of many pages that ask at once one reads it.
     """
 
     def __init__(self, read: Callable[[Executable], list[Row]]) -> None:
@@ -83,6 +88,7 @@ class PolicyReports:
         self._lock = threading.Lock()
         self._newest: BackendReport | None = None
         self._back_tests: dict[Made, Row] = {}
+        self._changes: dict[tuple[Made | None, Made | None, int, str], list[Row]] = {}
 
     def newest(self) -> BackendReport | None:
         """Of the newest version, whatever its state; None: no policy was ever computed."""
@@ -111,6 +117,24 @@ class PolicyReports:
                 if made not in self._back_tests:
                     self._back_tests[made] = back_test_of(self._report(made))
             return {made[0]: self._back_tests[made] for made in listed}
+
+    def changes(self, before: int, after: int, limit: int, after_volume: str = "") -> list[Row]:
+        """See ``policies.changes``; rows are not to be changed."""
+        table = schema.policies
+        versions = select(table.c.version, table.c.created_us).where(table.c.version.in_({before, after}))
+        made = {row["version"]: (row["version"], row["created_us"]) for row in self._read(versions)}
+        key = made.get(before), made.get(after), limit, after_volume
+        statement = policies.changes(before, after, limit, after_volume)
+        if None in key:  # caps without their version: they are being deleted
+            return self._read(statement)
+        with self._lock:
+            rows = self._changes.pop(key, None)
+            if rows is None:
+                rows = self._read(statement)
+            self._changes[key] = rows
+            while len(self._changes) > PAGES_MAX:
+                del self._changes[next(iter(self._changes))]
+            return list(rows)
 
     def _report(self, made: Made) -> Any:
         table = schema.policies

@@ -432,7 +432,7 @@ class SqlReader:
 
     def policy_changes(self, before: int, after: int, limit: int, after_volume: str = "") -> list[Row]:
         """See ``policies.changes``."""
-        return self._rows(policies.changes(before, after, limit, after_volume))
+        return self.pages.policy_reports.changes(before, after, limit, after_volume)
 
     def jobs(self, limit: int = 100, before: str | None = None) -> list[Row]:
         """Runs of jobs, newest first; pages as in ``events``."""

@@ -9,16 +9,18 @@ from collections.abc import Callable, Collection, Sequence
 from operator import itemgetter
 from typing import Any, Final
 
+import numpy as np
 from sqlalchemy import (
     ColumnElement,
     Executable,
     Select,
+    Text,
     and_,
     case,
+    cast,
     exists,
-    false,
     func,
-    not_,
+    literal,
     or_,
     select,
     tuple_,
@@ -80,61 +82,60 @@ def slices_as_of(
     )
     wanted = *_slices_within(table, name, objective, from_us, to_us), table.c.judged_us <= as_of_us
     columns = (table.c[column] for column in SLICE_COLUMNS)
-    return select(*columns).where(*wanted, ~is_newer).limit(limit)
+    return select(*columns, literal(1).label("slices")).where(*wanted, ~is_newer).limit(limit)
 
 
-def slice_runs_as_of(
+def slice_kinds_as_of(
     name: str, objective: str, from_us: int, to_us: int, as_of_us: int, limit: int
 ) -> Select[Any]:
-    """The same slices, of those alike one after the other the first alone, in no order.
+    """The same slices, those alike in one row with their ``starts``, in no order.
 
-    Each bad or excluded one comes, whole, and the last one of all. The others have ``RUN_COLUMNS``, and null
-    else. ``former_end_us`` is the end of the slice before, also of one that does not come: where a run ends.
-    A month has 43,200 slices of a minute, nearly all alike: a few rows.
+    Each bad or excluded one is a row of its own, whole; in the others only ``RUN_COLUMNS`` mean something. A
+    month has 43,200 slices of a minute, nearly all alike: a few rows. Windows in the database, to find where
+    runs begin, would take it longer than reading the slices.
     """
     found = slices_as_of(name, objective, from_us, to_us, as_of_us, limit).limit(None).subquery()
-    start_us, state = found.c.start_us, found.c.state
-
-    def before(column: ColumnElement[Any]) -> ColumnElement[Any]:
-        return func.lag(column).over(order_by=start_us)
-
-    former_end_us = before(start_us + found.c.length_us)
-    is_alike = (found.c[column] == before(found.c[column]) for column in RUN_COLUMNS if column != "start_us")
-    goes_on = func.coalesce(and_(state.not_in(SINGLE), start_us == former_end_us, *is_alike), false())
-    framed = select(
-        found,
-        former_end_us.label("former_end_us"),
-        goes_on.label("goes_on"),
-        func.lead(start_us).over(order_by=start_us).label("next_us"),
-    ).subquery()
-    is_single = framed.c.state.in_(SINGLE)
-    rest = (column for column in SLICE_COLUMNS if column not in RUN_COLUMNS)
+    alike = [found.c[column] for column in RUN_COLUMNS if column != "start_us"]
+    single_us = case((found.c.state.in_(SINGLE), found.c.start_us))
+    figures = (column for column in SLICE_COLUMNS if column not in RUN_COLUMNS)
     return (
         select(
-            *(framed.c[column] for column in RUN_COLUMNS),
-            framed.c.former_end_us,
-            *(case((is_single, framed.c[column])).label(column) for column in rest),
+            *alike,
+            func.aggregate_strings(cast(found.c.start_us, Text), ",").label("starts"),
+            *(func.max(found.c[column]).label(column) for column in figures),
         )
-        .where(or_(not_(framed.c.goes_on), framed.c.next_us.is_(None)))
+        .group_by(*alike, single_us)
         .limit(limit)
     )
 
 
-def slices_of_runs(runs: Sequence[Row]) -> list[Row]:
-    """All slices again, oldest first, of rows of ``slice_runs_as_of``; those of runs have ``RUN_COLUMNS``.
+def runs_of_kinds(kinds: Sequence[Row]) -> list[Row]:
+    """Rows of ``slice_kinds_as_of`` as runs of slices, oldest first: alike, each where the former one ends.
 
-    The first one of a run is its row, in which the other columns are null.
+    A run is the row of its first slice, and says how many ``slices`` it has.
     """
+    if not kinds:
+        return []
+    texts = [kind.pop("starts") for kind in kinds]
+    all_us = np.array(",".join(texts).split(","), dtype=np.int64)
+    of_kind = np.repeat(np.arange(len(kinds)), [text.count(",") + 1 for text in texts])
+    order = np.argsort(all_us)
+    start_us, of_kind = all_us[order], of_kind[order]
+    end_us = start_us + np.array([kind["length_us"] for kind in kinds], dtype=np.int64)[of_kind]
+    begins = np.flatnonzero((of_kind[1:] != of_kind[:-1]) | (start_us[1:] != end_us[:-1])) + 1
+    heads = np.concatenate(([0], begins))
+    lengths = np.diff(heads, append=len(start_us))
     found: list[Row] = []
-    for place, run in enumerate(runs):
-        following = runs[place + 1] if place + 1 < len(runs) else None
-        found.append(run)
-        if following is None or run["state"] in SINGLE:
-            continue
-        next_us, end_us = run["start_us"] + run["length_us"], following["former_end_us"]
-        if next_us < end_us:
-            alike = {column: run[column] for column in RUN_COLUMNS}
-            found += [{**alike, "start_us": us} for us in range(next_us, end_us, run["length_us"])]
+    for number, us, slices in zip(
+        of_kind[heads].tolist(), start_us[heads].tolist(), lengths.tolist(), strict=True
+    ):
+        kind = kinds[number]
+        if kind["state"] in SINGLE:
+            kind["start_us"], kind["slices"] = us, slices
+        else:
+            kind = dict(zip(RUN_COLUMNS, (us, *map(kind.__getitem__, RUN_COLUMNS[1:])), strict=True))
+            kind["slices"] = slices
+        found.append(kind)
     return found
 
 
@@ -228,13 +229,13 @@ class ReportQueries:
     ) -> list[Row]:
         """See the function; oldest first, which costs less here than in the database.
 
-        Not ``whole``: those that are neither bad nor excluded have ``RUN_COLUMNS`` alone, and cost next to
-        nothing (``slice_runs_as_of``). More than ``limit`` may come then.
+        A row has ``slices`` of them: one. Not ``whole``: those that are alike and follow each other are one
+        row, with ``RUN_COLUMNS`` alone, but for bad and excluded ones. More than ``limit`` slices may come
+        then.
         """
-        statement = slices_as_of if whole else slice_runs_as_of
+        statement = slices_as_of if whole else slice_kinds_as_of
         rows = self._rows(statement(name, objective, from_us, to_us, as_of_us, limit))
-        rows = sorted(rows, key=itemgetter("start_us"))
-        return rows if whole else slices_of_runs(rows)
+        return sorted(rows, key=itemgetter("start_us")) if whole else runs_of_kinds(rows)
 
     def revised_after(self, name: str, objective: str, from_us: int, to_us: int, as_of_us: int) -> int:
         """See the function."""

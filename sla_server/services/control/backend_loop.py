@@ -329,7 +329,7 @@ class BackendControl:
         demand = max(demand for _, demand in self.demands)
         remembered = now_ns - self.changed_ns >= self.settings.demand_memory_s * 1e9
         if remembered and self.allowed >= self.settings.release_factor * demand:
-            text = f"{self.allowed:.0f} cost/s is allowed and at most {demand:.0f} was wanted recently"
+            text = f"{self.allowed:.0f} weighted IOPS is allowed and at most {demand:.0f} was wanted recently"
             return self._give_up(Reason.DEMAND_FITS, text)
         return None
 
@@ -377,7 +377,7 @@ class BackendControl:
             named(self.managed),
             f"; at risk, too: {named(v.name for v in others)}" if others else "",
         )
-        text = f"{figures_of(lead)}{also}: {names} from {self.allowed:.0f} to {wanted:.0f} cost/s"
+        text = f"{figures_of(lead)}{also}: {names} from {self.allowed:.0f} to {wanted:.0f} weighted IOPS"
         reason = Reason.PROMISE_VIOLATED if lead.signal.u > 1 else Reason.PROMISE_AT_RISK
         return self._move(wanted, Phase.DECREASE, reason, text, lead, now_ns)
 
@@ -463,7 +463,7 @@ class BackendControl:
         quiet_s = doubled(self.settings.backoff_s, self.futile, self.settings.backoff_max_s)
         text = (
             f"{figures_of(lead)}; {self.decreases} decreases of {named(self.managed)} from "
-            f"{self.start:.0f} to {self.allowed:.0f} cost/s changed r from {self.r_before:.2f} "
+            f"{self.start:.0f} to {self.allowed:.0f} weighted IOPS changed r from {self.r_before:.2f} "
             f"to {lead.signal.r_step:.2f} only: the cause is elsewhere. "
             f"Restored for {quiet_s:g} s"
         )
@@ -514,7 +514,7 @@ class BackendControl:
             return NOTHING
         self.decreases = self.futile = 0
         names = named(throttled)
-        text = f"{figures_of(worst)}: {names} from {self.allowed:.0f} to {wanted:.0f} cost/s"
+        text = f"{figures_of(worst)}: {names} from {self.allowed:.0f} to {wanted:.0f} weighted IOPS"
         return self._move(wanted, Phase.INCREASE, Reason.RECOVERY, text, worst, now_ns)
 
     def _hold_up_ns(self, others: Sequence[Victim]) -> float:

@@ -343,7 +343,7 @@ class FeedForward:
                 f"a burst is expected in {left_s:.0f} s, as every {period_s:.0f} s "
                 f"(correlation {watched.pattern.strength:.2f})"
             )
-        return f"ahead of time for {lead.name}: {why}; {named(managed)} to {allowed:.0f} cost/s"
+        return f"ahead of time for {lead.name}: {why}; {named(managed)} to {allowed:.0f} weighted IOPS"
 
     # What came of it.
 

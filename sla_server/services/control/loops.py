@@ -526,7 +526,7 @@ class Loops:
         issued_ns = max((holder.issued_ns for holder in holders), default=0)
         due = now_ns - issued_ns >= self._settings.resplit_min_s * 1e9
         if starved and due and control.gate.is_open:
-            text = f"{control.allowed:.0f} cost/s shared again by demand"
+            text = f"{control.allowed:.0f} weighted IOPS shared again by demand"
             self._policy.set_control(control.backend, shares, Reason.FAIR_SHARE, text, "", loop)
 
     def _shares(self, control: BackendControl, neighbours: Mapping[str, Neighbour]) -> dict[str, float]:

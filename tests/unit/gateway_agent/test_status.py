@@ -75,8 +75,8 @@ def test_volumes_clients_caps_and_the_server_are_shown():
     assert "vol-17      array-1       2  1,234      66  5.3   1.2ms 300us    10 12.3ms" in lines
     assert "vol-18 (ro) array-1       0      0       0  0.0       -     -     0      -" in lines
     assert "vol-17 host-a    2  1,234      66  5.3   1.2ms 300us    10 12.3ms" in lines
-    assert "vol-17                 500 20.0      - 23 s, generation 7" in lines
-    assert "vol-17/host-a            -    -    300 23 s, generation 7" in lines
+    assert "vol-17                 500 20.0             - 23 s, generation 7" in lines
+    assert "vol-17/host-a            -    -           300 23 s, generation 7" in lines
 
 
 def test_groups_of_the_server_and_of_the_file_are_shown_once_each():

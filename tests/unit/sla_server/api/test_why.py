@@ -25,7 +25,7 @@ def test_a_throttled_volume_now(web: FlaskClient, context: AppContext) -> None:
     context.live.put(snapshot())
     answer = web.get("/api/v1/why/batch").json
     assert (answer["kind"], answer["status"], answer["is_now"]) == ("volume", "throttled", True)
-    assert answer["headline"] == "batch is throttled to 290 cost/s, to keep erp-gold/latency."
+    assert answer["headline"] == "batch is throttled to 290 weighted IOPS, to keep erp-gold/latency."
     titles = [section["title"] for section in answer["sections"]]
     assert titles == ["Why", "It protects", "Windows", "Who used it", "Decided", "Volume", "Own promise",
                       "Decisions", "Units"]  # fmt: skip
@@ -56,7 +56,7 @@ def test_then_is_asked_of_sql_alone(web: FlaskClient, source: api.FakeSource, co
     context.live.put(snapshot())
     at_us = NOW_US - 41_500_000
     answer = web.get(f"/api/v1/why/batch?at_us={at_us}&tz=Europe/Berlin").json
-    assert "was throttled to 290 cost/s at 2027-01-15 08:59:18 CET" in answer["headline"]
+    assert "was throttled to 290 weighted IOPS at 2027-01-15 08:59:18 CET" in answer["headline"]
     assert asked(source, "rollup_history") == [("batch", at_us, at_us + 1)]
     assert asked(source, "mode_at") == [(at_us,)]
     before = web.get(f"/api/v1/why/batch?at_us={NOW_US - 60_000_000}").json

@@ -98,7 +98,7 @@ def test_delete(sla: Terminal) -> None:
 def test_throttle_set(sla: Terminal, options: list[str], rate: dict[str, float]) -> None:
     sla.mailbox.answer = lambda _header: (True, 200, {"throttle_id": "t-9"})
     done = sla("throttle", "set", "batch", *options, "--for", "10m", "--reason", "backup")
-    unit = {"iops": "IOPS", "bytes_per_s": "MB/s", "cost_per_s": "cost/s"}[next(iter(rate))]
+    unit = {"iops": "IOPS", "bytes_per_s": "MB/s", "cost_per_s": "weighted IOPS"}[next(iter(rate))]
     assert done.output.startswith("batch: at most ")
     assert done.output.endswith(f" {unit} for 10m (throttle t-9)\n")
     assert sla.asked == [

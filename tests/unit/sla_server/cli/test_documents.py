@@ -204,7 +204,7 @@ def test_admit_answers_with_figures(sla: Terminal, file: Path) -> None:
     assert done.output.splitlines() == [
         "yes",
         "disk-0: yes",
-        "  capacity 700 cost/s (policy 3, erp-gold/latency)",
+        "  capacity 700 weighted IOPS (policy 3, erp-gold/latency)",
         "  promised 50, these would add 500",
         "  150 left",
     ]

@@ -204,7 +204,7 @@ def test_a_cap_is_shown_in_the_unit_that_it_has(sla: Terminal) -> None:
     for caps, words in (
         ({"cap_ops_per_s": 20.0}, ["20 IOPS"]),
         ({"cap_bytes_per_s": 5e6}, ["5.0MB/s"]),
-        ({"cap_cost_per_s": 290.0, "cap_ops_per_s": 400.0}, ["290 cost/s", "400 IOPS"]),
+        ({"cap_cost_per_s": 290.0, "cap_ops_per_s": 400.0}, ["290", "weighted", "400 IOPS"]),
         ({"cap_group": "tier"}, ["group tier"]),
         ({}, ["-"]),
     ):
@@ -498,7 +498,7 @@ def test_decisions_are_of_a_volume_of_kinds_and_since_a_time(
     sla: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = sla("get", "decisions").output
-    assert "throttled batch from 581 cost/s to 290 cost/s, because" in " ".join(shown.split())
+    assert "throttled batch from 581 weighted IOPS to 290 weighted IOPS, because" in " ".join(shown.split())
     (cap,) = json.loads(sla("get", "decisions", "batch", "-o", "json").output)
     assert (cap["kind"], cap["confirmed_us"]) == ("cap-set", NOW_US - 41_000_000)
     sla("get", "decisions", "batch", "--kind", "cap-set,cap-changed", "--limit", "7")
@@ -562,7 +562,7 @@ def test_many_promises_come_page_by_page_or_as_many_as_are_wanted(
 
 def test_loads_say_who_had_how_much_of_a_backend(sla: Terminal) -> None:
     head, _rule, newest, *rows = sla("get", "loads", "disk-0").output.splitlines()
-    assert head.split() == ["FROM", "COST/S", "IOPS", "RATE", "OF", "IT"]
+    assert head.split() == ["FROM", "WEIGHTED", "IOPS", "IOPS", "RATE", "OF", "IT"]
     assert newest.endswith("batch 88%, erp-db 11%")
     assert len(rows) == 59
     assert "loads are those of one backend" in sla("get", "loads").output

@@ -29,9 +29,9 @@ REPORT = {
 def test_show_has_report_and_caps(sla: Terminal) -> None:
     lines = sla("policy", "show", "3").output.splitlines()
     assert lines[0].startswith("policy version 3: in-force")
-    assert "capacity of disk-0 for erp-gold/latency: 700 cost/s" in lines
+    assert "capacity of disk-0 for erp-gold/latency: 700 weighted IOPS" in lines
     [row] = [line.split() for line in lines if line.startswith("batch ") and " Mon " in line]
-    assert row == ["batch", "300", "cost/s", "Mon", "00", "UTC", "450", "1"]
+    assert row == ["batch", "300", "weighted", "IOPS", "Mon", "00", "UTC", "450", "1"]
     assert sla("policy", "show").output.splitlines() == lines, "the newest"
     assert json.loads(sla("policy", "show", "-o", "json").output)["version"] == 3
 
@@ -51,7 +51,7 @@ def test_show_says_who_hurt_whom_what_an_io_costs_and_how_volumes_burst(
     hurt = "batch hurt gold/latency on disk-0 (likely cause): 70% of the harm; without it 5 of 8"
     assert sum(line.startswith(hurt) for line in lines) == 20
     assert "and 1 more that hurt others: -o json" in lines
-    assert "usual bursts of batch on disk-0: 40 cost/s and 900 at once (learnt of 7 days)" in lines
+    assert "usual bursts of batch on disk-0: 40 weighted IOPS and 900 at once (learnt of 7 days)" in lines
 
 
 def test_show_says_why_a_policy_was_rejected(sla: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def test_diff_names_volumes_and_capacities(sla: Terminal, monkeypatch: pytest.Mo
     rows = [{**newest, "version": 4, "report": REPORT}, newest]
     monkeypatch.setattr(sla.source, "policies", lambda *_: rows)
     lines = sla("policy", "diff", "3", "4").output.splitlines()
-    assert lines[0] == "capacity of disk-0 for erp-gold/latency: 700 -> 600 cost/s"
+    assert lines[0] == "capacity of disk-0 for erp-gold/latency: 700 -> 600 weighted IOPS"
     assert lines[-1].split() == ["batch", "2", "1", "0", "1", "0", "400", "300"]
     found = json.loads(sla("policy", "diff", "3", "4", "-o", "json").output)
     assert found["capacity"][0]["after"] == 600.0
@@ -92,12 +92,12 @@ def test_each_step_of_a_curve_has_a_capacity_of_its_own(
     after = {**newest, "version": 3, "report": {"capacity": steps}}
     monkeypatch.setattr(sla.source, "policies", lambda *_: [after, before])
     told = sla("policy", "show", "3").output.splitlines()
-    assert "capacity of disk-0 for erp-gold/latency: 700 cost/s" in told
-    assert "capacity of disk-0 for erp-gold/latency step 2: 500 cost/s" in told
+    assert "capacity of disk-0 for erp-gold/latency: 700 weighted IOPS" in told
+    assert "capacity of disk-0 for erp-gold/latency step 2: 500 weighted IOPS" in told
     explained = sla("policy", "explain", "batch", "--version", "3").output
-    assert "500 cost/s for erp-gold/latency step 2: " in explained
+    assert "500 weighted IOPS for erp-gold/latency step 2: " in explained
     lines = sla("policy", "diff", "2", "3").output.splitlines()
-    assert lines[0] == "capacity of disk-0 for erp-gold/latency step 2: 400 -> 500 cost/s"
+    assert lines[0] == "capacity of disk-0 for erp-gold/latency step 2: 400 -> 500 weighted IOPS"
     changes = json.loads(sla("policy", "diff", "2", "3", "-o", "json").output)["capacity"]
     assert [(row["step"], row["before"], row["after"]) for row in changes] == [(1, 400.0, 500.0)]
 
@@ -128,9 +128,9 @@ def test_the_version_in_force_is_asked_for_by_its_state(
 def test_explain_says_when_a_volume_is_capped_and_why(sla: Terminal) -> None:
     lines = sla("policy", "explain", "batch").output.splitlines()
     assert lines[0] == "policy version 3 (in-force) and volume batch on backend disk-0:"
-    assert (
-        lines[-1]
-        == "  Mon 00 UTC: at most 300 cost/s, 750 at once after a quiet time; its demand (p95) was up to 450"
+    assert lines[-1] == (
+        "  Mon 00 UTC: at most 300 weighted IOPS, 750 at once after a quiet time; "
+        "its demand (p95) was up to 450"
     )
     assert (
         json.loads(sla("policy", "explain", "batch", "-o", "json").output)["hours"][0]["cost_per_s"] == 300.0
@@ -200,7 +200,7 @@ def test_what_observed_caps_would_hold(sla: Terminal) -> None:
     stage = {"stage": "observe", "stages": {}, "would_hold": [row]}
     sla.context.live.put({**api.snapshot(), "policy_stage": stage})
     line = sla("policy", "would-hold").output.splitlines()[-1].split()
-    assert line[:6] == ["batch", "disk-0", "300", "cost/s", "450", "cost/s"]
+    assert line[:6] == ["batch", "disk-0", "300", "weighted", "IOPS", "450"]
     assert line[-1] == "12,000"
     assert json.loads(sla("policy", "would-hold", "-o", "json").output) == [row]
 

@@ -28,7 +28,7 @@ def test_one_picture_holds_everything_in_eighty_columns() -> None:
         "AT RISK",
         "p95 12.0ms",
         "batch",
-        "290 cost/s",
+        "290 weighted IOPS",
         "is no longer violated",
     ):
         assert words in text

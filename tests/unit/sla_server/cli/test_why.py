@@ -70,10 +70,10 @@ def test_the_answer_fits_eighty_columns(sla: Terminal) -> None:
         assert done.exit_code == 0, done.output
         assert max(map(len, done.output.splitlines())) <= 80
     lines = sla("why", "batch").output.splitlines()
-    assert lines[0] == "batch is throttled to 290 cost/s, to keep erp-gold/latency."
+    assert lines[0] == "batch is throttled to 290 weighted IOPS, to keep erp-gold/latency."
     assert lines[1] == ""
     assert lines[2].startswith("Why           Since ")
-    assert "              - batch: 87 %, 581 cost/s (best-effort, throttled to 290 cost/s)" in lines
+    assert "              - batch: 87 %, 581 weighted IOPS (best-effort, throttled to 290" in lines
 
 
 def test_long_names_are_broken_not_cut() -> None:

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Executable, create_engine, insert, update
 
 from sla_server.db import schema
 from sla_server.db.queries.pages import PageQueries
+from sla_server.db.queries.policy_reports import PAGES_MAX
 from sla_server.db.queries.records import POLICIES, Wanted
 
 MADE_US = 1_000
@@ -88,3 +89,39 @@ def test_a_list_of_versions_reads_no_report(stored: Stored) -> None:
     stored.publish(1, 700.0)
     (row,) = PageQueries(stored.read).records(POLICIES, Wanted())
     assert (row["version"], row["report"], stored.reports_read) == (1, None, [])
+
+
+def test_what_differs_between_two_versions_is_read_once(stored: Stored) -> None:
+    schema.metadata.create_all(stored.connection, (schema.policy_caps,))
+    for version, cost in ((1, 10.0), (2, 20.0)):
+        stored.publish(version, None)
+        cap = {"version": version, "volume": "a", "hour_of_week": 1, "cost_per_s": cost}
+        stored.connection.execute(insert(schema.policy_caps), cap)
+    statements: list[Executable] = []
+
+    def read(statement: Executable) -> list[dict[str, Any]]:
+        statements.append(statement)
+        return stored.read(statement)
+
+    reports = PageQueries(read).policy_reports
+    for _visit in range(20):
+        assert [row["raised"] for row in reports.changes(1, 2, 10)] == [1]
+    assert len(statements) == 21, "when they were made is asked each time"
+    assert [row["lowered"] for row in reports.changes(2, 1, 10)] == [1]
+    assert reports.changes(1, 2, 10, "a") == []
+    for limit in range(20, 40):
+        assert len(reports.changes(1, 2, limit)) == 1
+    assert len(reports._changes) == PAGES_MAX
+
+
+def test_after_a_restore_a_number_is_that_of_another_policy(stored: Stored) -> None:
+    schema.metadata.create_all(stored.connection, (schema.policy_caps,))
+    for version, cost in ((1, 10.0), (2, 20.0)):
+        stored.publish(version, None)
+        cap = {"version": version, "volume": "a", "hour_of_week": 1, "cost_per_s": cost}
+        stored.connection.execute(insert(schema.policy_caps), cap)
+    reports = PageQueries(stored.read).policy_reports
+    assert [row["raised"] for row in reports.changes(1, 2, 10)] == [1]
+    stored.connection.execute(update(schema.policy_caps).values(cost_per_s=10.0))
+    stored.connection.execute(update(schema.policies).values(created_us=5))
+    assert reports.changes(1, 2, 10) == []

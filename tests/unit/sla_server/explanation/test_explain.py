@@ -69,7 +69,7 @@ def said(found: Explanation, title: str) -> str:
 def test_throttled_for_a_promise() -> None:
     found = explain(throttled())
     assert found.status == "throttled"
-    assert found.headline == "batch is throttled to 290 cost/s, to keep erp-gold/latency."
+    assert found.headline == "batch is throttled to 290 weighted IOPS, to keep erp-gold/latency."
     assert said(found, "It protects") == (
         "erp-gold/latency (gold): p95 of latency within 12.0 ms up to 150 I/O/s."
     )
@@ -78,14 +78,15 @@ def test_throttled_for_a_promise() -> None:
         in said(found, "Windows")
     )
     use = said(found, "Who used it")
-    assert "disk-0 did 667 cost/s for 2 volumes" in use
-    assert "batch: 87 %, 581 cost/s (best-effort, throttled to 290 cost/s)" in use
+    assert "disk-0 did 667 weighted IOPS for 2 volumes" in use
+    assert "batch: 87 %, 581 weighted IOPS (best-effort, throttled to 290 weighted IOPS)" in use
     assert said(found, "Decided") == (
-        "07:59:18 throttled batch from 581 cost/s to 290 cost/s, because the promise was violated."
+        "07:59:18 throttled batch from 581 weighted IOPS to 290 weighted IOPS, because the "
+        "promise was violated."
     )
     why = said(found, "Why")
-    assert "Since 07:59:18: 290 cost/s at most" in why
-    assert "Never below its floor, 50 IOPS (53 cost/s)" in why
+    assert "Since 07:59:18: 290 weighted IOPS at most" in why
+    assert "Never below its floor, 50 IOPS (53 weighted IOPS)" in why
     assert "Confirmed by gateway-b at 07:59:19; the measured rate was within it at 07:59:20." in why
     assert "64 KiB" in said(found, "Units")
 
@@ -106,10 +107,10 @@ def test_changes_of_the_rate_are_counted() -> None:
     later = {**cap(before={"cost_per_s": 290.0}, after={"cost_per_s": 310.0}, in_force={"cost_per_s": 310.0}),
              "kind": "cap-changed", "at_us": NOW_US - 5_000_000, "reason": "recovery-step"}  # fmt: skip
     found = explain(throttled(decisions=[later, CAP]))
-    assert "to 310 cost/s" in found.headline
+    assert "to 310 weighted IOPS" in found.headline
     assert (
-        "changed once lately, last at 07:59:55 from 290 cost/s to 310 cost/s (the promise was kept"
-        in said(found, "Why")
+        "changed once lately, last at 07:59:55 from 290 weighted IOPS to 310 weighted IOPS (the "
+        "promise was kept" in said(found, "Why")
     )
 
 
@@ -145,7 +146,7 @@ def test_by_hand_below_the_floor_says_what_holds() -> None:
     found = explain(volume(throttles=[row], decisions=[made]))
     assert "batch is throttled to 500 IOPS" in found.headline
     assert "100 IOPS at most" in said(found, "Why")
-    assert "What holds is 500 IOPS: the volume's floor, 500 IOPS (531 cost/s), lies above it." in said(
+    assert "What holds is 500 IOPS: the volume's floor, 500 IOPS (531 weighted IOPS), lies above it." in said(
         found, "Why"
     )
 
@@ -157,10 +158,11 @@ def test_ahead_of_a_burst() -> None:
                  "figures": {**STEP["figures"], "promise": calm}}  # fmt: skip
     found = explain(throttled(throttles=[row], loop=set_ahead, cut=set_ahead, protected=PROMISE))
     assert found.headline == (
-        "batch is throttled to 290 cost/s, to keep erp-gold/latency: a burst that recurs was expected."
+        "batch is throttled to 290 weighted IOPS, to keep erp-gold/latency: a burst that recurs was expected."
     )
     assert said(found, "Decided") == (
-        "07:59:18 throttled batch to 290 cost/s ahead of time, because a burst that recurs was expected."
+        "07:59:18 throttled batch to 290 weighted IOPS ahead of time, because a burst that "
+        "recurs was expected."
     )
     policy = {**set_ahead, "reason": "policy-ahead"}
     assert "the policy has lower caps from the next hour on" in said(
@@ -180,7 +182,7 @@ def test_no_caps_ahead_any_more() -> None:
 def test_by_the_policy_and_by_its_own_agreement() -> None:
     row = throttle(source="policy", victim="", reason="policy")
     found = explain(volume(throttles=[row], decisions=[cap(source="policy", policy_version=3)]))
-    assert found.headline == "batch is throttled to 290 cost/s, asked for by the policy."
+    assert found.headline == "batch is throttled to 290 weighted IOPS, asked for by the policy."
     assert "Policy version 3 has this cap for this hour of the week." in said(found, "Why")
     agreed = explain(
         volume(throttles=[{**row, "reason": "agreed-cap", "ops_per_s": 400.0, "cost_per_s": None}])
@@ -191,7 +193,7 @@ def test_by_the_policy_and_by_its_own_agreement() -> None:
 def test_of_several_the_lowest_holds() -> None:
     other = throttle(throttle_id="t-2", source="manual", victim="", who="ann", cost_per_s=100.0)
     found = explain(throttled(throttles=[other, throttle()]))
-    assert "throttled to 100 cost/s, set by hand by ann" in found.headline
+    assert "throttled to 100 weighted IOPS, set by hand by ann" in found.headline
     assert "Of several throttles the lowest rate holds." in said(found, "Why")
 
 
@@ -202,11 +204,12 @@ def test_observe_says_what_enforce_would_do() -> None:
     found = explain(facts)
     assert found.status == "observed"
     assert found.headline == (
-        "batch is not throttled: the mode is observe. Mode enforce would have throttled it to 290 cost/s to "
+        "batch is not throttled: the mode is observe. Mode enforce would have throttled it to "
+        "290 weighted IOPS to "
         "keep erp-gold/latency."
     )
-    assert "would have throttled batch from 581 cost/s to 290 cost/s" in said(found, "Decided")
-    assert "would be throttled to 290 cost/s" in said(found, "Who used it")
+    assert "would have throttled batch from 581 weighted IOPS to 290 weighted IOPS" in said(found, "Decided")
+    assert "would be throttled to 290 weighted IOPS" in said(found, "Who used it")
     calm = explain({**facts, "protected": PROMISE})
     assert (calm.status, calm.headline) == ("free", "batch is not throttled.")
     assert "only log; what is set by hand acts" in said(calm, "Why")
@@ -216,12 +219,15 @@ def test_one_client_of_a_volume() -> None:
     row = throttle(client="host-b")
     made = cap(client="host-b")
     found = explain(volume(throttles=[row], decisions=[made]))
-    assert found.headline == "client host-b of batch is throttled to 290 cost/s, to keep erp-gold/latency."
-    assert "290 cost/s at most for client host-b alone" in said(found, "Why")
+    assert (
+        found.headline
+        == "client host-b of batch is throttled to 290 weighted IOPS, to keep erp-gold/latency."
+    )
+    assert "290 weighted IOPS at most for client host-b alone" in said(found, "Why")
     assert "set the cap of client host-b of batch" in said(found, "Decisions")
     whole = throttle(throttle_id="t-2", cost_per_s=600.0)
     both = explain(volume(throttles=[row, whole]))
-    assert both.headline.startswith("batch is throttled to 600 cost/s"), (
+    assert both.headline.startswith("batch is throttled to 600 weighted IOPS"), (
         "what holds for all of it comes first"
     )
     assert "Of several throttles" not in said(both, "Why"), "each is about another target"
@@ -234,10 +240,10 @@ def test_one_client_of_a_volume() -> None:
 def test_clients_under_new_names_that_share_one_rate() -> None:
     found = explain(volume(throttles=[throttle(client="*")], decisions=[cap(client="*")]))
     assert found.headline.startswith(
-        "every client of batch that no agreement names is throttled to 290 cost/s"
+        "every client of batch that no agreement names is throttled to 290 weighted IOPS"
     )
     why = said(found, "Why")
-    assert "290 cost/s at most for all clients together that no agreement names" in why
+    assert "290 weighted IOPS at most for all clients together that no agreement names" in why
     assert "a new name brings no new allowance" in why
     assert "set the cap of every client of batch that no agreement names" in said(found, "Decisions")
     globbed = explain(volume(throttles=[throttle(client="job-*")], decisions=[cap(client="job-*")]))
@@ -252,7 +258,7 @@ def test_a_volume_of_silent_gateways_did_not_do_nothing() -> None:
 def test_observe_says_which_client_enforce_would_slow() -> None:
     made = {**cap(client="host-b"), "kind": "observed", "mode": "observe"}
     found = explain(volume(mode="observe", decisions=[made], protected={**PROMISE, "state": "at-risk"}))
-    assert "Mode enforce would have throttled client host-b of batch to 290 cost/s" in found.headline
+    assert "Mode enforce would have throttled client host-b of batch to 290 weighted IOPS" in found.headline
 
 
 def test_never() -> None:
@@ -277,7 +283,7 @@ def test_released() -> None:
     found = explain(volume(decisions=[row, CAP]))
     assert found.status == "free"
     assert said(found, "Decisions").startswith(
-        "07:59:57 released batch from 290 cost/s (the protected volume had no I/O)."
+        "07:59:57 released batch from 290 weighted IOPS (the protected volume had no I/O)."
     )
 
 
@@ -302,7 +308,7 @@ def test_a_promise_for_which_a_neighbour_is_throttled() -> None:
     found = explain(agreement(throttles=[throttle()], decisions=[CAP, STEP], loop=STEP))
     assert found.headline == "erp-gold/latency is kept. batch is throttled for it."
     assert said(found, "For it").startswith(
-        "batch: 290 cost/s at most since 07:59:18. Confirmed by gateway-b"
+        "batch: 290 weighted IOPS at most since 07:59:18. Confirmed by gateway-b"
     )
     assert "set the cap" not in said(found, "Decisions"), "it follows from the step"
     two = explain(agreement(throttles=[throttle(), throttle(volume="copy", throttle_id="t-3")]))
@@ -346,7 +352,7 @@ def test_then() -> None:
     at_us = NOW_US - 40_500_000
     found = explain(throttled(is_now=False, at_us=at_us, later=[CAP], later_more=4))
     assert found.headline == (
-        "batch was throttled to 290 cost/s at 2027-01-15 07:59:19 UTC, to keep erp-gold/latency."
+        "batch was throttled to 290 weighted IOPS at 2027-01-15 07:59:19 UTC, to keep erp-gold/latency."
     )
     assert "Confirmed by gateway-b at 07:59:19; not yet seen" in said(found, "Why"), "as it was known then"
     assert said(found, "Since then").startswith("5 decisions since; the last: 07:59:18 set the cap")
@@ -583,7 +589,8 @@ def test_a_throttle_that_was_set_for_another_promise_helps_this_one_too() -> Non
     found = explain(agreement(throttles=[throttle(victim="crm/latency")]))
     assert found.headline == "erp-gold/latency is kept. batch is throttled for it."
     assert said(found, "For it").startswith(
-        "batch: 290 cost/s at most since 07:59:18. It was set for crm/latency; the loop helps this promise "
+        "batch: 290 weighted IOPS at most since 07:59:18. It was set for crm/latency; the loop "
+        "helps this promise "
         "by it, too."
     )
     assert said(found, "Decisions") == (
@@ -619,7 +626,7 @@ def test_the_headline_of_several_throttles_is_what_their_newest_decision_put_in_
     first = cap(throttle_id="t-2", source="agreed", after={"ops_per_s": 400.0}, in_force={"ops_per_s": 400.0})
     facts = throttled(throttles=[throttle(), agreed], decisions=[cap(in_force=held), first])
     found = explain(facts)
-    assert found.headline == "batch is throttled to 425 cost/s and 400 IOPS, to keep erp-gold/latency."
+    assert found.headline == "batch is throttled to 425 weighted IOPS and 400 IOPS, to keep erp-gold/latency."
     assert "400 IOPS at most, the cap of agreement batch-bronze." in said(found, "Why")
 
 

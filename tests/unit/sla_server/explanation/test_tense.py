@@ -60,7 +60,10 @@ def test_in_silence_a_volume_was_throttled_when_last_known() -> None:
     """Leases end while the services part is away, so whether a cap holds is not known."""
     found = volume(throttles=[throttle()], decisions=[CAP], promises=[], live_is_stale=True)
     assert found.status == "unknown"
-    assert found.headline == "batch was throttled to 290 cost/s when last known, to keep erp-gold/latency."
+    assert (
+        found.headline
+        == "batch was throttled to 290 weighted IOPS when last known, to keep erp-gold/latency."
+    )
     free = volume(live_is_stale=True)
     assert free.headline == (
         "batch was not throttled when last known. Its promise erp-gold/latency was violated when last known."

@@ -61,7 +61,7 @@ def test_what_was_kept_at_more_than_the_last_valid_capacity_replaces_it() -> Non
     """The disk was replaced: it now does easily what it never did before."""
     quick = with_former(capacity(None, unlimited=True, highest_kept=500.0), {"disk": 300.0})
     assert quick["cost_per_s"] == 500
-    assert "above 300 cost/s known" in quick["reason"]
+    assert "above 300 weighted IOPS known" in quick["reason"]
     quiet = with_former(capacity(None, unlimited=True, highest_kept=50.0), {"disk": 300.0})
     assert quiet["cost_per_s"] == 300
     broken = with_former(capacity(None, highest_kept=500.0), {"disk": 300.0})
@@ -81,7 +81,7 @@ def test_minutes_count_where_bursts_were_not_seen_and_nothing_else_is_known() ->
 
 
 def test_what_may_come_at_once_is_worked_off_within_the_limit_of_each_promise() -> None:
-    """5 ms of 200 cost/s, of the first step, are least; but never more than a quarter of a second."""
+    """5 ms of 200 weighted IOPS, of the first step, are least; but never more than a quarter of a second."""
     promises = [promise("gold", Priority.GOLD, "erp", 100, 200), promise("other", Priority.BRONZE, "b*", 50)]
     rows = [capacity(370.0, step=1), capacity(200.0), capacity(None, sla="other")]
     limit_s = promises[0].curve[0].threshold_us / 1e6

@@ -98,8 +98,8 @@ def test_what_is_found_is_said_in_words() -> None:
     rows = {name: step_job.shown(name, table) for name, table in (("demand", demand), ("capacity", capacity))}
     assert step_job.describe(rows).splitlines() == [
         "demand: 2 rows",
-        "  demand of a on disk: up to 50 cost/s (p95), 5 (p50)",
-        "  demand of b on disk: up to 20 cost/s (p95), 2 (p50)",
+        "  demand of a on disk: up to 50 weighted IOPS (p95), 5 (p50)",
+        "  demand of b on disk: up to 20 weighted IOPS (p95), 2 (p50)",
         "capacity: 1 rows",
         "  capacity of disk for gold/latency step 2: unknown",
         "    kept at every load, 9 intervals",

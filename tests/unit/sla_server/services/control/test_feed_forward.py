@@ -1,9 +1,9 @@
 """Feed-forward step by step: what is watched, when C is set ahead of a burst, and when not.
 
 The world is made by hand, a second at a time: greedy wants 400 I/O/s in its bursts and gets its cap; gold has
-2 ms while both together use less than ``BREAKS`` cost/s, else 30 ms of 12 allowed. Bins of 2 s, a burst of
-7 s every 20: the pattern is known after four of them, the fifth is left alone. What comes of it on storage
-that queues is in ``test_feed_forward_worlds``.
+2 ms while both together use less than ``BREAKS`` weighted IOPS, else 30 ms of 12 allowed. Bins of 2 s, a
+burst of 7 s every 20: the pattern is known after four of them, the fifth is left alone. What comes of it on
+storage that queues is in ``test_feed_forward_worlds``.
 """
 
 from __future__ import annotations
@@ -475,7 +475,7 @@ def test_its_text_names_a_few_of_many_targets(known: World) -> None:
     targets = dict.fromkeys(f"vol/{'c' * 100}{n:04}" for n in range(1000))
     lead = SimpleNamespace(name="gold/latency")
     text = made._text(watched, Reason.RECURRING_BURST, 130.0, lead, targets, 100.0)
-    assert "and 990 more to 100 cost/s" in text
+    assert "and 990 more to 100 weighted IOPS" in text
 
 
 def in_turn(*sizes: float) -> Callable[[int], float]:
