@@ -378,7 +378,7 @@ def test_each_indicator_has_its_own_words_and_what_is_excluded_says_why(site: Si
     with page(WIDE_PX, 900) as driver:
         driver.get(site.url)
         for objective, words in SHOWN.items():
-            wait_for(driver, f"[data-sla='erp-gold/{objective}'] meter")
+            wait_for(driver, f"[data-sla='erp-gold/{objective}'] .spark path")
             assert words in " ".join(text(driver, f"[data-sla='erp-gold/{objective}']").split())
         driver.find_element(By.CSS_SELECTOR, "[data-sla='erp-gold/up'] button").click()
         assert "longest stall of the last" in text(driver, "#chart-title")

@@ -167,7 +167,7 @@ class ControlSettings(StrictModel):
     seen_tolerance_ratio: float = Field(default=0.15, ge=0)
     """Measured rate may exceed the cap by this: bucket depth (20 ms) and the edges of a 1 s cut."""
     not_effective_cuts: int = Field(default=3, ge=1)
-    """Cuts in a row above the cap that they report before it is called not effective; without demand none counts."""
+    """Cuts in a row above the cap that they report before it is called not effective; no demand, no count."""
 
     feed_forward: FeedForwardSettings = Field(default_factory=FeedForwardSettings)
     """Before a burst that is expected."""
