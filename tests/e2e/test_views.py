@@ -187,11 +187,7 @@ def test_the_overview_says_why_and_when(site: Site, page: Page, monkeypatch: pyt
 
 
 def test_a_row_is_of_one_time(site: Site, page: Page) -> None:
-<<<<<<< HEAD
-    """Of now on the overview, of the period among all agreements: no row mixes figures of both."""
-=======
     """Of now on the overview, of the period among all agreements: no row mixes both."""
->>>>>>> people
     heads = "return [...document.querySelectorAll('main th[scope=col]')].map((each) => each.textContent)"
     now = ["State", "Agreement", "Measured", "Promised", "Course", "What the server does"]
     snapshot = site.snapshot
