@@ -3,8 +3,8 @@
 The kernel says so once, by each descriptor that was open then: to whoever asks for a sync, even if nobody
 looks at the answer. It goes on to show what it could not write, and counts it as written. And ext4, where the
 file had no block before, does not write it properly when it comes again: the block stays marked as never
-written, the sync succeeds, and after a power cut there are zeroes (seen with 6.18; by their design XFS and
-btrfs do not). So whoever writes something again must have the file's pages dropped first.
+written, the sync succeeds, and after a power cut there are zeroes (seen with Linux 6.18; XFS and btrfs were
+not tried). So whoever writes something again must have the pages of the file dropped first.
 """
 
 from __future__ import annotations
