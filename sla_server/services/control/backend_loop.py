@@ -279,7 +279,8 @@ class BackendControl:
         Else a neighbour whose first second broke the promise would be kept to what it used in that second.
         """
         used = sum(n.last_cost_per_s for n in self.managed.values())
-        if GREW_RATIO * self.start < used < math.inf:  # clearly more than the cap would let through
+        least = self.start if self.grew else GREW_RATIO * self.start  # clearly more than the cap lets through
+        if least < used < math.inf:
             self.grew, self.start, self.ceiling = True, used, used
 
     def _seen(self, n: Neighbour, now_ns: int) -> Neighbour:

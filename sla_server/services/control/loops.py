@@ -142,6 +142,8 @@ class Loops:
             if fault_ns is not None:
                 self._suspend(self._control(backend), now_ns - fault_ns, unix_us)
                 continue
+            if self._faults.may_hang(backend):
+                continue
             rows = risky.get(backend, [])
             scopes = self._leads(backend, rows)
             if backend in active or backend in resting:

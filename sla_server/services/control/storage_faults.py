@@ -12,6 +12,9 @@ does as with any promise at risk, and its effectiveness test ends the attempt if
 help. A volume that fails by itself (it is full, or read-only) is no fault of its backend, or it could keep
 the loop from helping the others.
 
+While a volume waits and none is known to have completed an I/O since then, it *may hang*: cuts of other
+gateways that began before say nothing of it. Nobody is slowed down until their next cuts say which it is.
+
     sign seen --> suspended at once: no step of the loop, what is in force stays, for a lease at most
               --> ``storage-fault`` once it has lasted ``stale_s``
     no sign for ``fault_calm_s`` --> the loop goes on, with new windows
@@ -52,6 +55,7 @@ class StorageFaults:
     def __init__(self, settings: ControlSettings, usage_table: UsageTable) -> None:
         self._settings, self._usage = settings, usage_table
         self._faults: dict[str, _Fault] = {}
+        self._may_hang: set[str] = set()
 
     def kind_of(self, backend: str) -> str:
         """``hangs``, ``fails``, or "" for a backend without a fault."""
@@ -63,10 +67,16 @@ class StorageFaults:
         found = self._faults.get(backend)
         return found.since_ns if found is not None and not found.is_over else None
 
+    def may_hang(self, backend: str) -> bool:
+        """Whether nothing is known to have completed since one of its volumes waits."""
+        return backend in self._may_hang
+
     def check(self, tables: Mapping[str, GatewayTable], now_ns: int) -> tuple[list[RaiseEvent], list[str]]:
         """Follow the newest cuts; events due, and backends whose fault has ended."""
         s, events, ended = self._settings, list[RaiseEvent](), list[str]()
-        signs = self._usage.faults(self._silent(tables.values(), now_ns), s.fault_stall_s * 1e6)
+        signs, self._may_hang = self._usage.faults(
+            self._silent(tables.values(), now_ns), s.fault_stall_s * 1e6
+        )
         for backend, kind in signs.items():
             fault = self._faults.setdefault(backend, _Fault(kind, now_ns, now_ns))
             if fault.is_over:

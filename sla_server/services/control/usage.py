@@ -54,7 +54,9 @@ NO_VOLUME: Final = ""
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-_END, _SEEN, _AS_SEEN = 12, 13, 14
+_END, _SEEN, _LASTED, _AS_SEEN = 12, 13, 14, 15
+_SAME_US: Final = 1000.0
+"""Two times of the server's that differ by less are one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +75,11 @@ class UsageTable:
     ``values`` has the shape (len(COLUMNS), places): smoothed cost, ops and bytes, a fading peak of cost, the
     newest cut's cost, ops and bytes, held, inflight, failed a second, for how long at least (us) nothing has
     completed of what was sent upstream, and reads and writes outstanding (-1: not known); when the newest cut
-    with the place ended (agent's clock, us) and came (ns), and the first three as they were then. Grown by
-    doubling. ``streams``: of all gateways.
+    with the place ended (agent's clock, us) and came (ns), how many seconds the newest cut is of, and the
+    first three as they were when that with the place came. Grown by doubling. ``streams``: of all gateways.
     """
 
-    COLUMNS: Final = 17
+    COLUMNS: Final = 18
 
     def __init__(self, silent_s: float = 3.0) -> None:
         self._silent_ns = silent_s * 1e9
@@ -148,7 +150,7 @@ class UsageTable:
         stuck = (sums[1] == 0) & (before[8] > 0) & (inflight > 0)
         stuck &= (sums[6] > before[7]) & (outstanding > held)
         self.values[10, at] = (before[10] + seconds * 1e6) * stuck
-        self.values[11, at] = outstanding
+        self.values[11, at], self.values[_LASTED, at] = outstanding, seconds
         last = sums[:3]
         last[0] /= 1000
         last /= seconds
@@ -171,8 +173,8 @@ class UsageTable:
         for row, part in enumerate((*smoothed, peak, *sums[:5], sums[5] / seconds)):
             self.values[row, at] = part
 
-    def faults(self, silent: Iterable[GatewayTable], stall_us: float) -> dict[str, str]:
-        """Backends that hang or fail as the newest cuts have it; see ``storage_faults``.
+    def faults(self, silent: Iterable[GatewayTable], stall_us: float) -> tuple[dict[str, str], set[str]]:
+        """Backends that hang or fail as the newest cuts have it, and those that may; see ``storage_faults``.
 
         Args:
             silent: gateways whose places say nothing of now; asked only if there is something to see.
@@ -180,22 +182,31 @@ class UsageTable:
         """
         count = len(self.volumes)
         ops, errors, stall = self.values[5, :count], self.values[9, :count], self.values[10, :count]
-        stalled, failing = stall >= stall_us, (ops > 0) & (errors >= FAILING_RATIO * ops)
-        if not (stalled | failing).any():
-            return {}
+        waits, failing = stall > 0, (ops > 0) & (errors >= FAILING_RATIO * ops)
+        if not (waits | failing).any():
+            return {}, set()
         fresh = np.ones(count, np.bool_)
         for table in silent:
             fresh[table.places] = False
+        backend = self._backend[:count]
 
-        def backends(places: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-            found = np.bincount(self._backend[:count][places & fresh], minlength=len(self.backends))
-            return found > 0
+        def backends(places: Bools) -> Bools:
+            return np.bincount(backend[places & fresh], minlength=len(self.backends)) > 0
 
-        well = backends((ops > 0) & ~failing)
-        fails, hangs = backends(failing) & ~well, backends(stalled) & ~backends(ops > 0)
+        well = (ops > 0) & ~failing
+        fails = backends(failing) & ~backends(well)
+        hangs = backends(stall >= stall_us) & ~backends(ops > 0)
+        # The newest cut of another gateway may be of before the storage hung, or of some time before.
+        came_us = self.values[_SEEN, :count] / 1000
+        stuck_us, proof_us = np.full(len(self.backends), np.inf), np.full(len(self.backends), -np.inf)
+        np.minimum.at(stuck_us, backend[waits & fresh], (came_us - stall)[waits & fresh])
+        began_us = came_us - self.values[_LASTED, :count] * 1e6
+        np.maximum.at(proof_us, backend[well & fresh], began_us[well & fresh])
         names = list(self.backends)
         found = {names[number]: "fails" for number in np.flatnonzero(fails).tolist()}
-        return found | {names[number]: "hangs" for number in np.flatnonzero(hangs).tolist()}
+        found |= {names[number]: "hangs" for number in np.flatnonzero(hangs).tolist()}
+        may = np.flatnonzero(np.isfinite(stuck_us) & (proof_us < stuck_us - _SAME_US))
+        return found, {names[number] for number in may.tolist()}
 
 
 class Usage:

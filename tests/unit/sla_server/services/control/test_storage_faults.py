@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sla_server.services.control.decisions import RecordDecision
-from tests.support.worlds import A, B, Feeder, caps_of, controller, events_of, promise, volume_class
+from sla_server.services.control.decisions import RecordDecision, SetCaps
+from sla_server.services.control.simulation import UNIX_0_US
+from tests.support.worlds import A, B, Feeder, caps_of, controller, cut, events_of, promise, volume_class
 
 GOOD, GREEDY = (100, 2.0), (400, 30.0)
 NOTHING = (0, 1.0)
@@ -141,6 +142,35 @@ def test_a_hang_is_seen_by_a_server_that_starts_or_misses_cuts_meanwhile(missing
         run.second(NOTHING, NOTHING, waiting=ALL_WAIT, old_agent=True)
     assert run.kinds("backend") == ["storage-fault"]
     assert run.kinds("sla") == ["violation-opened"]
+
+
+@pytest.mark.parametrize("does_hang", [True, False])
+@pytest.mark.parametrize("cut_s", [0.998, 1.0])
+@pytest.mark.parametrize("apart_s", [0.0, 0.3, 0.7])
+def test_a_neighbours_cut_of_before_is_no_proof_that_storage_completes(
+    apart_s: float, cut_s: float, does_hang: bool
+) -> None:
+    made, gen, capped = world(), {A: 0, B: 0}, list[float]()
+    cuts = [(n * cut_s - apart_s * (gateway == B), n, gateway) for n in range(1, 16) for gateway in (A, B)]
+    for end_s, seq, gateway in sorted(cuts):  # from 10.4 s on the storage hangs, or gold alone waits
+        volume = {A: "gold", B: "greedy"}[gateway]
+        waits_s = max(end_s - 10.4, 0.0)
+        is_stuck = waits_s >= cut_s and (does_hang or volume == "gold")
+        slow_ms = 30.0 if waits_s and not does_hang else 2.0
+        ios = (0, 1.0) if is_stuck else (400 if volume == "greedy" else 100, slow_ms)
+        waiting = {volume: (32, 1000 * (waits_s or 0.002))}
+        overdue = {volume: (32, 0)} if waits_s and (does_hang or volume == "gold") else {}
+        made_cut = cut(
+            gateway, seq, {volume: ios}, end_s=end_s, duration_s=cut_s, waiting=waiting, overdue=overdue,
+            arriving={volume: 0 if is_stuck else 32}, gen=gen[gateway],
+        )  # fmt: skip
+        now_ns, unix_us = round((1 + end_s) * 1e9), UNIX_0_US + round(end_s * 1e6)
+        made.controller.add_cut(made_cut, unix_us, 0, False, now_ns)
+        for decision in made.controller.tick(now_ns, unix_us):
+            if isinstance(decision, SetCaps):
+                gen[decision.gateway_id] = decision.gen
+                capped.append(end_s)
+    assert bool(capped) is not does_hang
 
 
 def test_an_idle_backend_has_no_fault() -> None:
