@@ -83,8 +83,10 @@ class BackendControl:
     is_ahead: bool = False  # C was set before a burst and not lowered since: nothing says that it is too low
     changed_ns: int = 0
     clear_since_ns: int | None = None
-    calm_since_ns: int = 0
-    grew: bool = False  # what they used was still growing when the first cut was made
+    calm_since_ns: int = 0  # later by the time in which C was not felt
+    is_learning: bool = False  # the first cut does not hold yet: what they use is what they want
+    peaks: float = 0.0  # of the managed volumes, when it was made
+    grew: bool = False  # they used clearly more until it held: what is late at first is of that
     probes: int = 0  # beyond the ceiling, in a row, that brought no promise near its threshold
     decreases: int = 0
     r_before: float = 0.0
@@ -130,7 +132,7 @@ class BackendControl:
             shares: what each has of C; without them, it is taken to be in proportion to its use.
         """
         total = sum(n.cost_per_s for n in self.managed.values())
-        gone = [self.managed.pop(volume) for volume in volumes]
+        gone = [self._part_with(volume) for volume in volumes]
         if shares is not None:
             self._resize(1.0, -sum(shares.get(n.volume, 0.0) for n in gone))
         elif total > 0:
@@ -141,17 +143,25 @@ class BackendControl:
     def replace(self, leave: Iterable[str], join: Iterable[Neighbour], more: float = 0.0) -> None:
         """Other targets take the place of some in C, which changes only by ``more``."""
         for target in leave:
-            del self.managed[target]
-            self.ends.pop(target, None)
+            self._part_with(target)
         self.managed |= {n.volume: n for n in join}
-        if more:
-            self._resize(1.0, more)
+        self._resize(1.0, more)
+
+    def _part_with(self, target: str) -> Neighbour:
+        """Nothing that was noted of it remains: clients come under new names for months."""
+        for noted in (self.ends, self.fits_from_ns, self.unused_from_ns):
+            noted.pop(target, None)
+        return self.managed.pop(target)
 
     def _resize(self, ratio: float, more: float) -> None:
         """The managed volumes are others: C and what was learned of it are changed alike."""
+        before, c0 = self.allowed, self.start
         self.allowed, self.start, self.ceiling = (
             max(rate * ratio + more, 0.0) for rate in (self.allowed, self.start, self.ceiling)
         )
+        if self.allowed < before:  # beyond C0, what goes may have more of C than C0 was: steps would be 0
+            self.start = max(self.start, c0 * self.allowed / before)
+        self.is_learning = False  # what others used says nothing of these
         self.away = {
             gateway: rate if math.isinf(rate) else max(rate * ratio + more, 0.0)
             for gateway, rate in self.away.items()
@@ -214,7 +224,8 @@ class BackendControl:
 
     def reset(self) -> None:
         """Give up C and what was learned; back-off, futile attempts and the times of reports stay."""
-        self.is_ahead, self.r_free, self.grew, self.probes = False, 0.0, False, 0
+        self.is_ahead, self.r_free, self.probes = False, 0.0, 0
+        self.is_learning, self.grew = False, False
         self.phase, self.allowed, self.start, self.ceiling = Phase.IDLE, 0.0, 0.0, 0.0
         self.managed, self.victims, self.lead = {}, set(), None
         self.clear_since_ns, self.decreases, self.hold_up_factor, self.settling = None, 0, 1, False
@@ -266,8 +277,10 @@ class BackendControl:
             return
         if self.settling and not self.changed_ns:
             self.changed_ns = self.calm_since_ns = now_ns
-        if self.decreases == 1:
+        if self.is_learning:
             self._learn_use()
+        if self.demands and self._is_slack():
+            self.calm_since_ns += now_ns - self.demands[-1][0]  # only C that is felt can show that it is kept
         demand = sum(float("inf") if n.queueing else n.cost_per_s for n in self.managed.values())
         self.demands.append((now_ns, demand))
         while now_ns - self.demands[0][0] > self.settings.demand_memory_s * 1e9:
@@ -277,11 +290,12 @@ class BackendControl:
         """Until the first cut holds, what they use is what they want: who has just begun may want far more.
 
         Else a neighbour whose first second broke the promise would be kept to what it used in that second.
+        Peaks, as caps end the cut in which it did so, and the next one, under caps, comes with it.
         """
-        used = sum(n.last_cost_per_s for n in self.managed.values())
-        least = self.start if self.grew else GREW_RATIO * self.start  # clearly more than the cap lets through
-        if least < used < math.inf:
+        used = sum(n.peak for n in self.managed.values())
+        if used > max(GREW_RATIO * self.start, self.peaks):
             self.grew, self.start, self.ceiling = True, used, used
+        self.is_learning = not self.gate.is_open
 
     def _seen(self, n: Neighbour, now_ns: int) -> Neighbour:
         """A managed volume as it is now; one that was above its curve keeps what its curve promises."""
@@ -363,11 +377,13 @@ class BackendControl:
         used = sum(n.cost_per_s for n in self.managed.values())
         felt = max(used, s.decrease_min * self.allowed) if self._is_slack() else self.allowed
         wanted = max(floors, felt * factor)
-        if self.decreases != 1 or not self.grew:  # else the storage still has what came before the first cut
+        if not self.grew:  # else the storage still has what came before the first cut
             self.ceiling = min(self.ceiling, felt, self._given())
         if wanted >= self.allowed * 0.999:
             return self._at_floor(lead, now_ns)
-        self.helpless_since_ns = None
+        self.helpless_since_ns, self.grew = None, False
+        if not self.active:
+            self.is_learning, self.peaks = True, sum(n.peak for n in self.managed.values())
         if not self.active or not self.decreases:
             self.r_before, self.r_free = max(lead.signal.r_step, self.r_free), 0.0
         self.decreases += 1
@@ -497,6 +513,9 @@ class BackendControl:
         throttled = frozenset(self.managed)
         # A throttled volume's own promise suffers from our throttle; it must not keep the throttle in place.
         others = [v for v in asking if not v.volumes & throttled]
+        known = [v for v in others if v.need is not Need.UNKNOWN]
+        if known:
+            self.grew, self.probes = False, self.probes if self._are_far(known) else 0
         if not others or any(v.need is not Need.CLEAR for v in others):
             self.clear_since_ns = None
             self.phase = (
@@ -508,10 +527,13 @@ class BackendControl:
             self.clear_since_ns = now_ns  # quiet before the burst says nothing of the burst
         if now_ns - self.clear_since_ns < self._hold_up_ns(others):
             return NOTHING
-        worst = max(others, key=lambda v: v.signal.r)
-        wanted = self._target(worst.signal.r, self._are_far(others) and biting, now_ns)
-        if wanted <= self.allowed or not biting:
+        if not biting:
             self.phase = Phase.HOLD  # a cap that is not felt is not evidence for a higher one
+            return NOTHING
+        worst = max(others, key=lambda v: v.signal.r)
+        wanted = self._target(worst.signal.r, self._are_far(others), now_ns)
+        if wanted <= self.allowed:
+            self.phase = Phase.HOLD
             return NOTHING
         self.decreases = self.futile = 0
         names = named(throttled)
@@ -532,7 +554,7 @@ class BackendControl:
         """The next C on the way to the parking place below the ceiling; beyond it only by a rare probe.
 
         Latency turns up steeply near saturation, so steps shrink as ``r`` nears ``park_r`` and end there.
-        ``is_far``: all are far from trouble, and C is felt.
+        ``is_far``: all are far from trouble.
         """
         s = self.settings
         after_s = s.probe_after_s / 2 if self.probes > 1 and is_far else s.probe_after_s
@@ -545,7 +567,8 @@ class BackendControl:
             self.probes = self.probes + 1 if is_far else 0
         margin = min(max(4 * (1 - r / s.park_r), 0.0), 1.0)
         room = (s.park_ratio * self.ceiling - self.allowed) * margin
-        smallest = self.start / s.increase_divisor / 4  # a change that small is not worth new evidence
+        # A change that small is not worth new evidence; of C far beyond C0 it would not even be sent.
+        smallest = max(self.start, self.allowed) / s.increase_divisor / 4
         if room < smallest:
             return self.allowed
         share = s.approach_ratio if self.ceiling < self.start else s.first_approach_ratio

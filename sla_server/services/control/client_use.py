@@ -185,8 +185,10 @@ class ClientUses:
         seconds = np.array([self._known[table.gateway_id].spans_s for table in tables]).T
         sizes = [len(table.streams) for table in tables]
         weight = np.repeat(seconds / np.maximum(seconds.sum(axis=0), 1e-9), sizes, axis=1)
-        rates = self._rates[:, :, at]
-        mean, peak, last = (rates * weight).sum(axis=1), rates[0].max(axis=0), rates[:, 0]
+        # A time that caps have ended at once has a high rate with a few I/Os: that is no peak in full.
+        in_full = np.minimum(10 * seconds / np.maximum(seconds.max(axis=0), 1e-9), 1.0)
+        rates, in_full = self._rates[:, :, at], np.repeat(in_full, sizes, axis=1)
+        mean, peak, last = (rates * weight).sum(axis=1), (rates[0] * in_full).max(axis=0), rates[:, 0]
         for into, part in zip(self.values[:_HELD], (*mean, peak, *last), strict=True):
             into[at] = part
 

@@ -49,6 +49,9 @@ FAILING_RATIO: Final = 0.5
 """Share of a volume's I/Os that fail, from which on the volume as a whole does."""
 PEAK_DECAY: Final = 0.9
 """A peak counts less by this factor with each cut: half of it after some 7 s."""
+PEAK_PART: Final = 1 / 30
+"""Of the time after which a gateway is silent, so a tenth of a poll. In a cut that caps have ended sooner a
+few I/Os are a high rate: that is no peak in full."""
 NO_VOLUME: Final = ""
 """Of the rows of streams that are their gateway's no more."""
 Floats = npt.NDArray[np.float64]
@@ -82,7 +85,7 @@ class UsageTable:
     COLUMNS: Final = 18
 
     def __init__(self, silent_s: float = 3.0) -> None:
-        self._silent_ns = silent_s * 1e9
+        self._silent_ns, self._least_s = silent_s * 1e9, PEAK_PART * silent_s
         self.streams = StreamStates(silent_s)
         self.values: Floats = np.zeros((self.COLUMNS, 64))
         self.volumes: list[str] = []
@@ -169,7 +172,7 @@ class UsageTable:
         self._is_gap[at] = ~is_present
         self.values[_END, seen], self.values[_SEEN, seen] = times.end_us, times.now_ns
         smoothed += SMOOTHING * (last - smoothed)
-        peak = np.maximum(last[0], PEAK_DECAY * before[3])
+        peak = np.maximum(last[0] * np.minimum(seconds / self._least_s, 1.0), PEAK_DECAY * before[3])
         for row, part in enumerate((*smoothed, peak, *sums[:5], sums[5] / seconds)):
             self.values[row, at] = part
 

@@ -129,3 +129,18 @@ def test_what_is_spared_are_the_targets_of_those_that_are_helped():
     assert turn_over(control, (victim,), by_name(OLD, silver), S) is None
     control.victims.clear()
     assert turn_over(control, (victim,), by_name(OLD, silver), S) is not None
+
+
+def test_of_clients_that_came_and_went_nothing_remains():
+    """A loop may be at work for months, while a client takes a new name every few seconds."""
+    control = BackendControl(SETTINGS, "disk")
+    control.adopt(by_name(neighbour("v/0", 0), neighbour("w/0", 0)), {("gold", "latency")}, 250.0)
+    for number in range(1, 20):
+        control.step([], by_name(), number * S)
+        control.ends[f"v/{number - 1}"] = 200.0
+        control.replace([f"v/{number - 1}"], [neighbour(f"v/{number}", 0)])
+    assert control.unused_from_ns.keys() == {"w/0"}
+    control.step([], by_name(), 20 * S)
+    control.leave_out(["v/19"])
+    for noted in (control.ends, control.fits_from_ns, control.unused_from_ns):
+        assert noted.keys() <= control.managed.keys() == {"w/0"}

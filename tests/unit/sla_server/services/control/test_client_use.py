@@ -70,3 +70,16 @@ def test_cuts_that_are_only_of_streams_not_announced_count_nowhere() -> None:
     announced(tables[1], CLIENTS[:1])
     uses.refresh(tables)
     assert uses.values.sum() == before
+
+
+def test_a_time_that_caps_have_ended_at_once_is_no_peak_in_full() -> None:
+    table, uses = GatewayTable("g0", UsageTable()), ClientUses()
+    announced(table, CLIENTS[:1])
+    for end_s, ios, span_s in ((1.0, 100, 1.0), (1.005, 5, 0.005)):
+        made = cut("g0", round(end_s * 1000), {"v/c0": (ios, 1.0)}, end_s=end_s, duration_s=span_s)
+        table.accept(made, made.start_unix_us + made.duration_us, 0, 3e6, 0)
+        table.keep(made, table.rows_of(made.counters[0]))
+    found = uses.of(table, "v/c0")
+    assert found is not None
+    assert found.last_ops_per_s == 1000
+    assert found.peak_cost_per_s == pytest.approx(106.25)

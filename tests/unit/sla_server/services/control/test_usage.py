@@ -83,6 +83,17 @@ def test_rates_are_smoothed_and_the_last_is_kept(table):
     assert table.use["v"].peak_cost_per_s == pytest.approx(212.5 * 0.9)
 
 
+def test_a_cut_that_caps_have_ended_at_once_is_no_peak_in_full(table):
+    """Five I/Os in 5 ms are a thousand a second, and no demand."""
+    take(table, cut(A, 1, {"v": (100, 1)}))
+    take(table, cut(A, 2, {"v": (5, 1)}, end_s=1.005, duration_s=0.005))
+    use = table.use["v"]
+    assert use.last_ops_per_s == 1000
+    assert use.peak_cost_per_s == pytest.approx(106.25 * 0.9)
+    take(table, cut(A, 3, {"v": (60, 1)}, end_s=1.305, duration_s=0.3))
+    assert table.use["v"].peak_cost_per_s == pytest.approx(212.5)
+
+
 def test_a_volume_that_was_exported_once_and_never_used_has_no_backend_any_more() -> None:
     made = GatewayTable(A)
     assert made.backend_of("gone") == ""

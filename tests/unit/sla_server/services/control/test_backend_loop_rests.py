@@ -1,0 +1,121 @@
+"""When slowing down cannot help: the loop of one backend gives up, rests, and says so ever more rarely."""
+
+from __future__ import annotations
+
+import pytest
+
+from sla_server.agreements.promise import Priority
+from sla_server.services.control.decisions import Reason
+from sla_server.services.control.victims import Need
+from tests.support.loop_steps import S, clear, neighbour, resting, settled, victim, world
+
+
+def test_same_priority_is_infeasible_and_said_once_a_minute(control):
+    equal = world(neighbour("gold2", priority=Priority.GOLD))
+    assert settled(control, equal).notice == "infeasible"
+    assert control.step([victim()], equal, 40 * S).notice == ""
+    assert control.step([victim()], equal, 71 * S).notice == "infeasible"
+    assert not control.active
+
+
+def test_alone_on_the_backend_is_unattributed(control):
+    step = settled(control, world())
+    assert (step.notice, step.changed) == ("unattributed", False)
+    assert "no other volume" in step.notice_text
+
+
+def test_a_neighbour_that_joins_is_not_preceded_by_unattributed(control):
+    for second in range(10):
+        assert control.step([victim()], world(), second * S).notice == ""
+    step = control.step([victim()], world(neighbour()), 10 * S)  # its first cut came
+    assert (step.changed, step.notice) == (True, "")
+
+
+def test_a_view_that_was_calm_between_has_not_settled(control):
+    assert control.step([victim()], world(), 0).notice == ""
+    control.step([clear()], world(), 5 * S)
+    assert control.step([victim()], world(), 11 * S).notice == ""
+    assert control.step([victim()], world(), 21 * S).notice == "unattributed"
+
+
+@pytest.mark.parametrize(("u", "violated"), [(0.8, False), (1.2, True)])
+def test_nobody_to_slow_down_is_critical_only_if_the_promise_is_broken(control, u, violated):
+    assert settled(control, world(), victim(u=u)).violated is violated
+
+
+def test_neighbours_below_their_floors_are_not_blamed(control):
+    step = settled(control, world(neighbour(cost=40.0)))
+    assert step.notice == "unattributed"
+    assert "floors" in step.notice_text
+    assert not control.active
+
+
+def test_without_effect_it_restores_and_backs_off(control):
+    found = world(neighbour(cost=4000.0))
+    steps = [control.step([victim(r=3.0 - i * 0.01)], found, (100 + 3 * i) * S) for i in range(5)]
+    assert [s.changed for s in steps[:4]] == [True] * 4
+    assert steps[4].reason is Reason.UNATTRIBUTED
+    assert steps[4].notice == "unattributed"
+    assert not control.active
+    assert not control.step([victim()], found, 150 * S).changed
+    assert control.step([victim()], found, (112 + 61) * S).changed
+
+
+def test_a_cause_that_is_elsewhere_for_weeks_keeps_the_longest_rest(control):
+    control.futile = 1100  # one attempt in sixteen minutes: twelve days of it
+    control.step([victim(r=3.0)], world(neighbour(cost=60.0)), 0)
+    step = control.step([victim(r=2.95)], world(neighbour(cost=53.0)), 3 * S)
+    assert "Restored for 960 s" in step.text
+    assert control.futile == 1101
+
+
+def test_at_its_floor_without_effect_is_unattributed_too(control):
+    control.step([victim(r=3.0)], world(neighbour(cost=60.0)), 0)
+    assert control.allowed == 53.0
+    assert control.step([victim(r=2.95)], world(neighbour(cost=53.0)), 3 * S).reason is Reason.UNATTRIBUTED
+
+
+def test_at_its_floor_with_effect_it_stays_and_says_infeasible(control):
+    control.step([victim(r=3.0)], world(neighbour(cost=60.0)), 0)
+    step = control.step([victim(r=1.5)], world(neighbour(cost=53.0)), 3 * S)
+    assert (step.notice, control.active) == ("infeasible", True)
+
+
+def test_an_hour_of_harm_from_elsewhere_is_few_attempts_and_few_notices(control):
+    found, notices, attempts = world(neighbour(cost=4000.0)), [], 0
+    for second in range(100, 3700, 3):
+        before = control.active
+        step = control.step([victim()], found, second * S)
+        notices += [step.notice] if step.notice else []
+        attempts += control.active and not before
+    assert attempts <= 8  # 60, 120, 240, 480 and 960 s apart, not sixty of them
+    assert notices == ["unattributed"] * len(notices)
+    assert len(notices) <= 8
+
+
+def test_notices_that_go_on_for_an_hour_come_ever_more_rarely(control):
+    equal = world(neighbour("gold2", priority=Priority.GOLD))
+    notices = [control.step([victim()], equal, second * S).notice for second in range(3600)]
+    assert [second for second, notice in enumerate(notices) if notice] == [10, 70, 190, 430, 910, 1870, 2830]
+
+
+def test_a_rest_ends_when_the_promise_has_been_kept_for_as_long_as_a_violation_takes_to_end(control):
+    second, found = resting(control), world(neighbour(cost=4000.0))
+    for more in range(21):
+        control.step([clear()], found, (second + more) * S)
+    assert control.step([victim()], found, (second + 21) * S).changed
+
+
+@pytest.mark.parametrize("need", [Need.UNKNOWN, Need.IDLE, Need.AT_RISK])
+def test_a_rest_goes_on_while_nothing_says_that_the_trouble_has_ended(control, need):
+    second, found = resting(control), world(neighbour(cost=4000.0))
+    for more in range(0, 50, 5):
+        control.step([victim(need)], found, (second + more) * S)
+    assert not control.step([victim()], found, (second + 50) * S).changed
+
+
+def test_a_rest_that_began_while_a_gateway_was_away_ends_when_it_is_back(control):
+    control.lost("B")
+    resting(control)
+    control.came_back("B")
+    assert control.quiet_until_ns == 0
