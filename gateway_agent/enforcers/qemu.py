@@ -99,8 +99,13 @@ class LimitedPlace:
 
     @property
     def is_held(self) -> bool:
-        """Whether the limits that were set last are those read last; so of one that is not there."""
-        return not self.is_unread and (self.found is None or self.found == self._written)
+        """Whether the limits that were set last are those read last; so of one that is not there.
+
+        One that cannot be read, and neither has limits nor is to have any, keeps no cap from the others.
+        """
+        if self.is_unread:
+            return self.wanted == NO_LIMITS and self.found in (None, NO_LIMITS)
+        return self.found is None or self.found == self._written
 
     @property
     def is_due(self) -> bool:
