@@ -174,7 +174,9 @@ class Group:
 
     def _unusable(self, what: str, exc: OSError) -> GroupUnusable:
         if not self.path.exists():
-            return GroupUnusable(str(self.path), "it is gone; its unit or container has ended")
+            return GroupUnusable(
+                str(self.path), "it is gone; its unit or container has ended", is_absent=True
+            )
         if isinstance(exc, FileNotFoundError):
             return GroupUnusable(
                 str(self.path), f"it has no {what}: enable the controller with +io in cgroup.subtree_control"
@@ -201,11 +203,13 @@ def find_group(name: str, device: str, root: Path = ROOT, containers: Path = CON
     if name.startswith("/"):
         path = Path(name)
         if not path.is_dir():
-            raise GroupUnusable(name, "there is no such directory now; its unit or container does not run")
+            problem = "there is no such directory now; its unit or container does not run"
+            raise GroupUnusable(name, problem, is_absent=True)
         return Group(path, number, is_v2=is_v2)
     found = list(_named(name, tree, containers))
     if not found:
-        raise GroupUnusable(name, f"no group of this name below {tree}; its unit or container does not run")
+        problem = f"no group of this name below {tree}; its unit or container does not run"
+        raise GroupUnusable(name, problem, is_absent=True)
     if len(found) > 1:
         paths = ", ".join(str(path) for path in found[:3])
         raise GroupUnusable(name, f"{len(found)} groups have this name: {paths}; write the path of one")
@@ -261,12 +265,10 @@ def release(groups: Iterable[tuple[str, str]]) -> list[str]:
     for name, device in groups:
         try:
             group = find_group(name, device)
-        except GroupUnusable:
-            continue
-        try:
             group.set_limits(IoLimits())
         except GroupUnusable as exc:
-            problems.append(str(exc))
+            if not exc.is_absent:
+                problems.append(str(exc))
     return problems
 
 

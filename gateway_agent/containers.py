@@ -39,6 +39,7 @@ def container_id(name: str, root: Path = CONTAINERS) -> str:
             f"container:{name}",
             "no container of Docker or Podman has this name here; an ID instead of a name needs 12 digits at "
             "least",
+            is_absent=True,
         )
     if len(found) > 1:
         ids = ", ".join(identity[:12] for identity in found)

@@ -142,13 +142,15 @@ class GroupUnusable(GatewayError):
     Attributes:
         name: the group or device, as it was asked for.
         problem: why not, and what to do.
+        is_absent: whether it is not there, so that nothing in it does I/O.
     """
 
     retryable = True
 
-    def __init__(self, name: str, problem: str) -> None:
+    def __init__(self, name: str, problem: str, *, is_absent: bool = False) -> None:
         self.name = name
         self.problem = problem
+        self.is_absent = is_absent
         super().__init__(f"{name}: {problem}")
 
 
@@ -156,7 +158,7 @@ class DeviceNotFound(GroupUnusable):
     """No block device has this name now."""
 
     def __init__(self, device: str) -> None:
-        super().__init__(device, "no block device of this name; lsblk lists them")
+        super().__init__(device, "no block device of this name; lsblk lists them", is_absent=True)
 
 
 class QemuUnusable(GatewayError):

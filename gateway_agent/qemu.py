@@ -63,8 +63,9 @@ class Refusal:
 
     @property
     def is_absence(self) -> bool:
-        """Whether what was named is not there."""
-        return self.kind == "DeviceNotFound" or "not found" in self.text.lower()
+        """Whether what was named is not there; without the property asked for it is something else."""
+        is_else = self.text.startswith("Property ")
+        return self.kind == "DeviceNotFound" or ("not found" in self.text.lower() and not is_else)
 
 
 class QmpRequest(NamedTuple):

@@ -8,6 +8,7 @@ size.
 
 Each collection counts and divides again. Limits are read back after they were written: a generation was taken
 when every group shows its limits. A group that is not there does no I/O; it gets its limits when it comes.
+One that cannot be used for another reason (several have its name, or limits may not be written) took none.
 
 The kernel knows no lease, and its limits outlive this process. So they are taken away when the lease ends,
 when a link starts behind one that was killed and finds no lease that still runs (``link.caps.KeptCaps``), and
@@ -116,6 +117,7 @@ class LimitedGroup:
         self._find = find
         self._taken = taken if taken is not None else {}
         self._group: Group | None = None
+        self._is_absent = False  # it is not there, and not only unusable
         self._static = static
         self._cap = static
         self._mix = Mix()
@@ -125,7 +127,10 @@ class LimitedGroup:
     def set_cap(self, cap: Rates) -> bool:
         """Another cap of the server's, beside the static one; whether it is certainly in force."""
         self._cap = self._static.tighter(cap)
-        return self._find_now() is None or self._enforce(always=True)
+        if self._find_now() is not None and self._enforce(always=True):
+            return True
+        has_none = cap == NO_CAPS and self._limits == IoLimits()
+        return self._group is None and (self._is_absent or has_none)
 
     def count(self, elapsed_s: float) -> IoCounts | None:
         """What it did so far, since it was made; None while it is not there. Divides the cap again.
@@ -161,7 +166,7 @@ class LimitedGroup:
                 if other != self.volume:
                     raise GroupUnusable(str(found.path), f"it is {other} already, on the same device")
             except GroupUnusable as exc:
-                self._report(str(exc))
+                self._lost(exc)
                 return None
             self._group = found
             self._before = None
@@ -191,6 +196,7 @@ class LimitedGroup:
 
     def _lost(self, exc: GroupUnusable) -> None:
         self._group, self._before, self.is_full = None, None, False
+        self._is_absent = exc.is_absent
         self._report(str(exc))
 
     def _report(self, problem: str) -> None:

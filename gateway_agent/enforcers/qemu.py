@@ -47,6 +47,7 @@ class LimitedPlace:
 
     Attributes:
         found: limits that were read last; None: it is not there.
+        is_unread: whether the newest attempt to read them failed, so that nothing is known of it.
         at: the drive as it was found last.
         is_full: whether the last interval used a limit in full, so that I/Os waited for it.
         refusal: what QEMU said when limits were set last; "" if it took them.
@@ -58,6 +59,7 @@ class LimitedPlace:
         self.drive = drive
         self.group = ThrottleGroup(group) if group else None
         self.found: Limits | None = None
+        self.is_unread = False
         self.at: Drive | None = None
         self.is_full = False
         self.refusal = ""
@@ -97,25 +99,31 @@ class LimitedPlace:
 
     @property
     def is_held(self) -> bool:
-        """Whether the limits that were set last are those read last; so of one that is not there."""
+        """Whether the limits that were set last are those read last; so of one that is not there.
+
+        One that cannot be read, and neither has limits nor is to have any, keeps no cap from the others.
+        """
+        if self.is_unread:
+            return self.wanted == NO_LIMITS and self.found in (None, NO_LIMITS)
         return self.found is None or self.found == self._written
 
     @property
     def is_due(self) -> bool:
         """Whether limits should be set: none were, others are in force, or the cap means others by now."""
-        if self.found is None:
+        if self.found is None or self.is_unread:
             return False
         return not self.is_held or not self.found.is_near(self.wanted, CHANGE_RATIO)
 
     def confirm(self) -> None:
         """Say it, if the limits that were set are not those that were read back."""
-        held = "" if self.is_held else f"limits {self._written} were set, {self.found} hold"
+        found = "could not be read back" if self.is_unread else f"were set, {self.found} hold"
+        held = "" if self.is_held else f"limits {self._written} {found}"
         self.report("limits", self.refusal or held)
 
     def lost(self) -> None:
         """The connection has ended: what holds there is not known."""
         self.found = self.at = self._written = None
-        self.is_full = False
+        self.is_full = self.is_unread = False
 
     def report(self, topic: str, problem: str) -> None:
         """Say it once; "" for none."""

@@ -186,11 +186,14 @@ class QemuClient:
             self._found[place.volume] = drive_statistics(row)
 
     def _take_drive_limits(self, answer: Any) -> None:
+        places = [place for place in self._places if place.drive and place.group is None]
+        for place in places:
+            place.is_unread = True
         rows = list(drives_in(_granted(answer)))
-        for place in self._places:
-            if place.drive and place.group is None:
-                row = next((row for at, row in rows if place.drive in at.names), None)
-                place.found = drive_limits(row) if row is not None and place.at is not None else None
+        for place in places:
+            row = next((row for at, row in rows if place.drive in at.names), None)
+            place.found = drive_limits(row) if row is not None and place.at is not None else None
+            place.is_unread = False
 
     def _looked(self, at_ns: int) -> None:
         """The first look of a connection: what is there is known."""
@@ -258,13 +261,12 @@ def _granted(answer: Any) -> Any:
 
 def _group_limits(place: LimitedPlace) -> Callable[[Any], None]:
     def take(answer: Any) -> None:
-        place.found = None
-        if isinstance(answer, Refusal) and answer.is_absence:
-            assert place.group is not None  # asked for those alone
-            place.report("group", f"throttle group {place.group.name}: {ABSENT}")
-        elif place.group is not None:
-            place.report("group", "")
-            place.found = place.group.limits_in(_granted(answer))
+        assert place.group is not None  # asked for those alone
+        is_absent = isinstance(answer, Refusal) and answer.is_absence
+        place.report("group", f"throttle group {place.group.name}: {ABSENT}" if is_absent else "")
+        place.is_unread = True
+        place.found = None if is_absent else place.group.limits_in(_granted(answer))
+        place.is_unread = False
 
     return take
 

@@ -20,6 +20,7 @@ from typing import Final
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.buffers import COMMAND, COOKIE, LENGTH, OFFSET, Finished, InFlight, Request
 from gateway_agent.nbd.chunks import MOST_HEAD_BYTES, ChunkReader
+from gateway_agent.nbd.ledger import ChangeLedger
 from gateway_agent.nbd.replies import (
     AskedRequests,
     Replies,
@@ -71,7 +72,9 @@ def most_head_bytes(agreed: Agreed) -> int:
     return MOST_HEAD_BYTES if agreed.structured else p.SIMPLE_REPLY_BYTES
 
 
-def reader_of(peer: str, asked: AskedRequests | None, mode: p.ReplyMode, agreed: Agreed) -> Replies:
+def reader_of(
+    peer: str, asked: AskedRequests | None, mode: p.ReplyMode, agreed: Agreed, failures: ChangeLedger
+) -> Replies:
     """What reads the replies of an upstream for a client.
 
     Args:
@@ -79,9 +82,10 @@ def reader_of(peer: str, asked: AskedRequests | None, mode: p.ReplyMode, agreed:
         asked: the requests under way; there are some if the client has structured replies.
         mode: how the client wants its replies.
         agreed: how the upstream replies.
+        failures: where flushes that fail are counted.
     """
     if asked is None or not mode.structured:
-        return ReplyReader(peer, asked)
+        return ReplyReader(peer, asked, failures)
     if agreed.extended:
         return ExtendedChunkReader(peer, asked, agreed.context_id)
     if agreed.structured:

@@ -91,7 +91,7 @@ class ProxySession(NbdSession):
         # Without CAN_MULTI_CONN a flush speaks for one connection only, and that is the one that was lost.
         may_return = not is_writer or bool(facts.flags & p.TX_CAN_MULTI_CONN)
         self._reconnect_ns = round(volume.export.reconnect_s * 1e9) if may_return else 0
-        ledger = volume.ledger_of(upstream.plan.uri)
+        ledger = self._ledger = volume.ledger_of(upstream.plan.uri)
         is_counted = bool(self._reconnect_ns) and is_writer
         self._rule = ReturnRule(ledger if is_writer else None, context.other, is_counted=is_counted)
         is_multi = bool(facts.flags & p.TX_CAN_MULTI_CONN)
@@ -99,7 +99,7 @@ class ProxySession(NbdSession):
         self._asked: AskedRequests | None = None
         if mode.structured or self._reconnect_ns or self._most_upstreams > 1:
             header_bytes = p.EXTENDED_REQUEST.size if mode.extended else p.REQUEST.size
-            self._asked = AskedRequests(ledger if is_counted else None, header_bytes, ledger)
+            self._asked = AskedRequests(self._rule.counted, header_bytes, ledger)
             self.admitted = deque()
         self._local: list[bytes] = []  # our own replies, waiting for a boundary
         self._return: UpstreamReturn | None = None
@@ -131,7 +131,7 @@ class ProxySession(NbdSession):
 
     def _used_of(self, upstream: Upstream) -> UsedUpstream:
         peer = f"upstream of {self._volume.export.volume}"
-        return UsedUpstream(upstream, reader_of(peer, self._asked, self._mode, upstream.agreed))
+        return UsedUpstream(upstream, reader_of(peer, self._asked, self._mode, upstream.agreed, self._ledger))
 
     # -- towards the upstream -------------------------------------------------------------------------------
 
@@ -513,6 +513,7 @@ class ProxySession(NbdSession):
         """Ask again what was sent, and then what was not."""
         sent = self._sent()
         self._stop_waiting()
+        self._rule.has_returned()
         if sent:  # the last one may have gone in part
             self.requests.sent_pos = max(self.requests.sent_pos, sent[-1][END])
         self._use(upstream)

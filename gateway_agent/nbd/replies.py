@@ -34,7 +34,8 @@ from gateway_agent.nbd.buffers import (
     InFlight,
     Request,
 )
-from gateway_agent.nbd.ledger import ChangeLedger
+from gateway_agent.nbd.ledger import ChangeLedger, CountedConnection
+from gateway_agent.nbd.limits import KIND_READ
 from gateway_agent.nbd.payload_pipe import LARGE_BYTES
 
 CHANGES: Final[frozenset[int]] = frozenset((p.Cmd.WRITE, p.Cmd.TRIM, p.Cmd.WRITE_ZEROES))
@@ -72,37 +73,37 @@ class AskedRequests(dict[int, Request]):
         begun: what has come of replies in several chunks.
 
     Args:
-        ledger: where changes and flushes are counted; None: nowhere.
+        counted: where changes and flushes are counted; None: nowhere.
         header_bytes: of a request.
-        failures: where flushes that fail are counted; None: in ``ledger``.
+        failures: where flushes that fail are counted; None: nowhere.
     """
 
     def __init__(
         self,
-        ledger: ChangeLedger | None = None,
+        counted: CountedConnection | None = None,
         header_bytes: int = p.REQUEST.size,
         failures: ChangeLedger | None = None,
     ) -> None:
         super().__init__()
-        self._failures = failures or ledger
+        self._failures = failures
         self._header_bytes = header_bytes
         self.begun: dict[int, ReplyProgress] = {}
-        self._ledger = ledger
+        self._counted = counted
         self._marks: dict[int, int] = {}  # of flushes: which changes they cover
 
     def admitted(self, request: Request) -> None:
         """It is about to be sent."""
         self[request[COOKIE]] = request
-        if self._ledger is None:
+        if self._counted is None:
             return
         if request[COMMAND] in CHANGES:
-            self._ledger.begun()
+            self._counted.ledger.begun()
         elif request[COMMAND] == p.Cmd.FLUSH:
-            self._marks[request[COOKIE]] = self._ledger.mark()
+            self._marks[request[COOKIE]] = self._counted.mark()
 
     def all_admitted(self, requests: deque[Request]) -> None:
         """The same of several, at less cost where no ledger is kept; ``requests`` is empty then."""
-        if self._ledger is None:
+        if self._counted is None:
             self.update(zip(map(_COOKIE_OF, requests), requests, strict=True))
         else:
             for request in requests:
@@ -130,15 +131,15 @@ class AskedRequests(dict[int, Request]):
         request = self.pop(cookie)
         if self.begun:
             self.begun.pop(cookie, None)
-        if self._ledger is None:
+        if self._counted is None:
             return request
         if request[COMMAND] in CHANGES:
             is_stable = has_failed or request[FLAGS] & p.CMD_FLAG_FUA
-            self._ledger.ended(needs_flush=not is_stable)
+            self._counted.ledger.ended(needs_flush=not is_stable)
         elif request[COMMAND] == p.Cmd.FLUSH:
             mark = self._marks.pop(cookie)
             if not has_failed:
-                self._ledger.flushed(mark)
+                self._counted.flushed(mark)
         return request
 
     @property
@@ -220,11 +221,15 @@ class ReplyReader:
     Args:
         peer: for error texts.
         asked: what is known of requests under way beside ``inflight``; None: nothing.
+        failures: where flushes that fail are counted if that is so: any error of what is no read may be one.
     """
 
-    def __init__(self, peer: str, asked: AskedRequests | None = None) -> None:
+    def __init__(
+        self, peer: str, asked: AskedRequests | None = None, failures: ChangeLedger | None = None
+    ) -> None:
         self._peer = peer
         self._asked = asked
+        self._failures = failures if asked is None else None
         self.payload_left = 0
         self.boundary: int | None = None
         self._current = _NOTHING
@@ -266,6 +271,8 @@ class ReplyReader:
             if asked is not None:
                 asked.answered(cookie, has_failed=error != 0)
             if error:
+                if self._failures is not None and word & 3 != KIND_READ:
+                    self._failures.failed_flushes += 1
                 word |= FAILED_BIT
                 if error not in p.WIRE_ERRORS:
                     p.SIMPLE_REPLY.pack_into(view, offset - 16, magic, p.EIO, cookie)

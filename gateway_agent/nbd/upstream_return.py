@@ -35,6 +35,9 @@ AGAIN_NS: Final = 200_000_000  # between two attempts
 class ReturnRule:
     """Whether a client may go on with another connection; see the module docstring.
 
+    Attributes:
+        counted: where its changes are counted, if they are.
+
     Args:
         ledger: of its upstream; None: it changes nothing, and so can lose nothing.
         is_counted: whether its changes are in the ledger.
@@ -45,8 +48,8 @@ class ReturnRule:
         self._ledger = ledger
         self._other = other
         self._failed_before = ledger.failed_flushes if ledger is not None else 0
-        self._is_uncounted = ledger is not None and not is_counted
-        if ledger is not None and self._is_uncounted:
+        self.counted = ledger.joined() if ledger is not None and is_counted else None
+        if ledger is not None and self.counted is None:
             ledger.uncounted(1)
 
     def may_open(self) -> bool:
@@ -65,12 +68,24 @@ class ReturnRule:
             return False
         if any(request[COMMAND] in CHANGES for request in asked.sent(requests.sent_pos)):
             return False
-        ledger = self._ledger
-        return ledger is None or (ledger.is_covered and (not is_back or ledger.is_quiet(asked.changes)))
+        ledger, counted = self._ledger, self.counted
+        if ledger is None:
+            return True
+        is_stable = counted is not None and counted.is_covered
+        return is_stable and (not is_back or ledger.is_quiet(asked.changes))
+
+    def has_returned(self) -> None:
+        """It goes on with another connection."""
+        if self._ledger is not None and self.counted is not None:
+            self._ledger.renewed(self.counted)
 
     def ended(self) -> None:
         """Nothing of the client is under way any more."""
-        if self._ledger is not None and self._is_uncounted:
+        if self._ledger is None:
+            return
+        if self.counted is not None:
+            self._ledger.left(self.counted)
+        else:
             self._ledger.uncounted(-1)
 
 

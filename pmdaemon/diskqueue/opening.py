@@ -2,9 +2,10 @@
 
 What a crash while a queue is made can leave, in the order of the steps:
 
-1. data file without a header (all zero)            made again: it never held a record
+1. data file without a header (all zero)            given up and made again: it never held a record
 2. data file with header, no index header           recovered from the data file alone: nothing there
-3. both                                             a queue
+3. both                                             a queue; of the index what its header does not count, as
+                                                    when a larger one was being made, is given up, too
 
 After a failed sync, or after the death of a process, the kernel shows pages that are not on the disk; after a
 failed sync it even counts them as clean, so that another sync leaves them out and succeeds. What recovery
@@ -146,7 +147,7 @@ def open_files(data: Storage, index: Storage, settings: QueueSettings, now_us: i
 
 def _make(data: Storage, settings: QueueSettings, now_us: int) -> FileHeader:
     file = FileHeader(settings.data_bytes, secrets.token_bytes(16), os.urandom(8), now_us)
-    data.allocate(DATA_START + settings.data_bytes)
+    data.allocate(DATA_START + settings.data_bytes, 0)
     _put_file_header(data, file)
     return file
 
@@ -181,7 +182,8 @@ def _write_index(
     """Give restored records their slots and write everything that differs from the file."""
     header = recovered.header or IndexHeader(0, file.salt, file.queue_id, file.ring_bytes, settings.entries)
     capacity = max(header.capacity, settings.entries, len(recovered.live), len(recovered.slots))
-    index.allocate(INDEX_START + capacity * ENTRY_BYTES)
+    vouched = INDEX_START + recovered.header.capacity * ENTRY_BYTES if recovered.header else 0
+    index.allocate(INDEX_START + capacity * ENTRY_BYTES, vouched)
     if not recovered.report.index_whole:
         header = header.following(
             capacity=capacity, synced_seq=0, floor=recovered.floor, next_seq=recovered.next_seq

@@ -2,7 +2,8 @@ r"""The file system as the disk queue sees it: one file, six operations; several
 
     operation   contract
     allocate    the file has at least this size; new bytes read as zero, are written (not merely reserved)
-                and, with the directory entry, durable on return; bytes that were there are kept
+                and, with the directory entry, durable on return; bytes that were there are kept, of more
+                than ``kept_bytes`` only these: a killed process may have left the rest reserved only
     view        read-only window on the whole file; sees every write at once; valid until allocate or close
     write       bytes are in the window on return and durable after the next sync that succeeds; a crash
                 before leaves any subset of the 512-byte sectors written
@@ -90,8 +91,8 @@ class Storage(Protocol):
     Thread: ``view`` and ``release`` any, the others one at a time.
     """
 
-    def allocate(self, size_bytes: int) -> None:
-        """Make the file at least this large, zero-filled and durable."""
+    def allocate(self, size_bytes: int, kept_bytes: int | None = None) -> None:
+        """Make the file at least this large, zero-filled from ``kept_bytes`` on, and durable."""
 
     def view(self) -> memoryview:
         """Read-only window on the file."""
@@ -162,9 +163,18 @@ class FileStorage:
                 raise QueueBusy(str(path)) from exc
             raise
 
-    def allocate(self, size_bytes: int) -> None:
-        """See ``Storage``. Raises QueueNoSpace when the file system has no room; what was there stays."""
+    def allocate(self, size_bytes: int, kept_bytes: int | None = None) -> None:
+        """See ``Storage``. Raises QueueNoSpace when the file system has no room; what was there stays.
+
+        What is to be given up is cut off: its blocks are freed, and the pages that show it are gone. Writing
+        it again would not do: where the kernel could not write a block that was reserved only, ext4 keeps it
+        marked as never written, whatever is written there later (``runtime.writeback``).
+        """
         present_bytes = os.fstat(self._fd).st_size
+        if kept_bytes is not None and kept_bytes < present_bytes:
+            os.ftruncate(self._fd, kept_bytes)
+            present_bytes = kept_bytes
+            self._remap()
         try:
             os.posix_fallocate(self._fd, 0, size_bytes)
             zeros = bytes(ZERO_CHUNK_BYTES)
@@ -366,8 +376,8 @@ class SpannedStorage:
             self.close()
             raise
 
-    def allocate(self, size_bytes: int) -> None:
-        """See ``Storage``; the parts' sizes are fixed when they are made.
+    def allocate(self, size_bytes: int, kept_bytes: int | None = None) -> None:
+        """See ``Storage``; the parts' sizes are fixed, and all of them kept, once they are made.
 
         Raises:
             QueueNoSpace: as ``FileStorage``. QueueUnreadable: a queue that exists was to become larger.
@@ -383,12 +393,12 @@ class SpannedStorage:
                 for file in self._files:
                     file.allocate(len(file.view()))  # sizes and names: durable on return
                 return
-            # Never finished: a part's header may be in the cache only, since its sync failed.
+            # Never finished: a part's header may be in the cache only, since its sync failed. Give all up.
         count, span_id = len(self._files), secrets.token_bytes(16)
         share = -(-size_bytes // count)
         share += -share % mmap.PAGESIZE
         for number, file in enumerate(self._files):
-            file.allocate(PART_START + share)
+            file.allocate(PART_START + share, 0)
             file.write(0, [SpanPart(number, count, number * share, share, span_id).pack()])
             file.sync()
         self._load()

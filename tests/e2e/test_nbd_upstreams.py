@@ -569,3 +569,27 @@ def test_a_flush_never_goes_by_a_new_connection_to_a_restarted_upstream(
     assert (found, error, data) == (cookie, 0, b"\1" * BLOCK), "it was there"
     send_flush(volume)
     fails_or_ends(volume)
+
+
+def test_a_later_clients_flush_at_a_restarted_upstream_keeps_no_client_whose_writes_are_gone(
+    run: Processes, tmp_path: Path, relay: Relay
+) -> None:
+    """Its host went down and came back: a client that comes then is first to know."""
+    server = serve(run, tmp_path, "memory", str(SIZE))
+    volume = Volume(run, tmp_path, relay, reconnect_s=60, connections=1)
+    assert volume.do(p.Cmd.FLUSH) == 0
+    write_some(volume)
+    relay.hold(*volume.used)
+    server.kill()
+    server.wait()
+    serve(run, tmp_path, "memory", str(SIZE))  # empty
+    later = run.client("vol-1@host-b")
+    later.sock.sendall(p.request(p.Cmd.FLUSH, 1, 0, 0))
+    assert later.exactly(p.SIMPLE_REPLY_BYTES) == p.simple_reply(1)
+    for each in volume.used:
+        relay.cut(each)
+    with contextlib.suppress(OSError):  # its connection has ended already
+        send_flush(volume)
+        fails_or_ends(volume)
+    later.sock.sendall(p.request(p.Cmd.READ, 2, 0, BLOCK))
+    assert later.exactly(p.SIMPLE_REPLY_BYTES + BLOCK) == p.simple_reply(2) + bytes(BLOCK)

@@ -14,6 +14,10 @@ them, in this process and in the next, and a second sync that "succeeds" makes n
 retries, or that trusts what it reads after a restart, loses data here as it would there. With ``rng`` some of
 the sectors of a failed sync have been written all the same.
 
+A process that is killed in ``allocate`` leaves blocks that are reserved only. Where a sync fails for such a
+block (seen with ext4) the kernel takes it for written, so what is written there later reaches no platter,
+though the sync says so, until the file is cut off before it or the power was lost.
+
 Names are modelled likewise: ``files`` is what processes see, ``named`` what the platter's directory holds. A
 new name or a rename becomes durable with the next ``allocate`` or ``replace`` that succeeds.
 """
@@ -34,8 +38,15 @@ class Crashed(BaseException):
     """The machine is gone. Not an Exception: nothing but a test may handle it."""
 
 
+def _sectors(size_bytes: int) -> int:
+    return -(-size_bytes // SECTOR_BYTES)
+
+
 class FaultStorage:
-    """One file of a FaultDisk: ``cached`` is what readers see, ``durable`` what the platter holds."""
+    """One file of a FaultDisk: ``cached`` is what readers see, ``durable`` what the platter holds.
+
+    ``reserved`` are sectors that were never written; ``lost`` those of them that stay so whatever is written.
+    """
 
     def __init__(self, disk: FaultDisk, durable: bytes, name: str) -> None:
         self._disk = disk
@@ -43,19 +54,40 @@ class FaultStorage:
         self.durable = bytearray(durable)
         self.cached = bytearray(durable)
         self.dirty: set[int] = set()
+        self.reserved: set[int] = set()
+        self.lost: set[int] = set()
 
-    def allocate(self, size_bytes: int) -> None:
-        """See ``Storage``; a crash in it leaves the file as it was, a failure the new size, not durable."""
-        code = self._disk.count()
-        if size_bytes > max(len(self.cached), self._disk.limit_bytes):
+    def allocate(self, size_bytes: int, kept_bytes: int | None = None) -> None:
+        """See ``Storage``; a crash or failure in it leaves the new size, reserved only."""
+        before = len(self.cached) if kept_bytes is None else min(kept_bytes, len(self.cached))
+        grown = set(range(_sectors(before), _sectors(size_bytes)))
+        try:
+            code = self._disk.count()
+        except Crashed:
+            self._cut(before)
+            self._grow(size_bytes)
+            self.reserved |= grown
+            raise
+        self._cut(before)
+        if size_bytes > max(before, self._disk.limit_bytes):
             raise QueueNoSpace("on a test disk", size_bytes, "the disk is full")
-        self.cached += bytes(max(0, size_bytes - len(self.cached)))
+        self._grow(size_bytes)
         if code:
-            self.dirty.clear()
+            self.reserved |= grown
+            self._drop()
+            self._make_durable()
             raise OSError(code, "allocate failed by the test")
-        self.durable += bytes(len(self.cached) - len(self.durable))
         self._make_durable()
         self._disk.named = dict(self._disk.files)
+
+    def _cut(self, size_bytes: int) -> None:
+        self.cached, self.durable = self.cached[:size_bytes], self.durable[:size_bytes]
+        for sectors in (self.dirty, self.reserved, self.lost):
+            sectors -= {sector for sector in sectors if sector >= _sectors(size_bytes)}
+
+    def _grow(self, size_bytes: int) -> None:
+        self.cached += bytes(max(0, size_bytes - len(self.cached)))
+        self.durable += bytes(len(self.cached) - len(self.durable))
 
     def view(self) -> memoryview:
         """See ``Storage``."""
@@ -79,19 +111,25 @@ class FaultStorage:
     def sync(self) -> None:
         """See ``Storage``; a failing sync drops its pages."""
         code = self._disk.count()
-        if code and self._disk.rng is not None:
-            lucky = sorted(sector for sector in self.dirty if self._disk.rng.random() < 0.5)
-            self.dirty = set(lucky)
-        elif code:
-            self.dirty.clear()
+        if code:
+            self._drop()
         self._make_durable()
         self._disk.syncs += 1
         if code:
             raise OSError(code, "sync failed by the test")
 
+    def _drop(self) -> None:
+        """What is dirty counts as written, and is not, but for some that were."""
+        rng = self._disk.rng
+        dropped = {sector for sector in sorted(self.dirty) if rng is None or rng.random() >= 0.5}
+        self.lost |= dropped & self.reserved
+        self.dirty -= dropped
+
     def _make_durable(self) -> None:
         """What is dirty reaches the platter."""
         self.durable += bytes(len(self.cached) - len(self.durable))
+        self.dirty -= self.lost
+        self.reserved -= self.dirty
         for sector in self.dirty:
             part = slice(sector * SECTOR_BYTES, (sector + 1) * SECTOR_BYTES)
             self.durable[part] = self.cached[part]
@@ -128,13 +166,20 @@ class FaultStorage:
 
     def found_later(self, rng: random.Random) -> bytes:
         """The durable bytes with each unsynced sector old or new."""
-        found = bytearray(self.durable)
-        for sector in sorted(self.dirty):
+        return bytes(self.after_crash(self._disk, self.name, rng).durable)
+
+    def after_crash(self, disk: FaultDisk, name: str, rng: random.Random) -> FaultStorage:
+        """The file as that disk has it, by this name, when the power is back."""
+        found, written = bytearray(self.durable), set[int]()
+        for sector in sorted(self.dirty - self.lost):
             if rng.random() < 0.5:
                 part = slice(sector * SECTOR_BYTES, (sector + 1) * SECTOR_BYTES)
                 found += bytes(max(0, min(part.stop, len(self.cached)) - len(found)))
                 found[part] = self.cached[part]
-        return bytes(found)
+                written.add(sector)
+        later = FaultStorage(disk, bytes(found), name)
+        later.reserved = self.reserved - written
+        return later
 
 
 class FaultDisk:
@@ -187,7 +232,10 @@ class FaultDisk:
         names = self.files
         if self.files != self.named and rng.random() < 0.5:
             names = self.named
-        return FaultDisk({name: file.found_later(rng) for name, file in names.items()})
+        later = FaultDisk()
+        later.files = {name: file.after_crash(later, name, rng) for name, file in names.items()}
+        later.named = dict(later.files)
+        return later
 
     def after_kill(self) -> FaultDisk:
         """The disk after only the process died: the page cache is whole, but nothing unsynced is durable."""
@@ -197,7 +245,7 @@ class FaultDisk:
             if id(file) not in copies:
                 copy = copies[id(file)] = FaultStorage(later, bytes(file.cached), file.name)
                 copy.durable = bytearray(file.durable)
-                copy.dirty = set(file.dirty)
+                copy.dirty, copy.reserved, copy.lost = set(file.dirty), set(file.reserved), set(file.lost)
         later.files = {name: copies[id(file)] for name, file in self.files.items()}
         later.named = {name: copies[id(file)] for name, file in self.named.items()}
         return later

@@ -7,7 +7,7 @@ from typing import Any
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.accounting import word_of
 from gateway_agent.nbd.buffers import FINISHED_INTS, Finished, InFlight
-from gateway_agent.nbd.ledger import ChangeLedger
+from gateway_agent.nbd.ledger import CountedConnection
 from gateway_agent.nbd.loop import GONE, IN
 from gateway_agent.nbd.proxy_session import ProxySession
 from gateway_agent.nbd.replies import AskedRequests, Replies
@@ -85,9 +85,9 @@ def feed_in_pieces(
     return bytes(out), [finished[at : at + FINISHED_INTS] for at in range(0, len(finished), FINISHED_INTS)]
 
 
-def asked_for(*requests: bytes, ledger: ChangeLedger | None = None) -> tuple[AskedRequests, InFlight]:
+def asked_for(*requests: bytes, counted: CountedConnection | None = None) -> tuple[AskedRequests, InFlight]:
     """Requests under way, from their headers."""
-    asked, inflight = AskedRequests(ledger), {}
+    asked, inflight = AskedRequests(counted), {}
     for raw in requests:
         _, flags, command, cookie, offset, length = p.REQUEST.unpack_from(raw)
         asked.admitted((1, cookie, command, length, offset, flags, p.REQUEST.size))

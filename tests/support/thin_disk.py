@@ -19,9 +19,14 @@ ROOM: Final = "64m"
 SAYS: Final = "200M"
 MAKE: Final = (
     f'set -e; mount -t tmpfs -o size={ROOM} thin "$0"; cd "$0"; mkdir disk later; truncate -s {SAYS} image; '
-    "mkfs.ext4 -q -b 4096 -J size=4 -E lazy_itable_init=0,nodiscard image; mount -o loop image disk; "
-    "echo ready; cd /; exec cat"
+    "mkfs.ext4 -q -b 4096 -J size=4 -E lazy_itable_init=0,nodiscard image; "
 )
+BARE: Final = "mount -o loop image disk; "
+OVERLAID: Final = (
+    "mkdir low below; mount -o loop image below; mkdir below/upper below/work; "
+    "mount -t overlay -o lowerdir=low,upperdir=below/upper,workdir=below/work over disk; "
+)
+WAIT: Final = "echo ready; cd /; exec cat"
 CHANGES: Final = 800  # of the directory, each synced: all of the journal has its blocks behind them
 WHAT_TO_DO: Final = "run as root with CAP_SYS_ADMIN, loop devices and e2fsprogs: {reason}"
 
@@ -31,12 +36,17 @@ class ThinDisk:
 
     Attributes:
         path: of the file system's root.
+
+    Args:
+        is_overlaid: it is the upper layer of an overlayfs, as in a container.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_overlaid: bool = False) -> None:
+        self._upper = "upper" if is_overlaid else "."
+        make = f"{MAKE}{OVERLAID if is_overlaid else BARE}{WAIT}"
         self._mount_point = Path(tempfile.mkdtemp(prefix="sla-thin-"))
         self._holder = subprocess.Popen(
-            ["unshare", "-m", "sh", "-c", MAKE, str(self._mount_point)],
+            ["unshare", "-m", "sh", "-c", make, str(self._mount_point)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -79,11 +89,11 @@ class ThinDisk:
         """The root of the file system as it would be found if the power failed at the first call."""
         inside, _ = self.inside
         if any((self._root / "later").iterdir()):
-            return self._root / "later"
+            return self._root / "later" / self._upper
         image, copy, later = (str(self._mount_point / name) for name in ("image", "copy", "later"))
         subprocess.run([*inside, "cp", "--sparse=always", image, copy], check=True)
         subprocess.run([*inside, "mount", "-o", "loop", copy, later], check=True)
-        return self._root / "later"
+        return self._root / "later" / self._upper
 
 
 def use_up(root: Path) -> None:

@@ -12,9 +12,9 @@ from tests.support.thin_disk import ThinDisk
 SIZE_BYTES = 8 * MIB
 
 
-@pytest.fixture
-def disk():
-    with ThinDisk() as made:
+@pytest.fixture(params=[False, True], ids=["ext4", "overlayfs"])
+def disk(request):
+    with ThinDisk(is_overlaid=request.param) as made:
         yield made
 
 
@@ -45,3 +45,17 @@ def test_what_is_written_again_after_it_failed_is_there_after_a_power_cut(disk, 
     assert found[MIB : 2 * MIB] == b"2" * MIB
     former.release()
     again.release()
+
+
+def test_fua_takes_no_error_from_a_flush(disk):
+    """The kernel says it once: to the change with FUA, which is not what was lost."""
+    path = disk.path / "volume.img"
+    path.write_bytes(b"")
+    os.truncate(path, SIZE_BYTES)
+    volume = VolumeStorage("vol-1", str(path), read_only=False)
+    assert volume.flush() == 0
+    disk.fill()
+    assert volume.write(b"1" * MIB, 0, fua=False) == 0, "the kernel has taken it"
+    assert volume.write(b"2" * MIB, 2 * MIB, fua=True) in (p.ENOSPC, p.EIO)
+    assert volume.flush() in (p.ENOSPC, p.EIO)
+    volume.release()

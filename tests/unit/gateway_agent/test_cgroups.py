@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from gateway_agent import cgroups
 from gateway_agent.cgroups import IoCounts, IoLimits, find_group
 from gateway_agent.errors import GroupUnusable
 
@@ -162,3 +164,13 @@ def test_what_looks_after_a_container_of_podman_is_not_the_container(tmp_path: P
     names = [f"machine.slice/libpod-{kind}{CONTAINER}.scope" for kind in ("conmon-", "")]
     found = find_group(f"container:{CONTAINER}", DEVICE, v2_tree(tmp_path, *names))
     assert found.path.name == f"libpod-{CONTAINER}.scope"
+
+
+def test_limits_under_a_name_that_several_groups_have_by_now_are_no_silent_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = v2_tree(tmp_path, "a/app-1.scope", "b/app-2.scope")
+    monkeypatch.setattr(cgroups, "find_group", partial(find_group, root=root))  # not in the kernel's tree
+    (problem,) = cgroups.release([("app-*.scope", DEVICE)])
+    assert "2 groups have this name" in problem
+    assert cgroups.release([("gone.scope", DEVICE)]) == []

@@ -133,3 +133,4 @@ def test_refusals():
     assert Refusal("DeviceNotFound", "").is_absence
     assert Refusal("GenericError", "object path '/objects/x' not found").is_absence
     assert not Refusal("GenericError", "values must be").is_absence
+    assert not Refusal("GenericError", "Property 'iothread.limits' not found").is_absence

@@ -218,16 +218,16 @@ def test_a_former_process_is_one_that_listens_beside_us(tmp_path):
 
 def test_ledgers_are_believed_again_when_all_former_processes_have_ended_and_a_flush_came_behind(tmp_path):
     rig, own = Rig(), str(tmp_path / "nbd-0.sock")
-    ledger = rig.volume.ledger_of("nbd://127.0.0.1/x")
+    ours = rig.volume.ledger_of("nbd://127.0.0.1/x").joined()
     with listen_at(Address(path=str(tmp_path / "nbd-0.4711.sock")), 0o600):
         FormerProcesses(rig.loop, own, rig.context, None)
         rig.loop.fire(3)
-        ledger.flushed(ledger.mark())
-        assert (rig.context.other.may_serve, ledger.is_covered) == (True, True)
+        ours.flushed(ours.mark())
+        assert (rig.context.other.may_serve, ours.is_covered) == (True, True)
     rig.loop.fire(3)
-    assert (rig.context.other.may_serve, ledger.is_covered) == (False, False)
-    ledger.flushed(ledger.mark())
-    assert ledger.is_covered
+    assert (rig.context.other.may_serve, ours.is_covered) == (False, False)
+    ours.flushed(ours.mark())
+    assert ours.is_covered
     assert rig.loop.timers == {}
 
 

@@ -44,8 +44,9 @@ def rows_after_power_cut(disk: ThinDisk, folder: Path) -> int:
     ],
     ids=["a checkpoint fails and nobody is told", "a commit fails and then a checkpoint"],
 )
-def test_what_was_confirmed_is_there_after_a_power_cut(tmp_path, steps):
-    with ThinDisk() as disk:
+@pytest.mark.parametrize("is_overlaid", [False, True])
+def test_what_was_confirmed_is_there_after_a_power_cut(tmp_path, steps, is_overlaid):
+    with ThinDisk(is_overlaid=is_overlaid) as disk:
         written = write(disk, *steps)
         assert rows_after_power_cut(disk, tmp_path) == written["confirmed"]
 

@@ -30,12 +30,15 @@ class FakeGroup(Group):
         self.written: list[IoLimits] = []
         self.kept = IoLimits(7, 7, 7, 7)  # of a link that was killed
         self.is_there = True
+        self.is_one_of_several = False
         self.is_stubborn = False
         self.can_limit = True
 
     def find(self) -> Group:
         if not self.is_there:
-            raise GroupUnusable("batch.slice", "no group of this name")
+            raise GroupUnusable("batch.slice", "no group of this name", is_absent=True)
+        if self.is_one_of_several:
+            raise GroupUnusable("batch.slice", "2 groups have this name")
         return self
 
     def counts(self) -> IoCounts:
@@ -241,6 +244,30 @@ def test_a_group_that_cannot_be_limited_is_counted_all_the_same(host: Host) -> N
     host.caps.replace(CapSet(6, 30_000_000, ()), host.clock.monotonic_ns())
     host.second(NOTHING)
     assert host.second(IoCounts(reads=3))["reads"] == 3
+
+
+def test_a_cap_of_a_group_that_cannot_be_limited_is_refused_each_time(host: Host) -> None:
+    host.group.can_limit = False
+    for gen in (5, 6, 7):
+        host.set(gen, ops_per_s=100.0)
+        assert (host.enforcer.took, host.enforcer.refused) == (None, gen)
+
+
+def test_limits_that_cannot_be_taken_away_are_no_release(host: Host) -> None:
+    host.set(5, ops_per_s=100.0)
+    host.group.can_limit = False
+    for gen in (6, 7):
+        host.set(gen)
+        assert (host.enforcer.took, host.enforcer.refused) == (None, gen)
+
+
+def test_of_a_group_whose_name_several_have_no_cap_is_confirmed(host: Host) -> None:
+    host.group.is_one_of_several = True
+    assert host.second() == {}
+    host.set(5, ops_per_s=100.0)
+    assert (host.enforcer.took, host.enforcer.refused) == (None, 5)
+    host.set(6)
+    assert host.enforcer.took == 6, "it keeps no cap from other groups"
 
 
 def test_one_group_is_one_volume() -> None:

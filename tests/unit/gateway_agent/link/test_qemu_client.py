@@ -258,6 +258,32 @@ def test_a_cap_that_does_not_hold_is_refused(rig: Rig) -> None:
     assert again.ok
 
 
+@pytest.mark.parametrize("is_group", [False, True])
+def test_a_cap_whose_limits_cannot_be_read_back_is_refused(is_group: bool) -> None:
+    rig = Rig(place(drive="", group="tg0") if is_group else place())
+    rig.connect()
+    volume, reading = (GROUP, "qom-get") if is_group else (VOLUME, "query-block")
+    rig.qemu.refuses[reading] = "it is busy"
+    rig.set(5, volume, ops_per_s=500.0)
+    assert (rig.client.enforcer.took, rig.client.enforcer.refused) == (None, 5)
+    assert "could not be read back" in rig.places[0].record()["problem"]
+    rig.qemu.refuses.clear()
+    rig.set(6, volume, ops_per_s=500.0)
+    assert rig.client.enforcer.took == 6
+    assert rig.places[0].record()["problem"] == ""
+
+
+def test_an_object_that_is_no_throttle_group_takes_no_cap_and_keeps_none_from_others() -> None:
+    """Debian's daemon says it so of another object by that name."""
+    rig = Rig(place(drive="", group="tg0"))
+    rig.qemu.refuses["qom-get"] = "Property 'iothread.limits' not found"
+    rig.connect()
+    rig.set(5, GROUP, ops_per_s=500.0)
+    assert (rig.client.enforcer.took, rig.client.enforcer.refused) == (None, 5)
+    rig.set(6)
+    assert rig.client.enforcer.took == 6
+
+
 def test_a_refusal_is_shown(rig: Rig) -> None:
     rig.qemu.refuses["block_set_io_throttle"] = "Device has no medium"
     rig.set(5, ops_per_s=500.0)

@@ -21,8 +21,8 @@ def data(cookie, offset, payload, last=False):
     return p.data_chunk_head(cookie, offset, len(payload), last) + payload
 
 
-def reader_of(*requests, ledger=None):
-    asked, inflight = asked_for(*requests, ledger=ledger)
+def reader_of(*requests, counted=None):
+    asked, inflight = asked_for(*requests, counted=counted)
     return ChunkReader("up", asked, FAR_ID), inflight
 
 
@@ -191,7 +191,7 @@ def test_the_longest_error_is_held_until_it_is_here():
 
 
 def test_a_flush_in_a_chunk_counts_in_the_ledger():
-    ledger = ChangeLedger()
-    reader, inflight = reader_of(FLUSH, ledger=ledger)
+    ours = ChangeLedger().joined()
+    reader, inflight = reader_of(FLUSH, counted=ours)
     reader.feed(memoryview(p.none_chunk(6)), 0, inflight, 9)
-    assert ledger.is_covered
+    assert ours.is_covered

@@ -100,15 +100,16 @@ def test_what_was_not_asked_for_ends_it(pair):
 def test_a_change_counts_as_under_way_until_it_is_answered():
     rig = Rig()
     pair = Pair(rig)
-    ledger = rig.volume.ledger_of(rig.export.upstream)
-    assert not ledger.is_covered, "a writer that nobody counts"
+    ours = rig.volume.ledger_of(rig.export.upstream).joined()
+    ours.flushed(ours.mark())
+    assert not ours.is_covered, "a writer that nobody counts"
     pair.say(write(2, b"x" * 50))
     pair.end(pair.near)
-    ledger.flushed(ledger.mark())
-    assert not ledger.is_covered
+    ours.flushed(ours.mark())
+    assert not ours.is_covered
     pair.answer(p.simple_reply(2))
-    ledger.flushed(ledger.mark())
-    assert ledger.is_covered
+    ours.flushed(ours.mark())
+    assert ours.is_covered
 
 
 def test_last_words_wait_for_room_in_the_socket():

@@ -260,6 +260,46 @@ def test_behind_a_flush_that_failed_a_loss_is_the_end_for_who_was_there(openings
     assert not is_kept(later), "nor is it, when that happens while the upstream is away"
 
 
+def test_a_flush_on_a_connection_made_later_is_no_proof_of_what_was_written_before(openings):
+    """Its host may have gone down and come back, which the earlier connection does not know yet."""
+    rig = rig_of()
+    pair = pair_of(rig)
+    pair.say(write(1, b"w"))
+    pair.answer(p.simple_reply(1))
+    later = pair_of(rig)
+    lose(pair)
+    assert not is_kept(pair), "its flush would succeed, too, and what it wrote is gone"
+    lose(later)
+    assert is_kept(later)
+
+
+def test_a_flush_that_was_lost_with_its_answer_is_made_good_by_none_of_a_later_connection(openings):
+    """It may have failed, and its storage have said so on that one only."""
+    rig = rig_of()
+    pair, other = pair_of(rig), pair_of(rig)
+    pair.say(write(1, b"w"))
+    pair.answer(p.simple_reply(1))
+    other.say(FLUSH)
+    lose(other)
+    assert not is_kept(other)
+    later = pair_of(rig)
+    lose(pair)
+    assert not is_kept(pair)
+    assert is_kept(later)
+
+
+def test_a_connection_that_was_made_again_speaks_for_what_came_since(openings):
+    rig = rig_of()
+    pair, other = pair_of(rig), pair_of(rig)
+    lose(pair)
+    come_back(pair, openings)
+    other.say(write(1, b"w"))
+    other.answer(p.simple_reply(1))
+    flush(pair)
+    lose(other)
+    assert is_kept(other), "all was stable when it was made again"
+
+
 def test_a_flush_that_has_no_answer_is_none_that_failed(openings):
     rig = rig_of()
     pair, other = pair_of(rig), pair_of(rig)

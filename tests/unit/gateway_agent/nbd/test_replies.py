@@ -113,25 +113,26 @@ FLUSH = p.request(p.Cmd.FLUSH, 9, 0, 0)
 
 def test_changes_and_flushes_are_counted_in_the_ledger_when_they_are_answered():
     ledger = ChangeLedger()
+    ours = ledger.joined()
     change, stable = write(1, b"x")[:28], write(2, b"x", p.CMD_FLAG_FUA)[:28]
-    asked, inflight = asked_for(change, stable, FLUSH, ledger=ledger)
+    asked, inflight = asked_for(change, stable, FLUSH, counted=ours)
     assert not ledger.is_quiet(0)
     assert ledger.is_quiet(2)
     reader = ReplyReader("up", asked)
     reader.feed(memoryview(p.simple_reply(2) + p.simple_reply(9)), 0, inflight, 9)
-    assert ledger.is_covered, "what was under way when the flush was sent needs none yet"
+    assert ours.is_covered, "what was under way when the flush was sent needs none yet"
     reader.feed(memoryview(p.simple_reply(1)), 0, inflight, 9)
-    assert (ledger.is_covered, ledger.is_quiet(0)) == (False, True)
-    asked, inflight = asked_for(FLUSH, ledger=ledger)
+    assert (ours.is_covered, ledger.is_quiet(0)) == (False, True)
+    asked, inflight = asked_for(FLUSH, counted=ours)
     ReplyReader("up", asked).feed(memoryview(bytearray(p.simple_reply(9, p.EIO))), 0, inflight, 9)
-    assert not ledger.is_covered
-    asked, inflight = asked_for(FLUSH, ledger=ledger)
+    assert not ours.is_covered
+    asked, inflight = asked_for(FLUSH, counted=ours)
     ReplyReader("up", asked).feed(memoryview(p.simple_reply(9)), 0, inflight, 9)
-    assert ledger.is_covered
+    assert ours.is_covered
 
 
 def test_changes_that_are_waited_for_no_more_are_under_way_no_more():
     ledger = ChangeLedger()
-    asked, _ = asked_for(write(1, b"x")[:28], read(2), ledger=ledger)
+    asked, _ = asked_for(write(1, b"x")[:28], read(2), counted=ledger.joined())
     asked.forget()
     assert (dict(asked), ledger.is_quiet(0)) == ({}, True)

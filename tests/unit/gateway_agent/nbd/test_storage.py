@@ -319,12 +319,16 @@ def test_a_flush_is_one_of_the_descriptor_that_writes(path, opened, monkeypatch)
     assert written == disk.fds
 
 
+EXT4, OVERLAYFS = 0xEF53, 0x794C7630
+
+
 class AskedKernel:
     """Says by a descriptor what it has not said by that one yet, as sync_file_range(2) does."""
 
-    def __init__(self, monkeypatch, *errors):
+    def __init__(self, monkeypatch, *errors, file_system=EXT4):
         self.fds, self._errors = [], list(errors)
         monkeypatch.setattr(writeback._libc, "sync_file_range", self)  # no file fails on demand
+        monkeypatch.setattr(writeback, "_file_system", lambda _fd: file_system)  # tests may be in a container
 
     def __call__(self, fd, *_range):
         self.fds.append(fd)
@@ -353,3 +357,12 @@ def test_where_the_kernel_is_not_to_be_asked_so_both_are_synced(path, opened, mo
     kernel = AskedKernel(monkeypatch, error)
     assert storage.flush() == 0
     assert disk.fds[1:] == kernel.fds
+
+
+def test_of_a_file_system_above_another_both_are_synced(path, opened, monkeypatch):
+    """There sync_file_range knows nothing of what the one below could not write."""
+    make(path, MIB)
+    storage, disk = opened(), FailingDisk(monkeypatch, 0)
+    kernel = AskedKernel(monkeypatch, file_system=OVERLAYFS)
+    assert storage.flush() == 0
+    assert (len(set(disk.fds)), kernel.fds) == (2, [])

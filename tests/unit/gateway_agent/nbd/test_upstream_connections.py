@@ -386,6 +386,31 @@ def test_behind_a_flush_that_failed_no_connection_is_made_in_the_place_of_one(op
     assert openings
 
 
+@pytest.mark.parametrize("failing", [p.request(p.Cmd.FLUSH, 7, 0, 0), write(7, b"w" * 512, p.CMD_FLAG_FUA)])
+def test_a_flush_that_failed_counts_also_on_a_connection_of_which_nothing_is_remembered(openings, failing):
+    """Without structured replies: by another export of the same storage, or from before a reload."""
+    each = Several(openings, opened=1)
+    several = each.rig.volume.export
+    each.rig.volume.export = several.model_copy(update={"upstream_connections": 1})
+    other = Pair(each.rig, "host-b")
+    each.rig.volume.export = several
+    other.say(failing)
+    other.answer(p.simple_reply(7, p.EIO))
+    assert bytes(each.open_next().sent) == DISC
+    assert replies(other.near.sent) == [(7, p.EIO, b"")]
+
+
+def test_a_read_that_failed_is_no_flush(openings):
+    each = Several(openings, opened=1)
+    several = each.rig.volume.export
+    each.rig.volume.export = several.model_copy(update={"upstream_connections": 1})
+    other = Pair(each.rig, "host-b")
+    each.rig.volume.export = several
+    other.say(read(7))
+    other.answer(p.simple_reply(7, p.EIO))
+    assert not each.open_next().sent
+
+
 def test_one_that_ends_with_an_answer_owed_is_the_end_as_ever(openings):
     each = Several(openings)
     each.say(read(1))

@@ -34,8 +34,8 @@ class GatedStorage:
         self.syncs = 0
         self.writes: list[tuple[int, int]] = []
 
-    def allocate(self, size_bytes: int) -> None:
-        self.inner.allocate(size_bytes)
+    def allocate(self, size_bytes: int, kept_bytes: int | None = None) -> None:
+        self.inner.allocate(size_bytes, kept_bytes)
 
     def view(self) -> memoryview:
         return self.inner.view()

@@ -21,6 +21,7 @@ from tests.support.faulty_disk import Crashed, FaultDisk
 
 LIVES = int(os.environ.get("DISKQUEUE_LIVES", "400"))
 SEEDS = 12
+LARGE = {"data_bytes": 8192, "entries": 40}
 
 
 def filled(disk: FaultDisk, count: int = 5) -> tuple[DiskQueue, dict[int, bytes]]:
@@ -118,6 +119,54 @@ def test_a_queue_whose_making_fails_twice_is_made_at_last_and_keeps_what_it_take
             seq = open_queue(disk).put(b"kept")
             found = contents(open_queue(disk.after_crash(random.Random(first * 100 + second))))
             assert found == {seq: b"kept"}
+
+
+def test_a_queue_whose_making_was_killed_keeps_what_it_takes_later_on_a_disk_that_fails() -> None:
+    """Where it was killed in the making of a file, blocks are reserved that were never written."""
+    probe = FaultDisk()
+    open_queue(probe, **LARGE)
+    for died in range(1, probe.operations + 1):
+        disk = FaultDisk(crash_at=died)
+        with pytest.raises(Crashed):
+            open_queue(disk, **LARGE)
+        _fails_and_loses_nothing(disk.after_kill())
+
+
+def test_a_queue_whose_growing_was_killed_keeps_what_it_takes_later_on_a_disk_that_fails() -> None:
+    made = FaultDisk()
+    queue = open_queue(made, data_bytes=LARGE["data_bytes"], entries=4)
+    queue.put_many([b"before %d" % number for number in range(4)])
+    queue.close()
+    probe = made.after_kill()
+    open_queue(probe, **LARGE)
+    for died in range(1, probe.operations + 1):
+        disk = made.after_kill()
+        disk.crash_at = died
+        with pytest.raises(Crashed):
+            open_queue(disk, **LARGE)
+        _fails_and_loses_nothing(disk.after_kill())
+
+
+def _fails_and_loses_nothing(disk: FaultDisk) -> None:
+    """A record and an index sync, each failing at one of its steps, the next opening, and then the power."""
+    for step in range(1, 7):
+        later = disk.after_kill()
+        queue = open_queue(later, **LARGE)
+        confirmed = contents(queue)
+        confirmed |= {queue.put(data): data for data in (b"confirmed %d" % number for number in range(12))}
+        later.fail_at[later.operations + step] = errno.EIO
+        with contextlib.suppress(QueuePoisoned):
+            queue.put(b"unknown" * 40)
+            queue.sync_index()
+        with pytest.raises(QueuePoisoned):
+            queue.put(b"no more")
+        again = later.after_kill()
+        queue = open_queue(again, **LARGE)
+        handed_out = contents(queue)
+        assert confirmed.items() <= handed_out.items()
+        handed_out[queue.put(b"later")] = b"later"
+        for seed in range(4):
+            assert contents(open_queue(again.after_crash(random.Random(seed)), **LARGE)) == handed_out
 
 
 def test_a_rename_that_is_not_durable_yet_loses_nothing() -> None:
