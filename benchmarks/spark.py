@@ -129,7 +129,8 @@ class Runs:
     def add(self, engine: str, run: dict[str, Any]) -> None:
         """One run; another result than that of Spark's first is a problem."""
         first = self.made["spark"][0] if self.made["spark"] else run
-        found = differences(*({key: each[key] for key in RESULTS} for each in (first, run)))
+        of_first, of_run = ({key: each[key] for key in RESULTS} for each in (first, run))
+        found = differences(of_first, of_run)
         if found:
             self.problems[engine] = f"{engine} found another result than spark: {'; '.join(found[:5])}"
         else:

@@ -12,9 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks import harness, spark, spark_world
+from benchmarks import harness, spark, spark_fleet, spark_world
 from benchmarks.spark import differences
-from benchmarks.spark_engines import groups, models
+from benchmarks.spark_engines import groups, models, stored
+from sla_server.policy_jobs.compute import Found
+from sla_server.policy_jobs.grouped import CAPS
 from tests.support.histories import SLOT_US, known_history
 
 
@@ -149,6 +151,36 @@ def test_a_run_that_ends_without_a_result_says_how(tmp_path: Path, monkeypatch: 
         monkeypatch.setattr(spark.sys, "executable", str(program))
         with pytest.raises(spark.EngineFailed, match=rf"polars failed \({how}\)"):
             spark.once("polars", tmp_path / "world")
+
+
+def test_the_fleet_s_policy_is_stored_and_read_back(tmp_path: Path) -> None:
+    rows = [
+        {"volume": "v", "hour_of_week": hour, "cost_per_s": cap, "demand_p50": 1.0, "demand_p95": 2.0}
+        for hour, cap in enumerate((5.0, None, 6.0))
+    ]
+    table = pa.Table.from_pylist(rows, schema=CAPS).append_column("burst_s", pa.nulls(3, pa.float64()))
+    assert stored(tmp_path, Found(table, [], [])).keys() == {"publish_s", "read_s"}
+
+
+def test_memory_of_the_fleet_is_that_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = {
+        "wall_s": 9.0, "seconds": 8.0, "start_s": 5.0, "caps": 3, "capped": 2, "sums": {}, "stored": {},
+        "memory_mib": {"the driver": 900, "Java": 2000}, "all_mib": 3500,
+    }  # fmt: skip
+    monkeypatch.setattr(spark_world, "write_hours", lambda _place, rows: (rows, 7))
+    monkeypatch.setattr(spark, "check_room", lambda *_: None)
+    monkeypatch.setattr(spark_fleet, "version", lambda _package: "1")
+    monkeypatch.setattr(spark, "once", lambda *_: run)
+    found = spark_fleet.measure(64_000)
+    assert (found.values["driver_mib"], found.values["all_mib"]) == (900, 3500), "Python workers, too"
+    assert set(found.values) >= harness.targets("spark_fleet").keys()
+
+    def failed(*_: Any) -> dict[str, Any]:
+        raise spark.EngineFailed("fleet failed (killed by signal 9): ")
+
+    monkeypatch.setattr(spark, "once", failed)
+    with pytest.raises(SystemExit, match="killed by signal 9"):
+        spark_fleet.measure(64_000)
 
 
 def test_peers_call_a_model_once_a_group() -> None:
