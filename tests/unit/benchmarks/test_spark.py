@@ -148,7 +148,7 @@ def test_a_run_that_ends_without_a_result_says_how(tmp_path: Path, monkeypatch: 
         program = tmp_path / "python"
         program.write_text(f"#!{python}\nimport os, sys\n{code}\n")
         program.chmod(0o700)
-        monkeypatch.setattr(spark.sys, "executable", str(program))
+        monkeypatch.setattr(sys, "executable", str(program))
         with pytest.raises(spark.EngineFailed, match=rf"polars failed \({how}\)"):
             spark.once("polars", tmp_path / "world")
 
