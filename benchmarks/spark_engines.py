@@ -8,6 +8,7 @@ all three, in Spark inside its workers.
 
 from __future__ import annotations
 
+import itertools
 import json
 import resource
 import sys
@@ -18,6 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -139,13 +142,16 @@ RECENT = "SELECT backend, volume, at_us, demand FROM volume_slots JOIN capped US
 def groups(table: pa.Table, keys: list[str], function: Callable[[pa.Table], pa.Table]) -> pa.Table:
     """What Spark's ``applyInArrow`` does, in this process: one call a group."""
     ordered = table.sort_by([(key, "ascending") for key in keys])
-    found, start = [function(ordered.slice(0, 0))] if not ordered.num_rows else [], 0
-    values = list(zip(*(ordered[key].to_pylist() for key in keys), strict=True))
-    for end in range(1, len(values) + 1):
-        if end == len(values) or values[end] != values[start]:
-            found.append(function(ordered.slice(start, end - start)))
-            start = end
-    return pa.concat_tables(found)
+    if not ordered.num_rows:
+        return function(ordered)
+    is_next = np.zeros(ordered.num_rows - 1, dtype=np.bool_)
+    for key in keys:  # no Python object a row, or the peers' time would be that of this loop
+        column = ordered[key].combine_chunks()
+        is_next |= pc.not_equal(column[1:], column[:-1]).to_numpy(zero_copy_only=False)
+    ends = [*(np.flatnonzero(is_next) + 1).tolist(), ordered.num_rows]
+    return pa.concat_tables(
+        function(ordered.slice(start, end - start)) for start, end in itertools.pairwise([0, *ends])
+    )
 
 
 def harms_of(intervals: pa.Table, uses: pa.Table) -> list[dict[str, Any]]:
@@ -207,7 +213,9 @@ def in_duckdb(place: Path, read: JobInputs) -> Found:
     """DuckDB over the files."""
     import duckdb
 
-    connection = duckdb.connect()
+    # Else it would write what does not fit into the working directory, and take four fifths of the memory.
+    spill, most = str(place.parent / "duckdb"), f"{psutil.virtual_memory().total * 6 // 10 >> 20}MiB"
+    connection = duckdb.connect(config={"temp_directory": spill, "memory_limit": most})
     small = {
         "streams": read.streams,
         "volumes": read.volumes,
@@ -393,13 +401,21 @@ def _plain(frame: Any) -> pa.Table:
     return table.cast(pa.schema(fields))
 
 
-def in_spark(place: Path, read: JobInputs) -> tuple[Found, float, dict[str, int]]:
-    """The product's own job, without SQL."""
+def in_spark(
+    place: Path, read: JobInputs, after: Callable[[Path, Found], object] = lambda _work, _found: None
+) -> tuple[Found, float, dict[str, int]]:
+    """The product's own job, without what is read of SQL.
+
+    Args:
+        place: of the files; Spark's own go beside them, so that who made them removes both.
+        read: what the driver knows.
+        after: is called with a directory and what was found, before memory is looked at.
+    """
     from sla_server.policy_jobs.session import build_session, peak_mib
     from sla_server.policy_jobs.sql_source import no_rows
 
     started_s = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="bench-spark-") as work:
+    with tempfile.TemporaryDirectory(prefix="spark-", dir=place.parent) as work:
         rollups = sum(
             pq.read_metadata(path).num_rows
             for kind in ("rollups", "hours")
@@ -416,9 +432,33 @@ def in_spark(place: Path, read: JobInputs) -> tuple[Found, float, dict[str, int]
             hours,
         )
         found = compute(spark, rows, read)
+        after(Path(work), found)
         memory = peak_mib()
         spark.stop()
     return found, start_s, memory
+
+
+def stored(work: Path, found: Found) -> dict[str, float]:
+    """Store the policy as the job does, and read it as the next back-test does; seconds of each."""
+    from contextlib import closing
+
+    from sla_server.db import migrate
+    from sla_server.db.config import DatabaseConfig
+    from sla_server.db.engine import make_engine
+    from sla_server.db.policies import open_policies
+
+    config, started_s = DatabaseConfig(), time.monotonic()
+    engine = make_engine(config, work)
+    migrate.upgrade(engine)
+    engine.dispose()
+    names = {"capacity": "capacity", "costs": "cost_model", "harms": "harms", "bursts": "bursts"}
+    report = {name: getattr(found, each) for each, name in names.items()}
+    with closing(open_policies(config, work)) as store:
+        version = store.publish(found.cap_rows(), job={}, report=report, published_by="benchmark")
+        published_s = time.monotonic()
+        capped = sum(1 for _ in store.reader.capped_hours(version))
+    assert capped == found.capped_hours, "what is read is what was found"
+    return {"publish_s": published_s - started_s, "read_s": time.monotonic() - published_s}
 
 
 def main() -> None:
@@ -428,7 +468,10 @@ def main() -> None:
     read = spark_world.fleet(spark_world.LARGE if engine == "fleet" else spark_world.SMALL)
     start_s = 0.0
     memory: dict[str, int] = {}
-    if engine in ("spark", "fleet"):
+    times: dict[str, float] = {}
+    if engine == "fleet":
+        found, start_s, memory = in_spark(place, read, lambda work, found: times.update(stored(work, found)))
+    elif engine == "spark":
         found, start_s, memory = in_spark(place, read)
     else:
         found = {"duckdb": in_duckdb, "polars": in_polars}[engine](place, read)
@@ -444,9 +487,10 @@ def main() -> None:
             name: float(f"{sum(value for value in found.caps[name].to_pylist() if value is not None):.9g}")
             for name in ("cost_per_s", "demand_p50", "demand_p95")
         },
-        "capped": found.caps.num_rows - found.caps["cost_per_s"].null_count,
+        "capped": found.capped_hours,
         "harms": found.harms,
         "bursts": [compared_burst(row) for row in found.bursts],
+        "stored": times,
     }
     print(json.dumps(result))
 

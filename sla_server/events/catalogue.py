@@ -250,7 +250,8 @@ STORAGE: Final = {
     ),
     "space-action": EventKind(
         "info",
-        "A command of `[[storage.command]]` was run for a pool, or would have been.",
+        "A command of `[[storage.command]]` was run for a pool, or would have been, or an agreement "
+        "was refused.",
         "Nothing, unless it failed: the text says why.",
         varies="warning if it failed or is run too often",
     ),

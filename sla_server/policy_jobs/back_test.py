@@ -24,8 +24,9 @@ the others as one neighbour (``sampling``); the report says which share that is.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -33,6 +34,7 @@ from pydantic import ValidationError
 
 from pmdaemon.runtime.config import describe as described
 from sla_server.agreements.document import Agreement
+from sla_server.agreements.promise import Promise
 from sla_server.agreements.volume_labels import label_book
 from sla_server.config import ResolvedConfig
 from sla_server.db.config import DatabaseConfig
@@ -42,6 +44,7 @@ from sla_server.db.queries.replay import StoredSlots, StreamSample, TooManyRows,
 from sla_server.db.queries.replay_cuts import read_cuts
 from sla_server.policy_jobs.errors import UnreadableAgreement
 from sla_server.policy_jobs.sampling import BackendSample, sample_streams, seed_of
+from sla_server.policy_jobs.scope import KnownNames
 from sla_server.services.plans import from_rows as plans_of
 from sla_server.simulate.errors import NothingStored, TooManyIos
 from sla_server.simulate.figures import figures_of
@@ -55,6 +58,8 @@ LEAST_WINDOW_US: Final = DAY_US // 24
 MOST_BACKENDS: Final = 16
 LESS_BAD: Final = 0.9  # of the bad seconds: less of a difference may be chance
 MORE_HELD: Final = 1.25  # of the I/Os held back: demands differ that much from week to week
+CapRows = Callable[[], Iterable[Mapping[str, Any]]]
+"""Gives the rows of a policy with a cap, again each time: of a large fleet they are never held together."""
 Caps = Mapping[int, Mapping[str, float | None]]
 Bursts = Mapping[int, Mapping[str, float]]
 
@@ -134,11 +139,6 @@ class ReplayedPolicy:
     caps: Caps
     bursts: Bursts
 
-    @property
-    def volumes(self) -> set[str]:
-        """Those that are capped in some hour."""
-        return {volume for hour in self.caps.values() for volume in hour}
-
 
 NO_POLICY: Final = ReplayedPolicy({}, {})
 
@@ -183,8 +183,9 @@ def _plans_of(
     plans: list[tuple[str, Plan]] = []
     left_out: list[str] = []
     for name, slots in of_each.items():
+        own = contract_on(contract, {stream["volume"] for stream in slots.streams.values()})
         try:
-            plan = stored_plan(slots, contract, from_us, share, sample=True)
+            plan = stored_plan(slots, own, from_us, share, sample=True)
         except NothingStored:
             left_out.append(f"backend {name} was not replayed: it had no I/O")
         except TooManyIos as exc:
@@ -192,6 +193,19 @@ def _plans_of(
         else:
             plans.append((name, plan))
     return plans, left_out
+
+
+def contract_on(contract: Contract, volumes: Collection[str]) -> Contract:
+    """Of a contract what is about one of these volumes.
+
+    A replay goes through promises times streams; of a fleet nearly all promises are about other backends.
+    """
+    names = KnownNames(volumes)
+    return dataclasses.replace(
+        contract,
+        promises=[each for each in contract.promises if names.meant(each.volumes)],
+        classes=[each for each in contract.classes if names.meant(each.volumes)],
+    )
 
 
 def _total(columns: Mapping[str, Any], name: str, streams: Sequence[int]) -> int:
@@ -239,7 +253,7 @@ def compare(
 def made(
     store: PolicyStore,
     config: ResolvedConfig,
-    caps: Sequence[Mapping[str, Any]],
+    caps: CapRows,
     now_us: int,
     demands: Mapping[str, float] | None = None,
     against_in_force: bool = True,
@@ -263,10 +277,12 @@ def made(
         UnreadableAgreement: one in force does not fit this release.
         DatabaseUnavailable: retryable.
     """
-    new = by_hour(caps)
     in_force = store.reader.policy_in_force() if against_in_force else None
-    former = by_hour(store.reader.policy_caps(in_force["version"])) if in_force is not None else NO_POLICY
-    volumes = new.volumes | former.volumes
+    former_caps: CapRows = tuple
+    if in_force is not None:
+        former_caps = partial(store.reader.capped_hours, in_force["version"])
+    capped, former_capped = ({str(row["volume"]) for row in rows()} for rows in (caps, former_caps))
+    volumes = capped | former_capped
     if not volumes:
         return {"publish": True, "reason": "it caps nothing, like the policy in force"}
     contract = _contract(store, now_us)
@@ -275,7 +291,7 @@ def made(
     sampled: list[BackendSample] = []
     stored = _stored(config, now_us)
     if stored is None:
-        sample, sampled = _sample_of(config, contract, volumes, demands or {}, seed_of(caps))
+        sample, sampled = _sample_of(config, contract, volumes, demands or {}, seed_of(caps()))
         stored = _stored(config, now_us, sample)
     if stored is not None:
         found, from_us, to_us = stored
@@ -286,12 +302,16 @@ def made(
         notes += [each.words for each in sampled]
         times |= {"sampled": [dataclasses.asdict(each) for each in sampled]} if sampled else {}
     if not plans:
-        verdict_ = Advice(not new.caps, "nothing could be replayed" if new.caps else "it caps nothing")
+        verdict_ = Advice(not capped, "nothing could be replayed" if capped else "it caps nothing")
         result: dict[str, Any] = {}
     else:
-        result = compare(plans, new, former if former.caps else None)
+        replayed = {stream.volume for _, plan in plans for stream in plan.streams}
+        new, former = (
+            by_hour(row for row in rows() if row["volume"] in replayed) for rows in (caps, former_caps)
+        )
+        result = compare(plans, new, former if former_capped else None)
         outcomes = {name: ReplaySums(**result[name]) for name in ("none", "new", "former") if name in result}
-        verdict_ = verdict(outcomes["none"], outcomes["new"], outcomes.get("former"), is_empty=not new.caps)
+        verdict_ = verdict(outcomes["none"], outcomes["new"], outcomes.get("former"), is_empty=not capped)
     reason, publish = verdict_.reason, verdict_.publish
     if not publish and config.policy.publish == "always":
         reason, publish = f'{reason}; published all the same: publish = "always"', True
@@ -347,9 +367,14 @@ def _sample_of(
         if volume in volumes:
             totals[backend] = totals.get(backend, 0.0) + demands.get(volume, 0.0)
     backends = sorted(totals, key=lambda name: (-totals[name], name))[:MOST_BACKENDS]
+    names = KnownNames({s["volume"] for s in streams.values() if s["backend"] in backends})
+    promises: dict[str, list[Promise]] = {}
+    for promise in contract.promises:
+        for volume in names.meant(promise.volumes):
+            promises.setdefault(volume, []).append(promise)
 
     def covers(volume: str, client: str) -> bool:
-        return any(promise.covers(volume, client) for promise in contract.promises)
+        return any(promise.covers(volume, client) for promise in promises.get(volume, ()))
 
     return sample_streams(streams, backends, covers, volumes, demands, seed)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
+from functools import partial
 from typing import Any, Final
 
 from sla_server import config as configuration
@@ -40,8 +41,8 @@ def run(config: configuration.ResolvedConfig, who: str, now_us: int | None = Non
             if in_force is None:
                 found: dict[str, Any] = {"version": None, "reason": "no policy is in force"}
             else:
-                caps = store.reader.policy_caps(in_force["version"])
                 noted_run.version = in_force["version"]
+                caps = partial(store.reader.capped_hours, in_force["version"])
                 tested = back_test.made(store, config, caps, now_us, against_in_force=False)
                 found = {"version": in_force["version"], **tested}
             noted_run.note(found["reason"], rows=found.get("new", {}).get("ios", 0))

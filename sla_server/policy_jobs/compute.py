@@ -55,8 +55,7 @@ class Found:
 
     def cap_rows(self) -> Iterator[dict[str, Any]]:
         """The caps, as ``PolicyStore.publish`` takes them, some at a time."""
-        for batch in self.caps.to_batches(max_chunksize=ROWS_AT_A_TIME):
-            yield from batch.to_pylist()
+        return _some_at_a_time(self.caps)
 
     @property
     def demands(self) -> dict[str, float]:
@@ -65,11 +64,14 @@ class Found:
         values = zip(largest["volume"].to_pylist(), largest["demand_p95_max"].to_pylist(), strict=True)
         return {volume: float(demand or 0.0) for volume, demand in values}
 
+    def capped_rows(self) -> Iterator[dict[str, Any]]:
+        """Those with a cap, likewise: of a large fleet all at once would be gigabytes of Python objects."""
+        return _some_at_a_time(self._with_cap())
+
     @property
-    def capped(self) -> list[dict[str, Any]]:
-        """Rows with a cap."""
-        rows: list[dict[str, Any]] = self._with_cap().to_pylist()
-        return rows
+    def capped_hours(self) -> int:
+        """How many those are."""
+        return int(self.caps.num_rows - self.caps["cost_per_s"].null_count)
 
     @property
     def capped_volumes(self) -> list[str]:
@@ -80,6 +82,11 @@ class Found:
         import pyarrow.compute as pc
 
         return self.caps.filter(pc.field("cost_per_s").is_valid())
+
+
+def _some_at_a_time(table: pa.Table) -> Iterator[dict[str, Any]]:
+    for batch in table.to_batches(max_chunksize=ROWS_AT_A_TIME):
+        yield from batch.to_pylist()
 
 
 class Frames:
@@ -124,6 +131,16 @@ class Frames:
             self.spark.createDataFrame(table) for table in (scope.promises, scope.volumes, scope.clients)
         )
         return transforms.promised_streams(self.streams, *small)
+
+    @property
+    def promises_on_backends(self) -> pa.Table:
+        """Backend, sla, objective and step of all promises in force, in order."""
+        scope = self.read.scope
+        lying = self._streams.select(["volume", "backend"]).group_by(["volume", "backend"]).aggregate([])
+        pairs = scope.volumes.join(lying, "volume", join_type="inner")
+        pairs = pairs.group_by(["promise", "backend"]).aggregate([]).join(scope.promises, "promise")
+        names = ["backend", "sla", "objective", "step"]
+        return pairs.select(names).sort_by([(name, "ascending") for name in names])
 
     @cached_property
     def slots(self) -> DataFrame:
@@ -176,11 +193,35 @@ class Frames:
 
 def capacity_of(frames: Frames) -> pa.Table:
     """What each backend can take for each promise, unknown ones as the last valid; ``grouped.CAPACITY``."""
-    rows = [
-        model.with_former(row, frames.read.former_capacity)
-        for row in _rows(grouped.capacities(frames.points, frames.promise_bins))
+    seen = _rows(grouped.capacities(frames.points, frames.promise_bins))
+    former = frames.read.former_capacity
+    known = [model.with_former(row, former) for row in seen]
+    backends = {row["backend"] for row in seen}
+    # One that another promise tells of is not held to what the strictest of all promises needed once.
+    lost = {backend: cost for backend, cost in former.items() if backend not in backends}
+    known += [model.with_former(row, lost) for row in unseen(frames.promises_on_backends, seen)]
+    return _table(known, grouped.CAPACITY)
+
+
+def unseen(promises: pa.Table, seen: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Steps of promises of which there is no row: none of their I/O was counted in the window.
+
+    That is so when the only agreement on a backend was changed an hour ago. What is known of the backend must
+    not be lost with it.
+
+    Args:
+        promises: backend, sla, objective, step.
+        seen: rows of CAPACITY.
+    """
+    keys = ("backend", "sla", "objective", "step")
+    known = {tuple(row[key] for key in keys) for row in seen}
+    empty: dict[str, Any] = dict.fromkeys(grouped.CAPACITY.names)
+    empty |= {"points": 0, "highest_load": 0.0, "highest_kept": 0.0, "unlimited": False, "curve": ""}
+    return [
+        {**empty, **row, "reason": "nothing was counted under it yet"}
+        for row in promises.to_pylist()
+        if tuple(row[key] for key in keys) not in known
     ]
-    return _table(rows, grouped.CAPACITY)
 
 
 def costs_of(frames: Frames) -> pa.Table:

@@ -186,7 +186,8 @@ def statistics(
     Raises:
         FilesNotForSpark: it has no connector for them.
     """
-    check_connector(spark, snapshot.slot_files.paths)
+    files = snapshot.slot_files, snapshot.missed_files, snapshot.hour_files
+    check_connector(spark, [path for each in files for path in each.paths])  # old weeks have hours alone
     return Statistics(
         slots=_rows(spark, snapshot, SLOTS, SLOT_DDL, snapshot.slot_files),
         missed=_rows(spark, snapshot, MISSED, MISSED_DDL, snapshot.missed_files),

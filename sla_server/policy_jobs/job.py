@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sla_server.policy_jobs.inputs import JobInputs, Statistics
+
+SHOWN_CAPS: Final = 1000  # of the answer; all are in SQL: ``sla policy show``, ``explain``
 
 
 def run(config: configuration.ResolvedConfig, who: str, now_us: int | None = None) -> dict[str, Any]:
@@ -76,7 +79,7 @@ def run(config: configuration.ResolvedConfig, who: str, now_us: int | None = Non
                 "bursts": found.bursts,
             }
             noted_run.note("the back-test runs")
-            tested = back_test.made(store, config, found.capped, end_us, found.demands)
+            tested = back_test.made(store, config, found.capped_rows, end_us, found.demands)
             number = publishing.publish(
                 store, noted_run, found.cap_rows(), tested, job=job, report=report, published_by=who
             )
@@ -88,7 +91,8 @@ def run(config: configuration.ResolvedConfig, who: str, now_us: int | None = Non
         "cost_model": found.costs,
         "harms": found.harms,
         "bursts": found.bursts,
-        "capped": found.capped,
+        "capped": list(islice(found.capped_rows(), SHOWN_CAPS)),
+        "capped_hours": found.capped_hours,
         "hours": found.caps.num_rows,
         "job": job,
     }
@@ -97,7 +101,7 @@ def run(config: configuration.ResolvedConfig, who: str, now_us: int | None = Non
 def describe(result: dict[str, Any]) -> str:
     """The result for people."""
     job = result["job"]
-    memory = " and ".join(f"{mib} MiB in {name}" for name, mib in job["peak_mib"].items())
+    memory = ", ".join(f"{mib} MiB in {name}" for name, mib in job["peak_mib"].items())
     took = f"{job['seconds']} s, of which Spark's start {job['spark_start_s']} s"
     done = "not published" if result["exit_status"] else "published"
     lines = [f"policy version {result['version']} {done} ({took}; at most {memory})"]
@@ -116,8 +120,8 @@ def describe(result: dict[str, Any]) -> str:
         )
     if not result["capped"]:
         lines.append("  no volume needs a cap in the hours seen")
-    elif len(result["capped"]) > 10:
-        lines.append(f"  and {len(result['capped']) - 10} more: sla get policies -o json")
+    elif result["capped_hours"] > 10:
+        lines.append(f"  and {result['capped_hours'] - 10:,} more: sla policy show {result['version']}")
     return "\n".join(lines)
 
 

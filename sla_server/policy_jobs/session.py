@@ -52,6 +52,8 @@ what is compiled twice pays."""
 FOR_SOME: Final = {"spark.sql.inMemoryColumnarStorage.compressed": "false"}
 """Then what several steps read is kept as it is, 130 bytes a row: it takes a fifth less of the
 processor time of adding up the rollups (a million)."""
+ROWS_A_PARTITION: Final = 2_500_000
+"""Rollups whose sums meet in one part of a shuffle: some 200 MB of them, where tasks have half a gigabyte."""
 _FOREIGN = ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "JDK_JAVA_OPTIONS")
 
 
@@ -146,8 +148,9 @@ def settings(master: str, work_dir: Path, driver_memory: str, rows: int = SOME) 
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
-        # Twice the cores: the rollups are small, 200 (Spark's default) would be nearly all overhead.
-        "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 2)),
+        # Twice the cores: the rollups are small, 200 (Spark's default) would be nearly all overhead. Of many
+        # the parts are such that a task sums one up in its memory, and that a cluster has enough of them.
+        "spark.sql.shuffle.partitions": str(max(2 * (os.cpu_count() or 2), rows // ROWS_A_PARTITION)),
         **of_queries(rows),
         "spark.sql.warehouse.dir": str(work_dir / "warehouse"),
     }
@@ -210,15 +213,31 @@ def check_connector(spark: SparkSession, paths: Sequence[str]) -> None:
 
 
 def peak_mib() -> dict[str, int]:
-    """The most memory that this process had so far, and Spark's Java process if it is on this machine."""
+    """The most memory that this process had so far, and what of Spark is on this machine.
+
+    That is its Java process, and the Python workers that it has now: they stay for a minute after their work.
+    """
     found = {"the driver": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10}
     parent = psutil.Process().parent() if is_submitted() else None
-    for child in [*_java_children(), *([parent] if parent is not None else [])]:
-        with suppress(psutil.Error, OSError, StopIteration):
-            status = Path(f"/proc/{child.pid}/status").read_text().splitlines()
-            peak_kib = next(line.split()[1] for line in status if line.startswith("VmHWM:"))
-            found["Java"] = max(found.get("Java", 0), int(peak_kib) >> 10)
+    javas = [*_java_children(), *([parent] if parent is not None else [])]
+    workers: dict[int, int] = {}
+    for java in javas:
+        found["Java"] = max(found.get("Java", 0), _peak_mib(java))
+        with suppress(psutil.Error):
+            workers |= {each.pid: _peak_mib(each, "python") for each in java.children(recursive=True)}
+    workers.pop(os.getpid(), None)  # a child of the Java process of spark-submit
+    if any(workers.values()):
+        found["Spark's Python"] = sum(workers.values())
     return found
+
+
+def _peak_mib(process: psutil.Process, name: str = "") -> int:
+    """0: it has ended, or is called otherwise."""
+    with suppress(psutil.Error, OSError, StopIteration):
+        status = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+        if process.name().startswith(name):
+            return int(next(line.split()[1] for line in status if line.startswith("VmHWM:"))) >> 10
+    return 0
 
 
 def _java_children() -> list[psutil.Process]:

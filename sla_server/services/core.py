@@ -344,11 +344,14 @@ class Services:
         return self._thresholds.volumes
 
     def refusals(
-        self, documents: Sequence[Loaded], in_force: Collection[str], now_us: int
+        self, documents: Sequence[Loaded], in_force: Collection[str], now_us: int, *, is_trial: bool = False
     ) -> list[DocumentProblem]:
-        """Why pools of storage take no new agreements among these."""
+        """Why pools of storage take no new agreements among these; recorded, unless it is only tried."""
         labels = self.changes.catalog.labels
-        return self._storage.refusals(documents, in_force, self._served(), labels, now_us)
+        problems, rows = self._storage.refusals(documents, in_force, self._served(), labels, now_us)
+        if not is_trial:
+            self.record_sender.append(rows)
+        return problems
 
     def _served(self) -> ServedVolumes:
         return ServedVolumes(self.controller.volumes_by_backend(), self.carried())

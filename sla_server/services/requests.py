@@ -247,15 +247,17 @@ class Requests:
 
     def _try(self, request: str, documents: list[Loaded], who: str, now_us: int) -> None:
         try:
-            change = self._change(self._desk.changes.catalog, documents, who, now_us)
+            change = self._change(self._desk.changes.catalog, documents, who, now_us, is_trial=True)
         except AgreementsRefused as exc:
             self._refuse_all(request, exc.problems)
         else:
             self._finish(request, 200, _applied(change, documents))
 
-    def _change(self, catalog: Catalog, documents: list[Loaded], who: str, now_us: int) -> Change:
+    def _change(
+        self, catalog: Catalog, documents: list[Loaded], who: str, now_us: int, *, is_trial: bool = False
+    ) -> Change:
         in_force = {item.name for item in catalog.items}
-        if problems := self._desk.refusals(documents, in_force, now_us):
+        if problems := self._desk.refusals(documents, in_force, now_us, is_trial=is_trial):
             raise AgreementsRefused(problems)
         return catalogs.apply(catalog, documents, who, now_us, self._desk.carried())
 

@@ -5,9 +5,11 @@ pool is run at most every ``every_s``, and ``most_a_day`` times in 24 hours for 
 that it is said once that it was not. With ``dry_run`` it is said once for each time a pool comes to the
 level. Everything is a row of ``pool_actions`` and an event; what was begun before a restart counts
 (``stored``): a run has its row from its begin on, so that one that takes the server with it is not run again
-and again. A pool that is not read any more causes nothing.
+and again. Agreements that are refused again and again while a pool is at one level have one row. A pool that
+is not read any more causes nothing.
 
     state     dry-run, limited, started ──► done or failed; one that stays started never came to its end
+              refused: an agreement was
 
 Pure. Owner: the main loop of ``services``.
 """
@@ -26,6 +28,7 @@ from sla_server.storage_resources.pools import DAY_US, PoolState, is_stale
 from sla_server.storage_resources.watermarks import LEVELS
 
 RUN: Final = ("done", "failed", "started")
+REFUSED: Final = "refused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,8 @@ class StorageActions:
         self._newest: dict[tuple[str, str, str], Row] = {}
         self._runs: dict[str, list[int]] = {}
         for row in stored:
-            self._record(row)
+            if row["state"] != REFUSED:  # no command's, whatever that is called
+                self._record(row)
 
     def due(self, states: Iterable[PoolState], now_us: int) -> tuple[Rows, list[CommandOrder]]:
         """What is to be recorded, and run, now."""
@@ -141,6 +145,17 @@ class StorageActions:
             and (least := self._config.refusal_of(state.name)) != "never"
             and is_at(state.row["level"], least)
         ]
+
+
+def refused(state: PoolState, what: str, why: str, now_us: int) -> Rows:
+    """What is to be recorded of agreements that a pool is too full for."""
+    owner, pool = state.row["owner"], state.row["pool"]
+    action_id = identity("pool-action", REFUSED, owner, pool, what, state.row["level_us"])
+    action, text = "refuse-agreements", f"{what} refused: {why}"
+    row = {"action_id": action_id, "at_us": now_us, "owner": owner, "pool": pool, "action": action}
+    details = {"action": action, "state": REFUSED, "owner": owner, "pool": pool}
+    event = event_row("space-action", "info", "pool", state.name, text, now_us, details, action_id)
+    return [("pool_actions", {**row, "state": REFUSED, "text": text}), event]
 
 
 def is_at(level: str, least: str) -> bool:

@@ -22,7 +22,7 @@ from sla_server.agreements.selectors import matches
 from sla_server.agreements.volume_labels import LabelBook
 from sla_server.rows import Rows
 from sla_server.services.rows import event_row
-from sla_server.storage_resources.actions import CommandDone, CommandOrder, StorageActions
+from sla_server.storage_resources.actions import CommandDone, CommandOrder, StorageActions, refused
 from sla_server.storage_resources.config import StorageConfig
 from sla_server.storage_resources.pools import (
     SERVER,
@@ -127,25 +127,31 @@ class StorageManager:
         served: ServedVolumes,
         labels: LabelBook,
         now_us: int,
-    ) -> list[DocumentProblem]:
-        """Why new agreements among these are refused; none for changes of those in force.
+    ) -> tuple[list[DocumentProblem], Rows]:
+        """Why new agreements among these are refused, and what is to be recorded of that.
 
         Args:
             documents: to be applied.
-            in_force: names of agreements.
+            in_force: names of agreements, of which a change is never refused.
             served: which volumes gateways show; a pool is believed of no others.
             labels: by which agreements choose volumes.
             now_us: wall clock.
         """
         full = self._actions.full_pools(self._pools.states(), now_us)
+        new = [
+            (document, labels.in_scope(document.spec.scope), loaded.line)
+            for loaded in (documents if full else ())
+            if isinstance(document := loaded.document, Agreement) and document.name not in in_force
+        ]
         problems: list[DocumentProblem] = []
-        for loaded in documents if full else ():
-            document = loaded.document
-            if isinstance(document, Agreement) and document.name not in in_force:
-                asked = labels.in_scope(document.spec.scope)
-                found = (_refusal(document, asked, loaded.line, state, served) for state in full)
-                problems += filter(None, found)
-        return problems
+        rows: Rows = []
+        for state in full:
+            found = [*filter(None, (_refusal(*each, state, served) for each in new))]
+            problems += found
+            if found:  # one row of all, however many they are
+                what = _listed([f"agreement {each.document}" for each in found])
+                rows += refused(state, what, found[0].problem, now_us)
+        return sorted(problems, key=lambda each: each.line), rows
 
 
 def _refusal(
@@ -154,7 +160,7 @@ def _refusal(
     asked = sorted(volume for volume in served.lying_in(state) if matches(volume, selectors))
     if not asked:
         return None
-    named = ", ".join(asked[:NAMED]) + (f" and {len(asked) - NAMED} more" if len(asked) > NAMED else "")
+    named = _listed(asked)
     size = state.row["size_bytes"]
     share = state.row["used_bytes"] / size if size else 1.0
     return DocumentProblem(
@@ -165,6 +171,10 @@ def _refusal(
         f"Make room in it (sla describe pool {state.name}), or name other volumes",
         agreement.name,
     )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
 
 
 def _source_event(

@@ -110,6 +110,9 @@ def test_pools_of_gateway_and_server_reach_sql_events_commands_and_refusals(stag
     refused = stage.sla("apply", "-f", str(stage.folder / "agreements.yaml"), check=False)
     assert refused.returncode != 0
     assert "takes no new agreements" in " ".join((refused.stdout + refused.stderr).split())
+    stage.wait(lambda: "refused" in {each["state"] for each in actions()}, "the refusal, recorded")
+    (one,) = [each for each in actions() if each["state"] == "refused"]
+    assert "takes no new agreements" in one["text"]
 
 
 def test_a_restart_of_services_repeats_no_event(stage: Stage) -> None:

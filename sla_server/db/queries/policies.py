@@ -36,6 +36,7 @@ def caps(
     limit: int | None = None,
     after: str | None = None,
     volume: str | None = None,
+    is_capped: bool = False,
 ) -> Select[Any]:
     """Caps of one policy version, of one hour (0 = Monday 00 UTC) or of all 168, by volume and hour.
 
@@ -45,6 +46,7 @@ def caps(
         limit: rows of a page.
         after: "VOLUME:HOUR" of the last row of the former page.
         volume: only this one.
+        is_capped: only hours with a cap.
     """
     table = schema.policy_caps
     place = table.c.volume, table.c.hour_of_week
@@ -58,7 +60,7 @@ def caps(
         statement = statement.where(table.c.hour_of_week == hour_of_week)
     if volume is not None:
         statement = statement.where(table.c.volume == volume)
-    return statement
+    return statement.where(table.c.cost_per_s.is_not(None)) if is_capped else statement
 
 
 def changes(before: int, after: int, limit: int, after_volume: str = "") -> Select[Any]:

@@ -47,6 +47,7 @@ __all__ = ["STREAM_SUMS", "Row", "SliceInputs", "SqlReader", "open_reader"]
 
 IN_FORCE_STATES: Final = ("requested", "sent", "confirmed", "seen")
 """States of a throttle that holds, or is about to hold, I/O back."""
+CAPS_A_PAGE: Final = 10_000  # of a policy; a large fleet has millions
 
 
 class SqlReader:
@@ -429,6 +430,13 @@ class SqlReader:
     def policy_caps(self, version: int, *which: Any, **wanted: Any) -> list[Row]:
         """See ``policies.caps``."""
         return self._rows(policies.caps(version, *which, **wanted))
+
+    def capped_hours(self, version: int) -> Iterator[Row]:
+        """The hours of one policy version with a cap, by volume and hour, a page of them at a time."""
+        after = ""
+        while page := self.policy_caps(version, limit=CAPS_A_PAGE, after=after, is_capped=True):
+            yield from page
+            after = f"{page[-1]['volume']}:{page[-1]['hour_of_week']}"
 
     def policy_changes(self, before: int, after: int, limit: int, after_volume: str = "") -> list[Row]:
         """See ``policies.changes``."""

@@ -8,6 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from sla_server.config import ServerConfig, load, resolve
+from sla_server.db import schema
+from sla_server.db.arrow import arrow_schema
+from sla_server.policy_jobs.transforms import MISSED_COLUMNS, SLOT_COLUMNS
 
 
 def test_the_control_loop_counts_in_the_intervals_of_the_poller() -> None:
@@ -25,6 +28,20 @@ def test_directories_become_absolute_and_a_runtime_directory_belongs_to_its_data
     second = resolve(ServerConfig(data_dir=tmp_path / "b"))
     assert first.data_dir.is_absolute()
     assert first.runtime_dir != second.runtime_dir
+
+
+def test_what_the_policy_job_learns_of_is_kept_as_long_as_its_window() -> None:
+    """Minutes with histogram, late I/Os, how long a cap held some back, and the depth of the queue."""
+    config = ServerConfig()
+    window_days, files = config.policy.window_days, config.database.files
+    assert files.rollups_max_age_days >= window_days
+    assert files.hours_max_age_days >= window_days
+    assert config.policy.back_test_days <= window_days
+    kept = set(arrow_schema(schema.rollups).names)
+    assert {"hist", "caps_us", "inflight_max", "held_max", *SLOT_COLUMNS} <= kept
+    assert {"threshold_us", "counted", "missed", *MISSED_COLUMNS} <= set(
+        arrow_schema(schema.rollup_missed).names
+    )
 
 
 def test_a_file_is_read(tmp_path: Path) -> None:

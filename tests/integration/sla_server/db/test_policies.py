@@ -11,6 +11,7 @@ from sqlalchemy import event, text
 from sla_server.db import policies
 from sla_server.db.errors import DatabaseRefused
 from sla_server.db.policies import open_policies
+from sla_server.db.queries import reader
 from sla_server.errors import JobRunning
 from sla_server.jobs import noted
 from tests.support.samples import cuts_message, make_cut, record_message
@@ -70,6 +71,22 @@ def test_caps_of_a_large_fleet_come_as_a_stream(store, rig, monkeypatch):
     with pytest.raises(ValueError, match="cost_per_s"):
         store.publish(caps(35), **META)
     assert [row["version"] for row in rig.reader.policies()] == [1]
+
+
+def test_hours_with_a_cap_come_in_pages(store, rig, monkeypatch):
+    """Those without one, of a large fleet some millions, do not come at all."""
+    monkeypatch.setattr(reader, "CAPS_A_PAGE", 2)
+    caps = [
+        {**CAP, "volume": volume, "hour_of_week": hour, "cost_per_s": 5.0 if hour % 2 else None}
+        for volume in ("a", "a:b", "c")
+        for hour in (1, 2, 3, 101)
+    ]
+    version = store.publish(caps, **META)
+    store.publish(caps[:2], **META)
+    wanted = [row for row in rig.reader.policy_caps(version) if row["cost_per_s"] is not None]
+    assert list(rig.reader.capped_hours(version)) == wanted
+    assert len(wanted) == 9
+    assert list(rig.reader.capped_hours(99)) == []
 
 
 def test_only_one_policy_is_in_force(store, rig):

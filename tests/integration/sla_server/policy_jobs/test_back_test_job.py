@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from sqlalchemy import insert
@@ -19,7 +22,8 @@ from sla_server.db import migrate, schema
 from sla_server.db.engine import begin, make_engine
 from sla_server.db.policies import open_policies
 from sla_server.jobs import only_one
-from sla_server.policy_jobs import back_test_job
+from sla_server.policy_jobs import back_test_job, grouped, job
+from sla_server.policy_jobs.compute import Found
 from sla_server.schedule import MODULES, arguments_of
 from tests.integration.sla_server.db.conftest import Database
 from tests.support.agreements import ERP, in_force
@@ -125,6 +129,46 @@ def test_what_is_stored_is_replayed_with_the_policy_in_force_and_without(
     assert found["new"]["held_back"] > 0
     assert "held back or not made: " in back_test_job.describe(found)
     assert (tested["state"], tested["rows"], tested["text"]) == ("done", found["new"]["ios"], found["reason"])
+
+
+def found_with(hours: Iterable[int]) -> Found:
+    """What Spark would find: the greedy volume is capped in these hours."""
+    rows = [
+        {"volume": "batch", "hour_of_week": hour, "cost_per_s": 40.0, "demand_p50": 1.0, "demand_p95": 180.0}
+        for hour in hours
+    ]
+    table = pa.Table.from_pylist(rows, schema=grouped.CAPS)
+    return Found(table.append_column("burst_s", pa.nulls(len(rows), pa.float64())), [], [])
+
+
+def test_a_run_publishes_what_helps_and_stores_what_does_not_as_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Back-test, transaction and exit status are real; what Spark finds is given."""
+    monkeypatch.setenv("SLA__DATA_DIR", str(tmp_path))
+    config = configuration.load(None)
+    store_a_burst(config, NOW_US - 10 * MINUTE_US)
+
+    def run(hours: Iterable[int]) -> Any:
+        answer = (found_with(hours), []), {"peak_mib": {"the driver": 1}, "spark_start_s": 0.0}
+        monkeypatch.setattr(job, "on_statistics", lambda *_: answer)
+        return CliRunner().invoke(job.main, ["--as-of", str(NOW_US)])
+
+    helps, useless = run(range(168)), run([5])
+    assert (helps.exit_code, useless.exit_code) == (0, 81), helps.output + capfd.readouterr().err
+    assert "policy version 1 published" in helps.stdout
+    assert "and 158 more: sla policy show 1" in helps.stdout
+    assert "policy version 2 not published" in useless.stdout
+    with closing(open_policies(config.database, tmp_path)) as store:
+        second, first = store.reader.policies()
+        runs = store.reader.jobs()
+    assert (first["state"], second["state"]) == ("published", "rejected")
+    assert first["report"]["back_test"]["reason"].startswith("it helps")
+    assert second["report"]["back_test"]["reason"].startswith("it does not help")
+    assert [(row["state"], row["version"], row["exit_status"]) for row in runs] == [
+        ("not-published", 2, 81), ("done", 1, 0),
+    ]  # fmt: skip
+    assert runs[0]["text"] == second["report"]["back_test"]["reason"]
 
 
 def test_a_job_is_run_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

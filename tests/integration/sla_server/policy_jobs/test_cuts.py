@@ -167,7 +167,7 @@ def test_what_bursts_within_minutes_show_is_learnt_and_capped(spark: SparkSessio
     assert 0.85 * KNEE <= capacity["cost_per_s"] <= KNEE, capacity
     assert capacity["minutes"] == of_minutes["cost_per_s"]
     assert capacity["points"] > MINUTES
-    (cap,) = found.capped
+    (cap,) = found.capped_rows()
     assert cap["volume"] == "batch"
     assert cap["demand_p95"] < 0.25 * cap["cost_per_s"], "minutes ask for far less than the cap"
     assert cap["cost_per_s"] == pytest.approx(capacity["cost_per_s"] - ERP_IOPS, rel=0.02)

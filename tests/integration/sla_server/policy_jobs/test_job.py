@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from sla_server.db.schema import HOUR_US
 from sla_server.db.statistics import StatisticsSnapshot
 from sla_server.policy_jobs import report_inputs_job
 from sla_server.policy_jobs.compute import STEPS, Found, compute
-from sla_server.policy_jobs.inputs import Statistics
+from sla_server.policy_jobs.inputs import Statistics, lowest_known
 from sla_server.policy_jobs.sql_source import no_rows, rows_in_sql
 from sla_server.policy_jobs.step_job import Turns, stored_steps
 from sla_server.policy_jobs.stored_results import fresh
@@ -128,7 +129,24 @@ def test_a_row_in_several_parts_counts_once(spark: SparkSession, known: Found, t
     assert found.costs == expected.costs
     assert found.harms == expected.harms
     assert caps_of(found) == caps_of(expected)
-    assert [row["volume"] for row in found.capped] == ["batch"]
+    assert [row["volume"] for row in found.capped_rows()] == ["batch"]
+
+
+def test_what_is_known_of_a_backend_outlives_a_change_of_its_only_agreement(
+    spark: SparkSession, known: Found
+) -> None:
+    """Under the new limit nothing was counted yet; neither caps nor the last valid capacity are given up."""
+    history = known_history()
+    rows = replace(history.statistics(spark), missed=no_rows(spark, MISSED_DDL))
+    read = replace(history.inputs, former_capacity={"disk": 400.0})
+    found = compute(spark, rows, read)
+    (row,) = found.capacity
+    assert (row["backend"], row["cost_per_s"], row["points"]) == ("disk", 400.0, 0)
+    assert row["reason"] == "nothing was counted under it yet; the last valid value is kept"
+    assert lowest_known(found.capacity) == {"disk": 400.0}, "so the next run has it, too"
+    assert caps_of(found) == caps_of(known)
+    (row,) = compute(spark, rows, history.inputs).capacity
+    assert (row["cost_per_s"], row["reason"]) == (None, "nothing was counted under it yet")
 
 
 def test_steps_by_themselves_are_stored_and_make_the_same_policy(spark: SparkSession, known: Found) -> None:

@@ -215,6 +215,29 @@ def test_of_few_rows_nothing_is_compiled_twice(tmp_path: Path) -> None:
     assert "java.io.tmpdir" in few["spark.driver.extraJavaOptions"]
 
 
+@pytest.mark.parametrize("kind", ["slot_files", "missed_files", "hour_files"])
+def test_files_that_spark_has_no_connector_for_are_refused_before_any_work(kind: str) -> None:
+    def load(path: str) -> NoReturn:
+        raise PySparkRuntimeError(f"No FileSystem for scheme of {path}\nmore")
+
+    reading = SimpleNamespace(format=lambda _form: SimpleNamespace(load=load))
+    spark: Any = SimpleNamespace(read=reading)  # nothing else of it may be asked for
+    files = dict.fromkeys(("slot_files", "missed_files", "hour_files"), Files())
+    snapshot: Any = SimpleNamespace(**files | {kind: Files(["s3://bucket/rollups/a.parquet"], 1)})
+    with pytest.raises(errors.FilesNotForSpark, match="No FileSystem for scheme of s3a://bucket") as refused:
+        inputs.statistics(spark, snapshot)
+    assert jobs.status_of(refused.value) == 69
+    assert "more" not in str(refused.value)
+
+
+def test_many_rows_are_summed_in_parts_that_fit_into_memory(tmp_path: Path) -> None:
+    """Whatever number of cores the driver has: executors of a cluster have others."""
+    usual = 2 * (os.cpu_count() or 2)
+    for rows, parts in ((SOME, usual), (100_000_000, max(usual, 40)), (10**10, 4000)):
+        given = settings("spark://host:7077", tmp_path, "2g", rows)
+        assert given["spark.sql.shuffle.partitions"] == str(parts)
+
+
 def test_the_right_to_publish_is_checked_before_anything_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -96,6 +96,8 @@ def run_job(
     return {
         "capacity": result["capacity"],
         "cost_model": result["cost_model"],
+        "harms": result["harms"],
+        "bursts": result["bursts"],
         "caps": [{key: value for key, value in row.items() if key != "version"} for row in caps],
         "rollups": result["job"]["rollups"],
     }
@@ -165,6 +167,8 @@ def test_the_fleet_has_something_to_find(fleet: Fleet) -> None:
     }
     assert all(row["cost_per_s"] for row in found["capacity"])
     assert all(row["cost_bytes"] and row["cost_write"] for row in found["cost_model"])
+    assert {row["backend"] for row in found["harms"]} == {"array-1", "array-2"}
+    assert found["bursts"]
     capped = {row["volume"] for row in found["caps"] if row["cost_per_s"] is not None}
     assert capped
     assert capped <= {"batch-1", "batch-2", "web-2"}, "a promised volume is never capped"
@@ -173,13 +177,12 @@ def test_the_fleet_has_something_to_find(fleet: Fleet) -> None:
     }
 
 
-def test_spark_submit_with_an_executor_in_a_process_of_its_own(fleet: Fleet, tmp_path: Path) -> None:
+def test_spark_submit_with_executors_in_processes_of_their_own(fleet: Fleet, tmp_path: Path) -> None:
     """What cannot be sent to another process, or is not installed there, fails here. Rows of PostgreSQL.
 
-    What goes from one executor to another does so in the cluster with two workers, below. The job takes the
-    Spark of ``spark-submit``: its master, and not the one of the file.
+    The job takes the Spark of ``spark-submit``: its master, and not the one of the file.
     """
-    master, script = "local-cluster[1,1,1024]", find_spec("sla_server.policy_jobs.job").origin  # type: ignore[union-attr]
+    master, script = "local-cluster[2,1,1024]", find_spec("sla_server.policy_jobs.job").origin  # type: ignore[union-attr]
     of_java = {"JAVA_HOME": str(java_home(tmp_path)), "SPARK_LOCAL_DIRS": str(tmp_path)}
     submit = (
         *(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from sla_server.policy_jobs import back_test
 from sla_server.policy_jobs.back_test import ReplaySums, backend_plans, by_hour, compare, verdict
 from sla_server.policy_jobs.sampling import MOST_VOLUMES
 from sla_server.simulate.setup import Contract, contract_of
-from tests.support.agreements import ERP, agreement
+from tests.support.agreements import ERP, agreement, simple
 
 MINUTE_US = 60_000_000
 START_US = 1_795_996_800 * 1_000_000  # a Monday, 00 UTC
@@ -105,6 +106,20 @@ def test_only_backends_with_a_capped_volume_are_replayed_and_within_the_limit() 
     made, left_out = plans(stored(long, 900), {"batch"}, 100)
     assert (made, len(left_out)) == ([], 1)
     assert "back_test_ios" in left_out[0]
+
+
+def test_a_replay_has_the_promises_about_its_backend_alone() -> None:
+    """Of a fleet there are tens of thousands, each of which would be compared with each stream."""
+    others = [agreement(simple(f"other-{n}", volumes=f'"v{n}", "tape-{n}-*"')) for n in range(20)]
+    wide = agreement(simple("wide", volumes='"er*"'))
+    found = stored({**BRIEF, "v7": [5] * 4}, 900, {"v7": "tape"})
+    fleet = contract_of([agreement(ERP), *others, wide])
+    made, _ = backend_plans(found, fleet, {"batch", "v7"}, START_US, 100_000)
+    promises = {name: {each.sla for each in plan.contract.promises} for name, plan in made}
+    assert promises == {"disk": {"gold", "wide"}, "tape": {"other-7"}}
+    whole, _ = backend_plans(found, contract_of([agreement(ERP), wide]), {"batch"}, START_US, 100_000)
+    caps = by_hour([{"volume": "batch", "hour_of_week": 0, "cost_per_s": 40.0}])
+    assert compare(made[:1], caps, None) == compare(whole, caps, None), "the others change nothing"
 
 
 def test_fewer_backends_are_replayed_where_no_slot_of_many_is_within_its_share() -> None:
@@ -200,13 +215,49 @@ def test_of_a_fleet_that_cannot_be_held_a_sample_is_replayed_and_the_report_says
     caps = [{"volume": "batch", "hour_of_week": 0, "cost_per_s": 40.0}]
     store = SimpleNamespace(reader=Reader())
     now_us = START_US + 4 * MINUTE_US
-    tested = back_test.made(store, config, caps, now_us, {"batch": 9.0})  # type: ignore[arg-type]
+    tested = back_test.made(store, config, lambda: caps, now_us, {"batch": 9.0})  # type: ignore[arg-type]
     assert limits == sorted(limits)
     assert tested["publish"], tested["reason"]
     (sampled,) = tested["sampled"]
     assert (sampled["volumes"], sampled["replayed"], sampled["promised"]) == (102, MOST_VOLUMES, 1)
     assert any("102 volumes: 64 are replayed by themselves" in note for note in tested["notes"])
-    assert back_test.made(store, config, caps, now_us, {"batch": 9.0}) == tested, "the same again"  # type: ignore[arg-type]
+    again = back_test.made(store, config, lambda: iter(caps[::-1]), now_us, {"batch": 9.0})  # type: ignore[arg-type]
+    assert again == tested, "the same again"
+
+
+def test_the_policy_in_force_is_replayed_from_its_rows_which_are_never_held_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a fleet both policies have millions; what is kept of them is that of the volumes replayed."""
+    kept: list[set[str]] = []
+    read: list[int] = []
+
+    class InForce:
+        def policy_in_force(self) -> dict[str, Any]:
+            return {"version": 3, "state": "in-force"}
+
+        def capped_hours(self, version: int) -> Iterator[dict[str, Any]]:
+            read.append(version)
+            yield from rows(80.0)
+
+    def rows(cost_per_s: float) -> Iterator[dict[str, Any]]:
+        for volume in ("batch", *(f"elsewhere-{n}" for n in range(100))):
+            yield {"volume": volume, "hour_of_week": 0, "cost_per_s": cost_per_s}
+
+    def compared(plans: Any, new: Any, former: Any) -> dict[str, Any]:
+        kept.extend({volume for hour in each.caps.values() for volume in hour} for each in (new, former))
+        return compare(plans, new, former)
+
+    monkeypatch.setattr(back_test, "read_slots", lambda *_args: stored(BRIEF, 900))
+    monkeypatch.setattr(back_test, "read_cuts", lambda *_args: NO_CUTS)
+    monkeypatch.setattr(back_test, "_contract", lambda *_args: contract())
+    monkeypatch.setattr(back_test, "compare", compared)
+    config, store = resolve(ServerConfig(data_dir=tmp_path)), SimpleNamespace(reader=InForce())
+    tested = back_test.made(store, config, lambda: rows(40.0), START_US + 4 * MINUTE_US)  # type: ignore[arg-type]
+    assert kept == [{"batch"}, {"batch"}]
+    assert set(read) == {3}
+    assert tested["none"]["bad_s"] > tested["former"]["bad_s"] >= tested["new"]["bad_s"]
+    assert tested["none"]["ios"] > tested["former"]["ios"] > tested["new"]["ios"]
 
 
 def test_a_small_world_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +273,7 @@ def test_a_small_world_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyP
     config = resolve(ServerConfig(data_dir=tmp_path))
     caps = [{"volume": "batch", "hour_of_week": 0, "cost_per_s": 40.0}]
     store = SimpleNamespace(reader=Reader())
-    tested = back_test.made(store, config, caps, START_US + 4 * MINUTE_US)  # type: ignore[arg-type]
+    tested = back_test.made(store, config, lambda: caps, START_US + 4 * MINUTE_US)  # type: ignore[arg-type]
     assert tested["publish"]
     assert (samples, "sampled" in tested) == ([None], False)
 
@@ -230,6 +281,6 @@ def test_a_small_world_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise FileDamaged("cuts/2026-11-28/1-2.parquet", "the file is missing")
 
     monkeypatch.setattr(back_test, "read_cuts", damaged)
-    without = back_test.made(store, config, caps, START_US + 4 * MINUTE_US)  # type: ignore[arg-type]
+    without = back_test.made(store, config, lambda: caps, START_US + 4 * MINUTE_US)  # type: ignore[arg-type]
     assert (without["publish"], without["new"]) == (True, tested["new"])
     assert any("within slots is not known" in note and "1-2.parquet" in note for note in without["notes"])

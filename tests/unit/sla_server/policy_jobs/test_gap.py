@@ -69,6 +69,38 @@ def test_one_server_is_a_queue() -> None:
     assert shares == sorted(shares), "of more servers a larger part can be used"
 
 
+def test_an_answer_that_is_far_too_high_comes_down_to_the_knee_once_loads_there_are_seen() -> None:
+    """Requests in batches, of which the queue model knows nothing: their knee is at 36 of 200, not at 130.
+
+    Each night a policy lets the neighbour go up to what was found, and the loads there break the promise.
+    """
+    idle, knee, rng = 20.0, 36.0, np.random.default_rng(3)
+    cap, found = 200.0, []
+    for _ in range(8):
+        busy = rng.random(400) < 0.5
+        load = np.where(busy, cap, idle) * rng.normal(1.0, 0.01, 400)
+        is_broken = load > knee
+        seen = Intervals(
+            load=load,
+            counted=np.full(400, 200.0),
+            missed=np.where(is_broken, 100.0, 0.0),
+            allowed_ratio=0.05,
+            at_us=np.arange(400, dtype=np.int64) * 1_000_000,
+            limit_us=40_000.0,
+            rate=load,
+            service_us=np.where(is_broken, 85_000.0, 5_000.0),
+        )
+        answer = capacity(seen)
+        if answer.cost_per_s is None:
+            break  # it was kept at every load that the last answer let pass
+        cap = answer.cost_per_s
+        found.append(cap)
+    assert found[0] > 2 * knee, "the queue model alone"
+    assert found == sorted(found, reverse=True)
+    assert idle * 0.9 < found[-1] <= knee
+    assert len(found) <= 5, "some nights"
+
+
 def test_nothing_is_said_without_a_gap_or_a_limit() -> None:
     load = np.array([50.0] * 10 + [200.0] * 10)
     is_broken = load > 100

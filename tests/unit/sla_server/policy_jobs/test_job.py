@@ -22,7 +22,22 @@ def test_caps_come_some_at_a_time_and_those_that_limit_by_themselves(monkeypatch
     )
     found = compute.Found(table, [], [])
     assert [row["volume"] for row in found.cap_rows()] == ["a", "b", "c"]
-    assert [(row["volume"], row["cost_per_s"]) for row in found.capped] == [("b", 5.0)]
+    assert [(row["volume"], row["cost_per_s"]) for row in found.capped_rows()] == [("b", 5.0)]
+    assert found.capped_hours == 1
+
+
+def test_a_step_of_which_nothing_was_counted_yet_has_a_row_that_says_so() -> None:
+    keys = ("backend", "sla", "objective", "step")
+    promises = pa.table(
+        {"backend": ["a", "a", "b"], "sla": ["gold"] * 3, "objective": ["latency"] * 3, "step": [0, 1, 0]}
+    )
+    rows = compute.unseen(promises, [{"backend": "a", "sla": "gold", "objective": "latency", "step": 0}])
+    assert [tuple(row[key] for key in keys) for row in rows] == [
+        ("a", "gold", "latency", 1),
+        ("b", "gold", "latency", 0),
+    ]
+    assert all(row["cost_per_s"] is None and row["points"] == 0 for row in rows)
+    assert pa.Table.from_pylist(rows, schema=grouped.CAPACITY).to_pylist() == rows, "as it is stored"
 
 
 def test_curves_are_kept_apart_and_of_the_most_loaded_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,6 +81,13 @@ def test_of_a_fleet_that_is_promised_all_over_some_are_drawn() -> None:
     assert found.promised >= MOST_PROMISED
 
 
+def test_a_seed_is_of_the_caps_and_not_of_their_order() -> None:
+    rows = [{"volume": f"v{n}", "hour_of_week": n, "cost_per_s": float(n)} for n in range(1, 9)]
+    assert seed_of(iter(rows)) == seed_of(rows[::-1])
+    others = (rows[1:], [*rows, rows[0]], [{**rows[0], "cost_per_s": 1.5}, *rows[1:]])
+    assert len({seed_of(each) for each in (rows, *others)}) == 4
+
+
 def test_other_backends_are_left_out() -> None:
     streams = {**fleet(LARGE), **{90_000 + n: s for n, s in fleet(3, backend="tape").items()}}
     sample, found = sampled(streams, set(), backends=("tape", "gone"))

@@ -24,7 +24,9 @@ from sla_server.services.judging.judge import Judgement
 from sla_server.services.rows import event_row
 from sla_server.services.sql_worker import PublishedPolicy, SqlState
 from sla_server.services.startup import KnownGateway, Start
-from sla_server.storage_resources.pools import StoredPools
+from sla_server.storage_resources.config import StorageConfig
+from sla_server.storage_resources.manager import ServedVolumes, StorageManager
+from sla_server.storage_resources.pools import SERVER, StoredPools
 from tests.support.agreements import calendar_text, maintenance_text, simple
 from tests.support.services import GATEWAY, START_US, Bench
 
@@ -361,6 +363,22 @@ def test_dry_run_checks_and_changes_nothing() -> None:
     (answer,) = bench.answers()
     assert answer["code"] == 422
     assert answer["body"]["errors"][0]["line"] == 3
+
+
+def test_an_agreement_that_a_full_pool_refuses_is_recorded_unless_it_is_only_tried() -> None:
+    storage = StorageManager(StorageConfig(refuse_agreements="warn"), StoredPools())
+    volume = {"name": "lv", "size_bytes": 5, "used_bytes": 1, "volume": "vol-1", "in_use": True}
+    full = Space("data", "lvm", "b", 100, 95, None, 0, 1, (volume,), START_US)
+    storage.read(SERVER, SERVER, full, ServedVolumes(), START_US)
+    bench = Bench(storage=storage)
+    bench.records()
+    for req, is_trial in (("r1", True), ("r2", False)):
+        applied(bench, simple(), req, dry_run=is_trial)
+        (answer,) = bench.answers()
+        assert answer["code"] == 422
+        assert "takes no new agreements" in answer["body"]["errors"][0]["problem"]
+        tables = [table for table, _ in bench.records()]
+        assert tables == ([] if is_trial else ["pool_actions", "events"])
 
 
 def test_changes_follow_one_another() -> None:

@@ -68,6 +68,10 @@ class Site:
     def done(self, now_us: int, problem: str = "", said: str = "") -> list[Row]:
         return self.tick(now_us, CommandDone(self.orders[-1], problem, said))
 
+    def refuse(self, documents: Any, now_us: int) -> list[Row]:
+        """The events of agreements that are refused."""
+        return self._keep(self.manager.refusals(documents, (), SERVED, LabelBook(), now_us)[1])
+
     def _keep(self, rows: Any) -> list[Row]:
         for table, row in rows:
             if table in self.tables:
@@ -157,7 +161,7 @@ def test_a_pool_that_is_not_read_any_more_causes_nothing() -> None:
     late_us = NOW_US + 4 * HOUR_US
     assert site.tick(late_us) == []
     assert site.orders == []
-    assert site.manager.refusals(documents("vol-1"), (), SERVED, LabelBook(), late_us) == []
+    assert site.manager.refusals(documents("vol-1"), (), SERVED, LabelBook(), late_us) == ([], [])
 
 
 def documents(volume: str) -> Any:
@@ -185,12 +189,47 @@ def test_new_agreements_on_a_full_pool_are_refused(
     site = Site(refuse_agreements=level)
     site.read(used, NOW_US, volumes=(VOLUME,), volume_count=1)
     asked = documents(volume)
-    problems = site.manager.refusals(asked, (), SERVED, LabelBook(), NOW_US)
-    assert bool(problems) is is_refused
+    problems, rows = site.manager.refusals(asked, (), SERVED, LabelBook(), NOW_US)
+    assert bool(problems) is bool(rows) is is_refused
     if is_refused:
         assert f"lie in, is {used}% full and takes no new agreements" in problems[0].problem
         assert problems[0].document == "new"
-    assert site.manager.refusals(asked, {"new"}, SERVED, LabelBook(), NOW_US) == [], "it is in force"
+    assert site.manager.refusals(asked, {"new"}, SERVED, LabelBook(), NOW_US) == ([], []), "it is in force"
+
+
+def test_a_refusal_is_recorded_with_its_reason_once_while_the_pool_is_so_full() -> None:
+    site = Site(refuse_agreements="critical")
+    site.read(95, NOW_US)
+    asked = [each for name in "abcde" for each in load_documents(simple(name, volumes='"vol-1"'), 60)]
+    problems, rows = site.manager.refusals(asked, (), SERVED, LabelBook(), NOW_US)
+    assert [each.document for each in problems] == list("abcde")
+    (table, row), (events, event) = rows
+    assert (table, events) == ("pool_actions", "events")
+    assert (row["owner"], row["pool"], row["action"], row["state"]) == (
+        "gw-1", "data", "refuse-agreements", "refused",
+    )  # fmt: skip
+    assert row["text"] == event["text"]
+    assert row["text"].startswith(
+        "agreement a, agreement b, agreement c and 2 more refused: pool host-1/data"
+    )
+    assert "95% full" in row["text"]
+    assert (event["kind"], event["severity"], event["event_id"]) == ("space-action", "info", row["action_id"])
+    _, again = site.manager.refusals(asked, (), SERVED, LabelBook(), NOW_US + HOUR_US)
+    assert [each["action_id"] for name, each in again if name == "pool_actions"] == [row["action_id"]]
+    site.read(50, NOW_US + HOUR_US)
+    site.read(95, NOW_US + 2 * HOUR_US)
+    _, later = site.manager.refusals(asked, (), SERVED, LabelBook(), NOW_US + 2 * HOUR_US)
+    assert later[0][1]["action_id"] != row["action_id"], "it was emptied meanwhile"
+
+
+def test_what_was_refused_before_a_restart_is_no_run_of_a_command() -> None:
+    """Whatever the command is called."""
+    site = Site({**ARCHIVE, "name": "refuse-agreements"}, refuse_agreements="warn")
+    site.read(85, NOW_US)
+    assert site.refuse(documents("vol-1"), NOW_US)
+    site.restart()
+    site.tick(NOW_US + 1)
+    assert [order.command.name for order in site.orders] == ["refuse-agreements"]
 
 
 def test_a_gateway_cannot_block_agreements_on_the_backend_of_another() -> None:
@@ -202,9 +241,9 @@ def test_a_gateway_cannot_block_agreements_on_the_backend_of_another() -> None:
         kinds.append([row["kind"] for table, row in rows if table == "events"])
     assert kinds == [["space-low", "space-claim-refused"], [], []]
     for volume in ("vol-1", "vol-9"):
-        assert site.manager.refusals(documents(volume), (), OF_ANOTHER, LabelBook(), NOW_US) == []
+        assert site.manager.refusals(documents(volume), (), OF_ANOTHER, LabelBook(), NOW_US) == ([], [])
     approved = replace(OF_ANOTHER, of={"gw-1": ["mine", "vol-1"], "gw-2": ["vol-1", "vol-9"]})
-    assert site.manager.refusals(documents("vol-1"), (), approved, LabelBook(), NOW_US)
+    assert site.manager.refusals(documents("vol-1"), (), approved, LabelBook(), NOW_US)[0]
     rows = site.manager.read("gw-1", "host-1", space(95, NOW_US + DAY_US), approved, NOW_US + DAY_US)
     assert not [row for table, row in rows if table == "events"]
 
@@ -218,13 +257,13 @@ def test_a_backend_that_nobody_serves_yet_and_a_gateway_not_announced_cause_no_e
 def test_a_source_of_the_server_is_an_operators() -> None:
     site = Site(refuse_agreements="warn")
     site.tick(NOW_US, space(95, NOW_US))
-    assert site.manager.refusals(documents("vol-1"), (), OF_ANOTHER, LabelBook(), NOW_US)
+    assert site.manager.refusals(documents("vol-1"), (), OF_ANOTHER, LabelBook(), NOW_US)[0]
 
 
 def test_a_rule_may_refuse_for_some_pools_only() -> None:
     site = Site(rule=[{"pools": "host-1/*", "refuse_agreements": "warn"}])
     site.read(85, NOW_US)
-    assert site.manager.refusals(documents("vol-1"), (), SERVED, LabelBook(), NOW_US)
+    assert site.manager.refusals(documents("vol-1"), (), SERVED, LabelBook(), NOW_US)[0]
 
 
 def found(days: float | None, spike: float | None = None, newest_us: int = NOW_US - DAY_US) -> PoolForecast:
