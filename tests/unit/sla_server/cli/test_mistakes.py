@@ -47,7 +47,7 @@ COMMANDS = {
     "describe promise erp-gold": "of promises use: sla describe sla AGREEMENT",
     "get rates none": "no volume 'none' was ever seen",
     "get events --severity crit": "'crit' is none of its values",
-    "get events --kind gateway-losst": "Did you mean gateway-lost?",
+    "get events --kind gateway-losst": "Did you mean gateway-lost",
     "get jobs --kind polici": "Use rollup",
     "get events --since yesterday": "or 10m (ago)",
     "get volumes --state ok": "they are for jobs, policies, promises",
