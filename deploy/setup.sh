@@ -2,7 +2,7 @@
 # Sets up what `make demo` and `make test` need. Usage: deploy/setup.sh demo|test|bench
 #   demo  .venv with the product
 #   test  the same with test tools, and Debian's PostgreSQL, fio, nbdkit, libnbd, nbd-client, QEMU's tools and storage daemon, Chromium,
-#         Alertmanager, promtool, Pango (PDF), groff
+#         Alertmanager, promtool, Pango (PDF), groff, systemd (it judges units; nothing is started)
 #         (through apt when root)
 #   bench the same as test with the libraries that benchmarks compare with
 # Does nothing, quickly, when everything is already there.
@@ -47,6 +47,9 @@ if [ "$what" != demo ]; then
     need chromedriver chromium-driver
     need '/usr/lib/*/libpangoft2-1.0.so.0' libpangoft2-1.0-0
     need groff groff-base
+    need systemd-analyze systemd
+    need adduser adduser
+    need unshare util-linux
     need '/usr/lib/*/libharfbuzz-subset.so.0' libharfbuzz-subset0
 fi
 

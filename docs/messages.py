@@ -86,7 +86,7 @@ REQUESTS = """\
 
 | op | body | answer's body |
 |---|---|---|
-| `apply` | `documents: str, dry_run: bool, based_on: {name: version}` | \
+| `apply` | `documents: str, dry_run: bool, based_on: {name: version}, may_enforce: bool` | \
 `applied: [{name, version, changed, line}], warnings: [str]` |
 | `delete` | `name: str` | `{}` or 404 |
 | `end_document` | `kind: str (no agreement), name: str` | `{}` or 404; 422 for one that is used |
@@ -103,7 +103,8 @@ REQUESTS = """\
 | `volumes_revoke` | `volumes: [str], gateways: [str]` | `revoked: [DECIDED]`, or 404, 409 |
 
 `apply`: YAML, one document or several, at most 60,000 bytes and 200 documents (`sla apply` divides longer
-files); it may also be answered 422 with `errors: [{line, field, problem, fix, document}]`. `throttle_set`:
+files); it may also be answered 422 with `errors: [{line, field, problem, fix, document}]`. Without
+`may_enforce` an agreement that would get `control: enforce` is such an error. `throttle_set`:
 `volume: str`, `client: str | nil` (only this client of it), exactly one of `iops, bytes_per_s, cost_per_s`;
 `duration_s: number | nil`, `reason: str`, `force: bool`. A rate below what an agreement promises for the
 volume itself is refused with 409 unless `force`. Its answer: `throttle_id: str`, `breaks: [str]` (such

@@ -58,6 +58,7 @@ from pmdaemon.wire.rates import COST_BYTES
 
 MIB = 1 << 20
 MAX_SERVERS = 16
+SERVER_USER = "sla"  # of the server's package
 MAX_EXPORTS = 512  # the server takes no more of one gateway
 MAX_EXPORT_BYTES = 60_000  # all of them are named in one frame header, which holds 65,535 bytes
 EXPORT_OVERHEAD_BYTES = 70  # keys, size and flag of one export in msgpack
@@ -271,6 +272,9 @@ class AgentConfig(StrictModel):
     does not answer."""
     tls: bool = False
     """Speak TLS with the certificate that `gateway-agent enrol` obtained; the server must do so, too."""
+    server_users: list[str] = Field(default=[SERVER_USER])
+    """Without `tls`: users of this host whose process may be the server, beside the agent's own and root; "*"
+    is every user. The kernel says whose a connection is. Names that this host lacks count for nothing."""
     listen: str = ""
     """Instead of dialling: where the PMDaemon dials this agent, IP:PORT (it must be listed there)."""
     spool_bytes: Annotated[int, Field(ge=4 * MIB)] = 64 * MIB

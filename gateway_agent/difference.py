@@ -22,7 +22,10 @@ from typing import Any, Final
 from gateway_agent.config import AgentConfig, ExportConfig
 
 AGENT_KEYS: Final = ("name", "state_dir", "runtime_dir")
-LINK_KEYS: Final = ("server", "tls", "listen", "spool_bytes", "reconnect", "host", "cgroup", "qemu", "space")
+LINK_KEYS: Final = (
+    *("server", "tls", "server_users", "listen"),
+    *("spool_bytes", "reconnect", "host", "cgroup", "qemu", "space"),
+)
 _OF_PLANES: Final = ("plane", "export", "group")
 MOST_NAMES: Final = 5
 """Exports named in one line; the others are counted."""

@@ -52,6 +52,8 @@ class AgreementsApply(RequestBody):
     dry_run: bool = False
     based_on: dict[str, int] | None = None
     """Agreements, or KIND/NAME, to versions the text was made from (0: none); others in force: refused."""
+    may_enforce: bool = True
+    """Whether an agreement may get ``control: enforce``: not where a mode needs a second person."""
 
 
 class AgreementDelete(RequestBody):

@@ -21,7 +21,8 @@ BEGIN
         EXECUTE format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), role_name);
     END LOOP;
     EXECUTE format('ALTER DATABASE %I OWNER TO sla_writer', current_database());
-    EXECUTE format('REVOKE CREATE, TEMPORARY ON DATABASE %I FROM PUBLIC', current_database());
+    -- Nor does any other role of this PostgreSQL connect; one of yours (monitoring) needs GRANT CONNECT ON DATABASE.
+    EXECUTE format('REVOKE ALL ON DATABASE %I FROM PUBLIC', current_database());
     -- Tables that another role made, when the server ran with one role only.
     FOR table_name IN
         SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tableowner <> 'sla_writer'

@@ -64,7 +64,8 @@ export function setPair(td, value) {
 
 export function fillList(list, rows, keyOf, make, update, empty) {
   if (rows.length === 0) {
-    if (!list.querySelector(".empty")) list.replaceChildren(element("li", {class: "empty"}, element("p", {}, ...empty())));
+    const made = element("li", {class: "empty"}, element("p", {}, ...empty()));
+    if (list.querySelector(".empty")?.textContent !== made.textContent) list.replaceChildren(made);
     return;
   }
   sync(list, rows, keyOf, make, update);

@@ -9,8 +9,9 @@ was stopped seems to answer, since its kernel accepts connections. So after sess
 said anything the others are tried later, each time after twice as long, up to ``MOST_STAY_S``: the session is
 given up before that, and the dials have a back-off of their own.
 
-``PeerConnection`` is non-blocking, with deadline and backoff. Without TLS there is no securing; with TLS
-the peer must show the server's certificate, from the pinned CA. What is said on it is the business of its
+``PeerConnection`` is non-blocking, with deadline and backoff. Without TLS there is no securing, and the
+kernel says whose process is at the other end (``server_users``); with TLS the peer must show the server's
+certificate, from the pinned CA. What is said on it is the business of its
 ``ConnectionPeer``; the connection moves bytes and reports openings and losses.
 
 Where the agent may not dial, the PMDaemon dials it (``listen`` in the agent's file). ``LinkListener``
@@ -40,6 +41,7 @@ import structlog
 
 from gateway_agent.errors import GatewayError, PeerLost
 from gateway_agent.link.elsewhere import OtherServers
+from gateway_agent.link.server_users import EVERY_USER, ServerUsers
 from pmdaemon.errors import ConfigError
 from pmdaemon.pki.certificates import SERVER_URI
 from pmdaemon.runtime.backoff import Backoff, doubled
@@ -91,6 +93,7 @@ class PeerConnection:
     again, or that has asked for it, is back there at once.
 
     ``tls`` gives the context for one dial; None for plain bytes. ``server_name`` goes into the ClientHello.
+    ``users``: who may be at the other end of plain bytes.
     """
 
     def __init__(
@@ -103,13 +106,15 @@ class PeerConnection:
         clock: Clock,
         tls: Callable[[], ssl.SSLContext] | None = None,
         server_name: str | None = None,
+        users: ServerUsers = EVERY_USER,
     ) -> None:
         self.name = name
+        self._users = users
         self._addresses = list(addresses)
         self._place = 0  # of the address that is dialled, or was last
         self._failures = 0  # at one address after the other
         self._refusals = 0  # of these
-        self._others = OtherServers(addresses, selector, clock, tls, server_name)
+        self._others = OtherServers(addresses, selector, clock, tls, server_name, users=users)
         self._is_silent = False  # and others are tried
         self._elsewhere_ns: int | None = None  # silent: from when on; None: it is not
         self._has_answered = False  # the other side of the open connection has said something
@@ -235,7 +240,10 @@ class PeerConnection:
         if dialled.family != socket.AF_UNIX:
             dialled.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._tls is None:
-            self._opened(dialled)
+            if problem := self._users.why_not_dialled(dialled):
+                self._failed(problem)
+            else:
+                self._opened(dialled)
             return
         self._selector.unregister(dialled)
         try:
@@ -373,7 +381,9 @@ class LinkListener:
         clock: Clock,
         tls: Callable[[], ssl.SSLContext] | None,
         server_name: str | None = None,
+        users: ServerUsers = EVERY_USER,
     ) -> None:
+        self._users = users
         self._connection = connection
         self._selector = selector
         self._clock = clock
@@ -416,6 +426,10 @@ class LinkListener:
 
     def _accepted(self, sock: socket.socket, peer: tuple[str, int]) -> None:
         if self._tls is None:
+            if problem := self._users.why_not_accepted(sock):
+                log.warning("not-the-server", reason=problem)
+                sock.close()
+                return
             try:
                 prepare(sock)
             except OSError as exc:  # a connection that was gone before we came must not end the link

@@ -28,6 +28,7 @@ from contextlib import suppress
 from typing import Final
 
 from gateway_agent.errors import GatewayError
+from gateway_agent.link.server_users import EVERY_USER, ServerUsers
 from pmdaemon.pki.certificates import SERVER_URI
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.transport import HandshakeFailed, TlsTransport, Transport
@@ -57,7 +58,9 @@ class Attempt:
         tls: Callable[[], ssl.SSLContext] | None,
         server_name: str | None,
         chance: random.Random,
+        users: ServerUsers,
     ) -> None:
+        self._users = users
         self.place = place
         self._address = address
         self._selector = selector
@@ -129,6 +132,9 @@ class Attempt:
             if refused or dialled.getsockname() == dialled.getpeername():  # its own echo: see ``connection``
                 self.close()
                 return
+            if self._tls is None and self._users.why_not_dialled(dialled):
+                self.close()
+                return
             dialled.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._is_connected = True
             if self._tls is None:
@@ -166,7 +172,7 @@ class OtherServers:
 
     Args:
         addresses: of all servers; paths of Unix sockets are left out.
-        tls, server_name: see ``PeerConnection``.
+        tls, server_name, users: see ``PeerConnection``.
         chance: spreads the tries of a fleet.
     """
 
@@ -178,9 +184,11 @@ class OtherServers:
         tls: Callable[[], ssl.SSLContext] | None,
         server_name: str | None,
         chance: random.Random | None = None,
+        users: ServerUsers = EVERY_USER,
     ) -> None:
         self._addresses = [each for each in addresses if isinstance(each, tuple)]
-        self._rest = selector, clock, tls, server_name, chance or random.Random()  # noqa: S311 - see above
+        chance = chance or random.Random()  # noqa: S311 - see above
+        self._rest = selector, clock, tls, server_name, chance, users
         self._attempts: list[Attempt] = []
 
     @property

@@ -23,6 +23,7 @@ from gateway_agent.link.connection import LinkListener, PeerConnection
 from gateway_agent.link.core import LinkCore
 from gateway_agent.link.elsewhere import Attempt
 from gateway_agent.link.identity import Identity
+from gateway_agent.link.server_users import EVERY_USER, ServerUsers
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.backoff import Backoff
 from pmdaemon.runtime.clock import Clock, Deadline
@@ -119,6 +120,7 @@ class LinkLoop:
         identity: Identity | None = None,
         listen: tuple[str, int] | None = None,
         hangup: Hangup | None = None,
+        users: ServerUsers = EVERY_USER,
     ) -> None:
         self._core = core
         self._hangup = hangup
@@ -133,10 +135,10 @@ class LinkLoop:
         tls = identity.context if identity is not None else None
         name = sni.name_of(identity.credential.gateway_id) if identity is not None else None
         self._server = PeerConnection(
-            "pmdaemon", servers, ServerPeer(core), server_backoff, self._selector, clock, tls, name
+            "pmdaemon", servers, ServerPeer(core), server_backoff, self._selector, clock, tls, name, users
         )
         self.listener = (
-            LinkListener(listen, self._server, self._selector, clock, tls, name) if listen else None
+            LinkListener(listen, self._server, self._selector, clock, tls, name, users) if listen else None
         )
         self._chance = random.Random()  # noqa: S311 - spreads retries, guards nothing
         self._planes: list[PeerConnection] = []

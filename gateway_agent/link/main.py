@@ -40,6 +40,7 @@ from gateway_agent.link.identity import Identity
 from gateway_agent.link.loop import LinkLoop
 from gateway_agent.link.plane_client import PlaneClient
 from gateway_agent.link.qemu_client import QemuClient
+from gateway_agent.link.server_users import ServerUsers
 from gateway_agent.link.space import exported_paths
 from gateway_agent.link.spool import Spool
 from gateway_agent.pressure import read_pressure, waited_us
@@ -315,7 +316,8 @@ def run(
     sockets = {plane.name: config.control_socket(plane.name) for plane in config.plane}
     listen = parse_address(config.listen) if config.listen else None
     servers = [] if listen else resolve_servers(config.servers)
-    loop = LinkLoop(core, servers, sockets, backoff, stop, clock, identity, listen, hangup)
+    users = ServerUsers.named(config.server_users)
+    loop = LinkLoop(core, servers, sockets, backoff, stop, clock, identity, listen, hangup, users)
     loop.on_turn = facts.poll
     loop.add_inbox(said_of_parent, core.parent_stalled)
     loop.on_hangup = lambda: take_reload(path, core, loop, identity)

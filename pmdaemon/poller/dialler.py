@@ -48,6 +48,7 @@ import structlog
 
 from pmdaemon.poller.config import ListedGateway, PmFile
 from pmdaemon.runtime.backoff import Backoff
+from pmdaemon.runtime.client_user import server_uids, user_name
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.config import parse_address
 from pmdaemon.runtime.files import write_whole
@@ -107,10 +108,19 @@ class Dialler:
     Args:
         offer: hands a connected socket to a pair.
         term: outside of it nobody is dialled.
+        uids: users of this machine that may be at the other end; None: any, as the certificate decides.
     """
 
-    def __init__(self, offer: Offer, clock: Clock, rng: random.Random, term: Term = ALWAYS) -> None:
+    def __init__(
+        self,
+        offer: Offer,
+        clock: Clock,
+        rng: random.Random,
+        term: Term = ALWAYS,
+        uids: frozenset[int] | None = None,
+    ) -> None:
         self._offer = offer
+        self._uids = uids
         self._term = term
         self._clock = clock
         self._rng = rng
@@ -211,6 +221,13 @@ class Dialler:
         if not self._term.is_on():  # it was dialled before this server stood still
             self._failed(entry, OTHER_ACTS)
             return
+        if self._uids is not None:
+            found = server_uids(sock)
+            if not found or not found <= self._uids:
+                names = ", ".join(map(user_name, sorted(found))) or "no user that the kernel knows"
+                fix = "name it in pmdaemon.agent_users, or enable TLS"
+                self._failed(entry, f"who listens there is {names}, whose agents are not served; {fix}")
+                return
         pair = self._offer(sock, entry.target.address)
         if pair is None:
             self._failed(entry, "no pair takes it now")

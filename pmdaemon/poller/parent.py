@@ -388,13 +388,14 @@ class Daemon:
         self._list = GatewayList(config)
         offer = functools.partial(self.pair_manager.new, is_dialled=True)
         term = Term.of_environment(config.runtime_dir)
-        self._dialler = Dialler(offer, self._clock, random.Random(), term)  # noqa: S311 - guards nothing
+        chance = random.Random()  # noqa: S311 - guards nothing
+        self._agent_uids = config.pmdaemon.agent_uids()
+        self._dialler = Dialler(offer, self._clock, chance, term, self._agent_uids)
         self._dialled_file = DialledFile(config.dialled_path)
         self._review_at_ns = 0
         self._accept_at_ns: int | None = None  # until then nothing is accepted; None: it is
         self._held: tuple[socket.socket, str] | None = None  # accepted; waits until a pair has room
         self._refusals = LimitedLog("pmdaemon")
-        self._agent_uids = config.pmdaemon.agent_uids()
         self.refused_connections = 0
 
     @property

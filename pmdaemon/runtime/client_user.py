@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import pwd
 import socket
 import struct
 from typing import Final
 
-from pmdaemon.runtime.sockets import client_rows, shortest
+from pmdaemon.runtime.sockets import client_rows, listener_uids, shortest
 
 NETLINK_SOCK_DIAG: Final = 4
 SOCK_DIAG_BY_FAMILY: Final = 20
@@ -33,7 +34,7 @@ LIMIT_S: Final = 5.0
 
 
 def client_uid(connection: socket.socket) -> int | None:
-    """The user that has the other end of an accepted connection open; None: nobody on this machine."""
+    """The user that has the other end of a connection open; None: nobody on this machine, or nobody yet."""
     try:
         peer, own = connection.getpeername()[:2], connection.getsockname()[:2]
     except OSError:  # it is gone already
@@ -46,6 +47,29 @@ def client_uid(connection: socket.socket) -> int | None:
     rows = client_rows(own[1])
     row = rows.get((str(shortest(ipaddress.ip_address(peer[0]))), peer[1]))
     return row.uid if row is not None and row.inode else None
+
+
+def server_uids(connection: socket.socket) -> set[int]:
+    """Users at the other end of a connection that was dialled, or who may accept it; empty: none known.
+
+    The listener is asked first. Had it been closed since, the connection would have been reset: so one that
+    is not accepted yet waits for the very listener that was found.
+    """
+    try:
+        host, port = connection.getpeername()[:2]
+    except OSError:  # it is gone already
+        return set()
+    listening = listener_uids(host, port)
+    uid = client_uid(connection)
+    return listening if uid is None else {uid}
+
+
+def user_name(uid: int) -> str:
+    """The user's name, or number."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def _asked(peer: tuple[str, int], own: tuple[str, int]) -> int | None:

@@ -113,8 +113,8 @@ class Socket(NamedTuple):
     inode: int = 0
 
 
-def sockets() -> Iterator[Socket]:
-    """Every TCP socket of this network namespace; a table that cannot be read lists none."""
+def sockets(*, only_listening: bool = False) -> Iterator[Socket]:
+    """TCP sockets of this network namespace, all or those that listen; an unreadable table has none."""
     for table in TABLES:
         try:
             lines = table.read_text().splitlines()[1:]
@@ -122,6 +122,8 @@ def sockets() -> Iterator[Socket]:
             continue
         for line in lines:
             fields = line.split()
+            if only_listening and fields[3] != _LISTEN:
+                continue
             ends = _address(fields[1]), _address(fields[2])
             yield Socket(*ends, fields[3] == _LISTEN, int(fields[7]), int(fields[9]))
 
@@ -148,7 +150,7 @@ def listener_uids(host: str, port: int) -> set[int]:
     """
     address = shortest(ipaddress.ip_address(host))
     places = [str(address), "0.0.0.0", "::"] if address.version == 4 else [str(address), "::"]  # noqa: S104
-    listening = [row for row in sockets() if row.is_listening and row.local[1] == port]
+    listening = [row for row in sockets(only_listening=True) if row.local[1] == port]
     found = ({row.uid for row in listening if row.local[0] == place} for place in places)
     return next((uids for uids in found if uids), set())
 
@@ -184,8 +186,8 @@ def listener_at(host: str, port: int) -> Listener | None:
     everywhere = {"0.0.0.0", "::"}  # noqa: S104 - compared, not bound
     users = {
         row.inode: row.uid
-        for row in sockets()
-        if row.is_listening and row.local[1] == port
+        for row in sockets(only_listening=True)
+        if row.local[1] == port
         if row.local[0] == address or not everywhere.isdisjoint((row.local[0], address))
     }
     if not users:

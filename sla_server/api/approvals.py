@@ -51,6 +51,10 @@ class Approvals:
             return "mode" in self._kinds and body.mode != "observe"
         return op.startswith("policy_") and "policies" in self._kinds
 
+    def is_for_two(self, kind: str) -> bool:
+        """Whether changes of this kind wait, as ``[api] approval`` names them."""
+        return kind in self._kinds
+
     def request(self, principal: Principal, op: str, body: dict[str, Any]) -> Operation:
         """Have a change wait; the operation's answer has the row as ``approval``.
 

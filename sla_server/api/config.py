@@ -140,7 +140,8 @@ class ApiConfig(StrictModel):
     """A session of a browser ends this long after signing in, whether or not it is used."""
     approval: list[Literal["mode", "policies"]] = Field(default_factory=list)
     """Changes that wait until a second person approves them: "mode" (to enforce, and a backend's back to that
-    of the server; observe never waits), "policies" (pin, unpin, roll back)."""
+    of the server; observe never waits; an agreement with `control: enforce` is refused), "policies" (pin,
+    unpin, roll back)."""
     approval_hours: float = Field(default=24.0, gt=0, le=24 * 30)
     """A change that nobody approved within this time waits no more."""
     max_body_bytes: int = Field(default=262_144, ge=1024, le=16 << 20)

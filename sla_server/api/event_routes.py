@@ -25,7 +25,7 @@ EVENT_ROUTES: Final = (
         (
             Query("severity", "string", "info, warning or critical; several with commas between."),
             Query("kind", "string", "Only this kind; * matches anything."),
-            Query("element", "string", "Only about this kind of thing."),
+            Query("element", "string", "Only about these kinds of thing; several with commas between."),
             Query("subject", "string", "Only those whose subject or text contains this."),
             Query("open", "boolean", "1: only those that go on and that no person has acknowledged."),
             LIMIT,

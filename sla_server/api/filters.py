@@ -9,12 +9,19 @@ from typing import Final
 from flask import Request
 
 from pmdaemon.runtime.excerpt import excerpt
+from pmdaemon.wire.messages.alerts import ALERT_PREFIX
+from sla_server.agreements.selectors import nearest
 from sla_server.api.errors import BadInput
+from sla_server.events import catalogue
 
 PROMISE_STATES: Final = (
     "violating", "at-risk", "no-data", "ok", "idle", "out-of-curve", "not-applicable", "excluded",
 )  # fmt: skip
 GATEWAY_STATES: Final = ("up", "stalled", "detached", "lost", "stopped", "refused")
+JOB_KINDS: Final = (
+    "rollup", "cost-model", "capacity", "demand", "attribution", "space", "report-inputs", "policy",
+    "back-test", "reports",
+)  # fmt: skip
 JOB_STATES: Final = ("running", "done", "not-published", "failed", "killed")
 POLICY_STATES: Final = (
     "published", "in-force", "pinned", "superseded", "rolled-back", "rejected", "rejected-pinned",
@@ -48,3 +55,33 @@ def chosen(request: Request, name: str, known: Collection[str], *, patterns: boo
     if text and not values:
         raise BadInput(name, "has only commas", f"Use {', '.join(known)}")
     return values
+
+
+def known_kind(kind: str) -> str:
+    """A kind of events, if it can occur.
+
+    Raises:
+        BadInput: it cannot; names those that resemble it.
+    """
+    if not catalogue.is_known(kind):
+        near = nearest(kind, catalogue.KINDS)
+        fix = f"{f'Did you mean {near}? ' if near else ''}docs/formats/events.md lists all kinds"
+        raise BadInput("kind", f"no event is of kind {excerpt(kind)}", fix)
+    return kind
+
+
+def kind_or_pattern(request: Request) -> str:
+    """The kind of events that is asked for, or a pattern with *; "" for all.
+
+    Raises:
+        BadInput: as ``known_kind``; a pattern may also mean kinds of agents that are newer than the server.
+    """
+    wanted = request.args.get("kind", "")
+    begin, star, _rest = wanted.partition("*")
+    if not star:
+        return known_kind(wanted) if wanted else ""
+    is_agents = ALERT_PREFIX.startswith(begin) or begin.startswith(ALERT_PREFIX)
+    if not is_agents and not any(fnmatchcase(kind, wanted.replace("[", "[[]")) for kind in catalogue.KINDS):
+        fix = "docs/formats/events.md lists all kinds"
+        raise BadInput("kind", f"no event is of a kind that fits {excerpt(wanted)}", fix)
+    return wanted

@@ -12,7 +12,7 @@ state are always complete. Labels have names that people chose; none has an id t
 Units are seconds, bytes, ratios and I/Os; rates end with ``_per_second``. Of the states of a promise only the
 one it is in has a series, with the value 1, as Prometheus does it for alerts.
 
-Thread: ``collect`` from any; the lock guards the counts that are kept. Source: issue 18, item 5.
+Thread: ``collect`` from any; the lock guards the counts that are kept.
 """
 
 from __future__ import annotations

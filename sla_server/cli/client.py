@@ -22,7 +22,6 @@ from sla_server import lean_httpx  # noqa: F401 - before httpx: see there
 import getpass
 import ipaddress
 import os
-import pwd
 import socket
 import ssl
 import time
@@ -33,6 +32,7 @@ from typing import Any, Final
 import httpx
 
 from pmdaemon.runtime import sockets
+from pmdaemon.runtime.client_user import user_name
 from pmdaemon.runtime.toml_file import read_toml
 from sla_server.cli.errors import (
     ApprovalNeeded,
@@ -401,14 +401,6 @@ def local_uid(path: Path) -> int | None:
         return None
     finally:
         os.close(folder)
-
-
-def user_name(uid: int) -> str:
-    """The user's name, or number."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 def data_dir_of(tree: dict[str, Any]) -> Path:

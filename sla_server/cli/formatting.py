@@ -13,8 +13,8 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -322,6 +322,8 @@ class TableKind:
     """Whether there may be very many, so that only some come unless asked for."""
     rows: str = "items"
     """Key of the rows in the answer."""
+    sorted_columns: Mapping[str, tuple[Column, ...]] = field(default_factory=dict)
+    """Columns in place of those, by order: where that is by figures of another time."""
 
     @property
     def needs_name(self) -> bool:

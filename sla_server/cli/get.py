@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from textwrap import fill, wrap
+from textwrap import fill
 from typing import Any, Final
 from urllib.parse import quote
 from zoneinfo import ZoneInfo
@@ -27,7 +27,8 @@ from sla_server.cli.labels import check_labels
 from sla_server.cli.moments import moment_us, spans_us
 from sla_server.cli.output import form, set_naming
 from sla_server.cli.system_tables import ZONE, trend_rows
-from sla_server.cli.tables import KINDS, by_objective, objective_of
+from sla_server.cli.table_notes import notes_of
+from sla_server.cli.tables import KINDS, by_objective
 from sla_server.cli.watch import watchable
 from sla_server.rows import Row
 
@@ -53,7 +54,6 @@ SPANNED: Final = ("rates", "loads", "decisions", "slices")
 _MOST_LISTED: Final = 1000
 _SLICES_MOST: Final = 5000
 _PERIODS_MOST: Final = 60
-MOST_REASONS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,8 @@ def get(
     episodes, decisions, slices, periods, hours, rates, loads and trend. The singular does, too. With NAME
     only the ones of that name are listed; KIND/NAME does as well.
 
-    Promises are the objectives of all agreements, the worst first: since when, and for whom. Slices (judged
+    Promises are the objectives of all agreements, the worst first: since when, for whom, and what is measured
+    now; --sort budget, compliance or burn shows the period instead, as slas do. Slices (judged
     pieces of time, the newest), periods and hours (of the period that goes on) are those of one agreement:
     sla get slices AGREEMENT[/OBJECTIVE]. Episodes (a promise is broken, until it is kept again) are those of
     all, or of one.
@@ -411,9 +412,8 @@ def _show_rows(request: GetRequest, rows: list[Row], output: str, tz: str | None
         click.echo(join_documents(str(row["document"]) for row in rows), nl=False)
         return
     shown = by_objective(rows) if kind == "slas" else rows
-    _show(listed, shown, zone)
-    notes = {"slas": _reasons, "volumes": _shared}.get(kind)
-    for line in notes(shown) if notes is not None else ():
+    _show(listed, shown, zone, request.sort)
+    for line in notes_of(kind, shown, request.sort):
         click.echo(line)
     if tz is not None:
         click.echo(f"Times are {_zone_words(tz)}.")
@@ -439,29 +439,10 @@ def _nothing(request: GetRequest) -> str:
     return request.listed.empty
 
 
-def _show(listed: TableKind, rows: Sequence[Row], zone: ZoneInfo | None) -> None:
+def _show(listed: TableKind, rows: Sequence[Row], zone: ZoneInfo | None, order: str | None = None) -> None:
     shown = [{**row, ZONE: zone} for row in rows]
-    console().print(build(listed.columns, shown, time.time_ns() // 1000))
-
-
-def _reasons(rows: Sequence[Row]) -> Iterator[str]:
-    """Why there is no data, or nothing is promised, of the first objectives of which that is known."""
-    known = (row for row in rows if row.get("reason") and row.get("state") in ("excluded", "no-data"))
-    found = [(objective_of(row), str(row["reason"])) for row in known]
-    for name, reason in found[:MOST_REASONS]:
-        yield from wrap(printable_lines(f"{name}: {reason}"), formatting.WIDTH, subsequent_indent="  ")
-    if len(found) > MOST_REASONS:
-        yield f"and {len(found) - MOST_REASONS:,} more with a reason: -o json has them"
-
-
-def _shared(rows: Sequence[Row]) -> Iterator[str]:
-    """Volumes that belong to several gateways, the first of them."""
-    found = [(str(row.get("volume")), row["owners"]) for row in rows if len(row.get("owners") or ()) > 1]
-    for volume, owners in found[:MOST_REASONS]:
-        said = printable_lines(f"{volume} belongs to {len(owners)} gateways: {', '.join(owners)}")
-        yield from wrap(said, formatting.WIDTH, subsequent_indent="  ")
-    if len(found) > MOST_REASONS:
-        yield f"and {len(found) - MOST_REASONS:,} more that belong to several: sla volumes list"
+    columns = listed.sorted_columns.get(order or "", listed.columns)
+    console().print(build(columns, shown, time.time_ns() // 1000))
 
 
 def _zone_words(tz: str) -> str:

@@ -101,6 +101,12 @@ def labels_of(row: Row) -> str:
     return found or formatting.DASH
 
 
+def total_of(row: Row) -> str:
+    """I/Os of a volume since it was first seen, exact."""
+    counts = [row.get("reads"), row.get("writes")]
+    return formatting.DASH if None in counts else formatting.count(sum(counts))
+
+
 def severity_of(row: Row) -> Text:
     """Severity of an event."""
     return Text(str(row.get("severity", "")), formatting.SEVERITIES.get(str(row.get("severity")), ""))
@@ -211,6 +217,31 @@ def full_on(row: Row) -> str:
     return formatting.day(forecast["full_us"], row.get(ZONE)) if forecast.get("full_us") else formatting.DASH
 
 
+def _share(title: str, key: str, digits: int = 1, *, wide: bool = False) -> Column:
+    """A column of ratios in percent."""
+    return Column(
+        title, lambda row, _now_us: formatting.percent(row.get(key), digits), number=True, wide=wide
+    )
+
+
+OF_PERIOD: Final = ("compliance", "budget", "burn")
+"""Orders of promises that are by figures of the period: its columns are shown then, and none of now."""
+_PROMISED: Final = Column("PROMISED", lambda row, _now_us: promise(row), number=True)
+_COMPLIANCE: Final = _share("COMPLIANCE", "compliance", 2)
+_BUDGET: Final = (
+    _share("BUDGET", "budget_remaining", 0),
+    Column("BURN 1H", lambda row, _now_us: burn_of(row), number=True),
+    Column("LEFT", lambda row, _now_us: minutes_left(row), number=True, wide=True),
+)
+_WHICH: Final = (
+    Column("PROMISE", lambda row, _now_us: objective_of(row)),
+    Column("STATE", lambda row, _now_us: state_of(row.get("state"))),
+)
+_WHAT: Final = (
+    Column("VOLUMES", lambda row, _now_us: _volumes_of(row), wide=True),
+    Column("EPISODE", plain("episode_id"), wide=True),
+)
+
 KINDS: Final = {
     "gateways": TableKind(
         "/gateways",
@@ -244,8 +275,7 @@ KINDS: Final = {
             Column("P95", lambda row, _now_us: formatting.latency(live(row, "p95_us")), number=True),
             Column("P99", lambda row, _now_us: formatting.latency(live(row, "p99_us")), number=True),
             Column("CAP", lambda row, _now_us: formatting.volume_cap(row.get("live") or {}), number=True),
-            counted("READS", "reads"),
-            counted("WRITES", "writes"),
+            Column("TOTAL I/Os", lambda row, _now_us: total_of(row), number=True),
             Column(
                 "RATE", lambda row, _now_us: formatting.rate(live(row, "bytes_per_s")), number=True, wide=True
             ),
@@ -266,7 +296,9 @@ KINDS: Final = {
             ),
             live_count("HELD", "held", wide=True),
             live_count("IN FLIGHT", "inflight", wide=True),
-            counted("ERRORS", "errors", wide=True),
+            counted("TOTAL READS", "reads", wide=True),
+            counted("TOTAL WRITES", "writes", wide=True),
+            counted("TOTAL ERRORS", "errors", wide=True),
             Column("LABELS", lambda row, _now_us: labels_of(row), wide=True),
             counted("STREAMS", "streams", wide=True),
             Column(
@@ -305,23 +337,11 @@ KINDS: Final = {
         (
             Column("AGREEMENT", lambda row, _now_us: objective_of(row)),
             Column("STATE", lambda row, _now_us: state_of(row.get("state"))),
-            Column("NOW", lambda row, _now_us: now_of(row), number=True),
-            Column("PROMISED", lambda row, _now_us: promise(row), number=True),
-            Column(
-                "COMPLIANCE", lambda row, _now_us: formatting.percent(row.get("compliance"), 2), number=True
-            ),
-            Column("COVER", lambda row, _now_us: formatting.percent(row.get("coverage")), number=True),
-            Column(
-                "BUDGET", lambda row, _now_us: formatting.percent(row.get("budget_remaining"), 0), number=True
-            ),
-            Column(
-                "TARGET",
-                lambda row, _now_us: formatting.percent(row.get("target"), 2),
-                number=True,
-                wide=True,
-            ),
-            Column("LEFT", lambda row, _now_us: minutes_left(row), number=True, wide=True),
-            Column("BURN 1H", lambda row, _now_us: burn_of(row), number=True, wide=True),
+            _PROMISED,
+            _COMPLIANCE,
+            *_BUDGET,
+            _share("COVER", "coverage", wide=True),
+            _share("TARGET", "target", 2, wide=True),
             Column(
                 "ALERTS",
                 lambda row, _now_us: ", ".join(row.get("alerts") or ()) or formatting.DASH,
@@ -337,21 +357,18 @@ KINDS: Final = {
     "promises": TableKind(
         "/promises",
         (
-            Column("PROMISE", lambda row, _now_us: objective_of(row)),
-            Column("STATE", lambda row, _now_us: state_of(row.get("state"))),
+            *_WHICH,
             Column("SINCE", at("since_us"), number=True),
             Column("CUSTOMER", plain("customer")),
             Column("NOW", lambda row, _now_us: now_of(row), number=True),
-            Column("PROMISED", lambda row, _now_us: promise(row), number=True),
-            Column(
-                "BUDGET", lambda row, _now_us: formatting.percent(row.get("budget_remaining"), 0), number=True
-            ),
-            Column("LEFT", lambda row, _now_us: minutes_left(row), number=True, wide=True),
-            Column("BURN 1H", lambda row, _now_us: burn_of(row), number=True, wide=True),
-            Column("VOLUMES", lambda row, _now_us: _volumes_of(row), wide=True),
-            Column("EPISODE", plain("episode_id"), wide=True),
+            _PROMISED,
+            *_WHAT,
         ),
         "No agreement is in force. Write one and apply it: sla apply -f agreement.yaml",
+        sorted_columns=dict.fromkeys(
+            OF_PERIOD,
+            (*_WHICH, Column("CUSTOMER", plain("customer")), _PROMISED, _COMPLIANCE, *_BUDGET, *_WHAT),
+        ),
     ),
     "maintenance": TableKind(
         "/maintenance",
@@ -456,13 +473,9 @@ KINDS: Final = {
         (
             Column("FROM", lambda row, _now_us: formatting.day(row.get("from_us"), row.get(ZONE))),
             Column("TO", lambda row, _now_us: period_end(row)),
-            Column(
-                "COMPLIANCE", lambda row, _now_us: formatting.percent(row.get("compliance"), 2), number=True
-            ),
-            Column("COVER", lambda row, _now_us: formatting.percent(row.get("coverage")), number=True),
-            Column(
-                "BUDGET", lambda row, _now_us: formatting.percent(row.get("budget_remaining"), 0), number=True
-            ),
+            _COMPLIANCE,
+            _share("COVER", "coverage"),
+            _share("BUDGET", "budget_remaining", 0),
             Column("GOOD", _slices("good"), number=True),
             Column("BAD", _slices("bad"), number=True),
             Column("NO DATA", _slices("no_data"), number=True),

@@ -33,17 +33,34 @@ from sla_server.cli.errors import CliError, LiveValuesMissing
 from sla_server.cli.formatting import Column, FiniteRange, build, console, pass_client
 from sla_server.cli.labels import check_labels
 from sla_server.cli.output import NAME, OUTPUT, TABLE, form, print_json
-from sla_server.cli.tables import hold_of, now_of, objective_of, promise, state_of, what_of
+from sla_server.cli.tables import (
+    OF_PERIOD,
+    burn_of,
+    hold_of,
+    now_of,
+    objective_of,
+    promise,
+    state_of,
+    what_of,
+)
 from sla_server.cli.watch import ended_by_sigterm
 from sla_server.rows import Row
 
-SLAS: Final = (
+_WHICH: Final = (
     Column("AGREEMENT", lambda row, _now_us: objective_of(row)),
     Column("STATE", lambda row, _now_us: state_of(row.get("state"))),
+)
+SLAS: Final = (
+    *_WHICH,
     Column("NOW", lambda row, _now_us: now_of(row), number=True),
+    Column("PROMISED", lambda row, _now_us: promise(row), number=True),
+)
+PERIOD: Final = (
+    *_WHICH,
     Column("PROMISED", lambda row, _now_us: promise(row), number=True),
     Column("COMPLIANCE", lambda row, _now_us: formatting.percent(row.get("compliance"), 2), number=True),
     Column("BUDGET", lambda row, _now_us: formatting.percent(row.get("budget_remaining"), 0), number=True),
+    Column("BURN 1H", lambda row, _now_us: burn_of(row), number=True),
 )
 VOLUMES: Final = (
     Column("VOLUME", lambda row, _now_us: str(row.get("volume"))),
@@ -151,8 +168,9 @@ def frame(snapshot: Row, trouble: str = "", view: TopView | None = None) -> Rend
     if trouble:
         parts.append(Text(printable_lines(trouble), formatting.BAD))
     known = bool(snapshot.get("at_us"))  # before the first live view an empty list says nothing
+    is_of_period = view.sort in OF_PERIOD
     sections: dict[str, tuple[tuple[Column, ...], str]] = {
-        "slas": (SLAS, NO_SLAS if known else "Agreements are not known yet."),
+        "slas": (PERIOD if is_of_period else SLAS, NO_SLAS if known else "Agreements are not known yet."),
         "volumes": (VOLUMES, NO_VOLUMES if known else "Volumes are not known yet."),
         "throttles": (THROTTLES, "Nobody is throttled." if known else ""),
         "events": (EVENTS, "No events yet." if known else ""),
@@ -165,6 +183,8 @@ def frame(snapshot: Row, trouble: str = "", view: TopView | None = None) -> Rend
         if not shown and not empty:
             continue
         parts.append(Text())
+        if shown and (when := _of_when(name, is_of_period=is_of_period)):
+            parts.append(Text(when, "dim"))
         parts.append(build(columns, shown, now_us) if shown else Text(_none(listed, empty), "dim"))
         total = _total(snapshot, name)
         is_all = len(rows) == len(listed)
@@ -177,6 +197,13 @@ def frame(snapshot: Row, trouble: str = "", view: TopView | None = None) -> Rend
             )
             parts.append(Text(text, "dim"))
     return Group(*parts)
+
+
+def _of_when(section: str, *, is_of_period: bool) -> str:
+    """The time that the figures of a table are of; of throttles and events each row says it."""
+    if section == "slas" and is_of_period:
+        return "This period so far:"
+    return "Now, over the last seconds:" if section in ("slas", "volumes") else ""
 
 
 def _none(listed: Sequence[Row], empty: str) -> str:
@@ -252,6 +279,9 @@ def top(
     **given: Any,
 ) -> None:
     """Watch agreements, volumes and throttles live; q or Ctrl-C ends it.
+
+    Figures are of the last seconds; with --sort compliance, budget or burn those of agreements are of the
+    period so far.
 
     PATTERN (erp-*) shows only agreements, volumes and backends of such names. Options that may be repeated:
     --state, --only. With -o json, yaml or name it prints one picture, with all rows unless --rows is given.
@@ -335,7 +365,7 @@ def _fitting(view: TopView) -> TopView:
     if view.rows is not None:
         return view
     tables = [name for name in view.sections if name != "events"]
-    around = 3 + 4 * len(tables) + (EVENTS_SHOWN + 3 if "events" in view.sections else 0)
+    around = 3 + 5 * len(tables) + (EVENTS_SHOWN + 3 if "events" in view.sections else 0)
     room = shutil.get_terminal_size().lines - around
     return replace(view, rows=max(2, room // max(1, len(tables))))
 

@@ -431,6 +431,12 @@ GROUPS: Final = {
     "A cluster": CLUSTER,
 }
 KINDS: Final = {name: kind for group in GROUPS.values() for name, kind in group.items()}
+ELEMENTS: Final = (
+    "sla", "volume", "group", "backend", "pool", "gateway", "policy", "server", "supervisor", "pmdaemon",
+    "dbmanager", "cluster", "relay", "recipient", "route", "silence", "maintenance", "calendar",
+    "volumelabels", "event", "approval",
+)  # fmt: skip
+"""Kinds of thing that events are about."""
 
 
 def is_known(kind: str) -> bool:

@@ -12,12 +12,17 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import BaseModel
 
-from sla_server.requests import ApprovalRequest, ModeSet, PolicyPin, PolicyRollback
+from sla_server.agreements.document import Agreement
+from sla_server.agreements.errors import DocumentProblem
+from sla_server.agreements.load import Loaded
+from sla_server.requests import AgreementsApply, ApprovalRequest, ModeSet, PolicyPin, PolicyRollback
 from sla_server.rows import Row, Rows
+from sla_server.services.catalog import Catalog
 from sla_server.services.rows import audit_row, event_row
 
 if TYPE_CHECKING:
@@ -61,6 +66,24 @@ def is_so_already(wanted: BaseModel, basis: Row) -> bool:
     if wanted.backend is None:
         return bool(basis["mode"] == wanted.mode)
     return bool(basis["own"] == (None if wanted.mode == "inherit" else wanted.mode))
+
+
+def enforced_alone(
+    asked: AgreementsApply, catalog: Catalog, documents: Collection[Loaded]
+) -> list[DocumentProblem]:
+    """Agreements that would get ``control: enforce``, where that is a mode for two people."""
+    if asked.may_enforce:
+        return []
+    fix = "Leave control out, and ask for the mode: sla mode enforce, or with --backend NAME"
+    found = []
+    for each in documents:
+        if isinstance(each.document, Agreement) and each.document.spec.control == "enforce":
+            before = catalog.get(each.document.name)
+            if before is None or before.agreement.spec.control != "enforce":
+                problem = "is a mode, which a second person has to approve ([api] approval)"
+                name = each.document.name
+                found.append(DocumentProblem(each.line, "spec.control", problem, fix, name))
+    return found
 
 
 def text_of(wanted: BaseModel, basis: Row) -> str:

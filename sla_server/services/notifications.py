@@ -11,7 +11,7 @@ from sla_server.agreements.errors import AgreementsRefused, DocumentProblem
 from sla_server.agreements.load import Loaded
 from sla_server.agreements.promise import InForce
 from sla_server.agreements.selectors import is_pattern, nearest
-from sla_server.events.catalogue import KINDS, is_known
+from sla_server.events.catalogue import ELEMENTS, KINDS, is_known
 from sla_server.events.documents import EventMatch, RecipientDocument, RouteDocument, SilenceDocument
 from sla_server.events.routing import RoutingTable
 from sla_server.events.stages.silence import SilenceInForce
@@ -138,7 +138,10 @@ def warnings(
         document = loaded.document
         yield from (f"{document.name}: {note}" for note in loaded.notes)
         if isinstance(document, RouteDocument | SilenceDocument):
-            yield from (f"{document.name}: {said}" for said in _unmatched(document.spec.match, things))
+            yield from (
+                f"{document.name}: {said}"
+                for said in _unmatched(document.spec.match, {**things, "elements": ELEMENTS})
+            )
         if isinstance(document, RouteDocument | RecipientDocument):
             for name in dict.fromkeys(name for _, name in _named(document) if name in hearts):
                 yield f"{document.name}: {name} is a heartbeat and takes no events"

@@ -15,7 +15,6 @@ import math
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,6 +47,7 @@ from sla_server.requests import (
 from sla_server.rows import Rows
 from sla_server.services import approvals
 from sla_server.services import catalog as catalogs
+from sla_server.services.acts import Act
 from sla_server.services.catalog import AgreementChange, Catalog, Change
 from sla_server.services.rows import audit_row, event_row
 from sla_server.services.volume_gate import DecisionRefused
@@ -58,19 +58,10 @@ if TYPE_CHECKING:
 Body = dict[str, Any]
 BACKEND_MODES: Final = "backend-mode"
 """Action of the audit rows that say which backends have a mode of their own."""
+OBSERVE: Final = "observe"
 POLICY_MODE: Final = "policy-mode"
 """Action of the audit rows that say where the caps of policies hold."""
 MAX_PENDING: Final = 1024
-
-
-@dataclass(slots=True)
-class _Approved:
-    """A change that a second person has approved: done when it is recorded, together with the approval."""
-
-    name: str
-    rows: Rows
-    what: str = ""
-    act: Callable[[], object] = lambda: None
 
 
 class Requests:
@@ -100,7 +91,7 @@ class Requests:
             "approval_request": self._approval_request,
             "approval_decide": self._approval_decide,
         }
-        self._approved: dict[str, _Approved] = {}  # request that carries out what a second person approved
+        self._acts: dict[str, Act] = {}  # of requests that are not recorded yet
         self._newest: dict[str, str] = {}  # what changes to the request that has changed it last
         self._decided: OrderedDict[str, None] = OrderedDict()  # approvals that SQL may still call pending
 
@@ -138,7 +129,7 @@ class Requests:
 
     def _finish(self, request: str, code: int, body: Body) -> None:
         self._pending.pop(request, None)
-        self._approved.pop(request, None)
+        self._acts.pop(request, None)
         self._desk.respond(request, code, body)
 
     def _refuse(self, request: str, code: int, problem: str, fix: str) -> None:
@@ -149,35 +140,35 @@ class Requests:
 
     def _when_durable(self, request: str, rows: Rows, body: Body, decided: str = "") -> None:
         """``decided``: an approval that the rows end; one that is carried out is known without."""
-        approved = self._approved.pop(request, None)
+        change = self._acts.pop(request, None) or Act(decided)
 
         def done(ok: bool, error: str) -> None:
             if not ok:
-                # Nothing was changed: it goes on waiting.
-                self._decided.pop(approved.name if approved is not None else decided, None)
-                self._refuse(request, 503, f"not recorded: {error}", "Try again")
-            elif approved is not None and self._newest.get(approved.what) != request:
-                problem = f"approval {approved.name} was recorded, but another change came before it was done"
+                self._decided.pop(change.approval, None)  # it goes on waiting
+                said = "it is done, but not recorded" if change.is_done else "not recorded"
+                self._refuse(request, 503, f"{said}: {error}", "Try again")
+            elif change.what and not change.is_done and self._newest.get(change.what) != request:
+                which = f"approval {change.approval}" if change.approval else "it"
+                problem = f"{which} was recorded, but another change came before it was done"
                 self._refuse(request, 409, problem, "See what is in force: sla mode; or ask for it again")
             else:
-                if approved is not None:
-                    approved.act()
+                if not change.is_done:
+                    change.act()
                 self._finish(request, 200, body)
 
-        self._desk.record_sender.append([*rows, *(approved.rows if approved else ())], done)
+        self._desk.record_sender.append([*rows, *change.rows], done)
 
-    def _act(self, request: str, what: str, act: Callable[[], object]) -> None:
-        """Bring a change about: at once, and what a second person approved when its record is durable.
+    def _act(self, request: str, what: str, act: Callable[[], object], *, at_once: bool = False) -> None:
+        """Bring a change about when its record is durable; ``at_once`` what takes pressure off the I/O.
 
-        The newest record of each ``what`` says what is in force after a restart; so what was overtaken while
-        it waited to be durable is not done.
+        What was overtaken while it waited to be durable is not done.
         """
-        self._newest[what] = request
-        approved = self._approved.get(request)
-        if approved is None:
+        if what:
+            self._newest[what] = request
+        change = self._acts.setdefault(request, Act())
+        change.what, change.act, change.is_done = what, act, at_once
+        if at_once:
             act()
-        else:
-            approved.what, approved.act = what, act
 
     def _submit(
         self, request: str, make: Callable[[Catalog, int], Change | None], body: Callable[[Change], Body]
@@ -202,10 +193,11 @@ class Requests:
         body = AgreementsApply.model_validate(raw)
 
         def read(documents: list[Loaded], problems: list[DocumentProblem]) -> None:
-            if problems:
+            catalog = self._desk.changes.catalog
+            if problems := problems or approvals.enforced_alone(body, catalog, documents):
                 self._refuse_all(request, problems)
             elif body.dry_run:
-                if not self._is_outdated(request, self._desk.changes.catalog, documents, body.based_on):
+                if not self._is_outdated(request, catalog, documents, body.based_on):
                     self._try(request, documents, who, now_us)
             else:
                 # Applied when its turn comes, not when it was asked for: slices in between have one judge.
@@ -340,7 +332,8 @@ class Requests:
             return
         throttle_id = str(uuid.uuid4())
         until_us = None if body.duration_s is None else now_us + math.ceil(body.duration_s * 1e6)
-        controller.manual_set(
+        act = partial(
+            controller.manual_set,
             throttle_id,
             volume,
             **rates,
@@ -351,6 +344,7 @@ class Requests:
             weights=weights,
             client=client,
         )
+        self._act(request, "", act)
         after = {**body.model_dump(), "throttle_id": throttle_id, "until_us": until_us}
         after["breaks"] = list(effect.broken)
         rows = [audit_row(who, "throttle-set", volume or f"group {group}", now_us, after=after)]
@@ -387,6 +381,7 @@ class Requests:
                 request, 404, problem, "See 'sla get throttles'; control's own are released by control"
             )
             return
+        self._act(request, "", lambda: None, at_once=True)  # it is done
         rows = [audit_row(who, "throttle-release", subject, now_us, before={"throttle_ids": released})]
         self._when_durable(request, rows, {"released": released})
 
@@ -399,7 +394,7 @@ class Requests:
             self._backend_mode(request, who, body.backend, body.mode, now_us)
             return
         mode = body.mode
-        self._act(request, "mode", partial(self._desk.set_mode, mode))
+        self._act(request, "mode", partial(self._desk.set_mode, mode), at_once=mode == OBSERVE)
         rows: Rows = [audit_row(who, "mode", "server", now_us, before={"mode": before}, after={"mode": mode})]
         if mode != before:
             text = f"mode is {mode}, was {before}"
@@ -416,7 +411,8 @@ class Requests:
         after = {name: own for name, own in before.items() if name != backend}
         if mode != "inherit":
             after[backend] = mode
-        self._act(request, BACKEND_MODES, partial(self._desk.set_backend_modes, after))
+        act = partial(self._desk.set_backend_modes, after)
+        self._act(request, BACKEND_MODES, act, at_once=mode == OBSERVE)
         rows: Rows = [
             audit_row(
                 who, BACKEND_MODES, backend, now_us, before={"backends": before}, after={"backends": after}
@@ -441,7 +437,8 @@ class Requests:
         else:
             after[backend] = body.mode
         was = {"mode": self._desk.policy_mode, "backends": before}
-        self._act(request, POLICY_MODE, partial(self._desk.set_policy_stage, mode, after))
+        act = partial(self._desk.set_policy_stage, mode, after)
+        self._act(request, POLICY_MODE, act, at_once=body.mode == OBSERVE)
         where = f"backend {backend}" if backend else "all backends without a stage of their own"
         text = f"caps of policies: {body.mode} on {where}"
         now = {"mode": mode, "backends": after}
@@ -468,6 +465,7 @@ class Requests:
         except DecisionRefused as exc:
             self._refuse(request, exc.code, exc.problem, exc.fix)
         else:
+            self._act(request, "", lambda: None, at_once=True)  # it is done
             self._when_durable(request, rows, answer)
 
     def _access(self, request: str, who: str, raw: Body, now_us: int) -> None:
@@ -576,7 +574,7 @@ class Requests:
             self._refuse(request, 409, problem, "Ask for it again; nothing was changed")
             return
         _after, rows = approvals.decided(row, who, "approved", body.note, now_us)
-        self._approved[request] = _Approved(name, rows)
+        self._acts[request] = Act(name, rows)
         names = f"{row['requested_by']}, approved by {who}"
         self._ops[row["op"]](request, names, json.loads(row["body"]), now_us)
         if request in self._pending:  # it was not refused

@@ -1,8 +1,9 @@
 """The first steps of the README, as a reader takes them: each file written, each command run, in its order.
 
-They run in a network namespace of their own, so that the ports which the README names are free. ``.venv`` of
-the reader's directory has the programs of this checkout. What a reader waits for is waited for: a command
-that shows something is given again until it is there.
+They run on a machine on which nothing of ours ever ran: with a network of its own, so that the ports which
+the README names are free, and with empty directories in place of those in which former runs may have left
+something. ``.venv`` of the reader's directory has the programs of this checkout. What a reader waits for is
+waited for: a command that shows something is given again until it is there.
 """
 
 from __future__ import annotations
@@ -28,6 +29,13 @@ from tests.support.paths import ROOT
 LIMIT_S = 300
 LOOK_S = 1.0  # between two tries: each is a process, and takes from what it waits for
 NEEDED = ("unshare", "nsenter", "ip", "nbdkit", "nbdinfo")
+EMPTY = ("/run", "/dev/shm", "/var/lib", "/var/tmp", "/root", "/home", "/etc/sla")
+CLEAN = """
+for folder in "$@"; do mount -t tmpfs -o mode=1777 tmpfs "$folder"; done
+ip link set lo up
+echo up
+exec sleep infinity
+"""
 SHOWN = {  # what a command shows when the steps before it have taken effect
     ".venv/bin/sla get volumes": "vol-17",
     ".venv/bin/sla top": "vol-17",
@@ -77,12 +85,17 @@ class Reader:
             )
             (programs / name).write_text(text)
             (programs / name).chmod(0o755)
-        self._network = subprocess.Popen(
-            ["unshare", "--net", "sh", "-c", "ip link set lo up && echo up && exec sleep infinity"],
-            stdout=subprocess.PIPE,
+        kept = [Path(each).resolve() for each in (ROOT, folder, sys.prefix, sys.base_prefix)]
+        empty = [
+            each
+            for each in EMPTY
+            if Path(each).is_dir() and not any(path.is_relative_to(each) for path in kept)
+        ]
+        self._machine = subprocess.Popen(
+            ["unshare", "--net", "--mount", "sh", "-euc", CLEAN, "sh", *empty], stdout=subprocess.PIPE
         )
-        assert self._network.stdout is not None
-        assert self._network.stdout.readline() == b"up\n"
+        assert self._machine.stdout is not None
+        assert self._machine.stdout.readline() == b"up\n"
 
     @property
     def _environment(self) -> dict[str, str]:
@@ -90,7 +103,12 @@ class Reader:
         return {**kept, "PYTHONPATH": str(ROOT), "HOME": str(self.folder), "COLUMNS": "200"}
 
     def _inside(self, command: str) -> list[str]:
-        return ["nsenter", f"--net=/proc/{self._network.pid}/ns/net", *shlex.split(command)]
+        spaces = (
+            f"--{kind}=/proc/{self._machine.pid}/ns/{name}"
+            for kind, name in (("net", "net"), ("mount", "mnt"))
+        )
+        there = ["sh", "-c", 'cd "$0" && exec "$@"', str(self.folder)]  # with the mounts the place is lost
+        return ["nsenter", *spaces, *there, *shlex.split(command)]
 
     def run(self, command: str) -> subprocess.CompletedProcess[str]:
         """A command that ends by itself."""
@@ -133,8 +151,8 @@ class Reader:
         for process in reversed(self._background):
             process.send_signal(signal.SIGINT)  # Ctrl-C
             process.wait(LIMIT_S)
-        self._network.kill()
-        self._network.communicate()
+        self._machine.kill()
+        self._machine.communicate()
 
 
 @pytest.fixture

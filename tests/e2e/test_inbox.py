@@ -80,7 +80,7 @@ def test_filters_are_asked_of_the_server(site: Site, page: Page) -> None:
         Select(driver.find_element(By.CSS_SELECTOR, "#inbox-filter select")).select_by_value("all")
         driver.find_element(By.CSS_SELECTOR, "#inbox-filter [name=open]").click()
         driver.find_element(By.CSS_SELECTOR, "#inbox-filter [name=subject]").send_keys("batch", Keys.ENTER)
-        wanted = {"severities": [], "kind": "", "element": "", "subject": "batch", "only_open": False}
+        wanted = {"severities": [], "kind": "", "elements": [], "subject": "batch", "only_open": False}
         until(
             driver,
             lambda: any(asked[0] == "inbox" and asked[3] == wanted for asked in list(site.source.asked)),
@@ -91,6 +91,17 @@ def test_filters_are_asked_of_the_server(site: Site, page: Page) -> None:
         driver.back()
         until(driver, lambda: "subject" not in driver.current_url, "back is the filter before")
         wait_for(driver, "[data-event=e0003]")
+        driver.find_element(By.CSS_SELECTOR, "#inbox-filter [name=kind]").send_keys(
+            "gateway-lots", Keys.ENTER
+        )
+        until(
+            driver,
+            lambda: (
+                "no event is of kind" in text(driver, "#inbox-list")
+                and "gateway-lost" in text(driver, "#inbox-list")
+            ),
+            "the refusal with what resembles it, and not the events of before",
+        )
 
 
 def changes(site: Site) -> list[tuple[str, dict[str, Any]]]:

@@ -32,7 +32,7 @@ from sla_server.api.scope import Scopes
 from sla_server.api.security import Guard, Logins
 from sla_server.db.errors import DatabaseUnavailable
 from sla_server.db.queries.backend_load import BackendLoad
-from sla_server.db.queries.policy_reports import BackendReport, back_test_of
+from sla_server.db.queries.policy_reports import KeptReport, back_test_of
 from sla_server.db.queries.records import RecordList, Wanted, cursor_of
 from sla_server.events.event import SEVERITIES
 from sla_server.reports.issue import issue
@@ -423,14 +423,17 @@ class FakePolicyReports:
 
     source: FakeSource
 
-    def newest(self) -> BackendReport | None:
+    def newest(self) -> KeptReport | None:
         rows = self.source.policies(1)
-        return (
-            BackendReport.of((rows[0]["version"], rows[0]["created_us"]), rows[0]["report"]) if rows else None
-        )
+        return self.report_of(rows[0]) if rows else None
 
-    def is_stored(self, version: int) -> bool:
-        return self.source.policy(version) is not None
+    def report_of(self, head: dict[str, Any]) -> KeptReport:
+        row = self.source.policy(head["version"]) or {}
+        return KeptReport.of((head["version"], head["created_us"]), row.get("report"))
+
+    def head(self, version: int) -> dict[str, Any] | None:
+        row = self.source.policy(version)
+        return row and {key: row[key] for key in ("version", "state", "created_us")}
 
     def back_tests(self, wanted: Iterable[tuple[int, int]]) -> dict[int, dict[str, Any]]:
         found = {row["version"]: back_test_of(row["report"]) for row in self.source.policies()}

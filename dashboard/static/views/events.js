@@ -36,7 +36,7 @@ function deliveryWords(row) {
     + `${one.reason ? `: ${one.reason}` : ""}`).join("; ");
 }
 
-function showEvents(rows, isOpen) {
+function showEvents(rows, nothing) {
   fillList($("inbox-list"), rows, (row) => row.event_id,
     (row) => element("li", {"data-event": row.event_id}, element("time", {class: "soft"}), element("span"), element("p"),
       element("p", {class: "soft"}), element("p", {class: "undelivered"}),
@@ -53,7 +53,7 @@ function showEvents(rows, isOpen) {
       setText(undelivered, deliveryWords(row));
       li.querySelector("button").hidden = !page.signedIn() || row.acknowledged.length > 0;
     },
-    () => [isOpen ? "Nothing is waiting to be acknowledged." : "No event is like that."]);
+    () => [nothing]);
 }
 
 function showPager(next) {
@@ -106,13 +106,17 @@ function showSilences(rows) {
     () => ["Nothing is held back."]);
 }
 
+// What the filter asks for; words in place of it where the server refuses the filter; null while it is away.
+const readEvents = (query) => call("GET", `/inbox?${query}`).then((answer) => answer.body,
+  (error) => (error.status >= 400 && error.status < 500 ? {items: [], next: null, refusal: error.message} : null));
+
 async function refresh() {
   const number = ++turn;
   const query = wanted();
-  const [events, recipients, silences] = await Promise.all([read(`/inbox?${query}`), read("/recipients"), read("/silences")]);
+  const [events, recipients, silences] = await Promise.all([readEvents(query), read("/recipients"), read("/silences")]);
   if (number !== turn) return;
   if (events) {
-    showEvents(events.items, query.has("open"));
+    showEvents(events.items, events.refusal || (query.has("open") ? "Nothing is waiting to be acknowledged." : "No event is like that."));
     showPager(events.next);
   }
   if (recipients) showRecipients(recipients.items);

@@ -6,7 +6,7 @@ too: what it says is what delivery would do now.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from flask import Request, Response
 from pydantic import ValidationError
@@ -15,6 +15,7 @@ from sla_server.agreements.selectors import nearest
 from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, NotFound
+from sla_server.api.filters import chosen, kind_or_pattern, known_kind
 from sla_server.events import catalogue
 from sla_server.events.delivery_state import read_delivery_state
 from sla_server.events.documents import RecipientDocument, SilenceDocument, without_secrets
@@ -100,12 +101,10 @@ def inbox(context: AppContext, request: Request) -> Response:
 
     Open is what no person has acknowledged, what has not ended, and ends nothing itself.
     """
-    severities = [part for part in request.args.get("severity", "").split(",") if part]
-    for severity in severities:
-        if severity not in SEVERITIES:
-            raise BadInput("severity", f"{severity[:40]!r} is no severity", f"Use {', '.join(SEVERITIES)}")
+    severities = chosen(request, "severity", SEVERITIES)
     limit = responses.limit(request)
-    wanted = {name: request.args.get(name, "") for name in ("kind", "element", "subject")}
+    wanted: dict[str, Any] = {"kind": kind_or_pattern(request), "subject": request.args.get("subject", "")}
+    wanted["elements"] = chosen(request, "element", catalogue.ELEMENTS)
     only_open = responses.flag(request, "open")
     found, before = list[Row](), responses.cursor(request)
     for _ in range(MOST_PAGES):
@@ -262,26 +261,13 @@ def preview(context: AppContext, request: Request) -> Response:
     """
     given = {key: value for key, value in responses.json_body(request).items() if value is not None}
     kind = given.get("kind")
-    usual = {"severity": catalogue.described(_known_kind(kind)).severity} if isinstance(kind, str) else {}
+    usual = {"severity": catalogue.described(known_kind(kind)).severity} if isinstance(kind, str) else {}
     members = {"event_id": "preview", "at_us": context.clock.unix_us(), **usual, **given}
     try:
         wanted = from_row(members)
     except EventUnreadable as exc:
         raise BadInput("body", str(exc), "docs/formats/events.md shows an event") from exc
     return responses.as_json({**_preview(context, wanted), "notes": _notes(context, wanted)})
-
-
-def _known_kind(kind: str) -> str:
-    """The kind, if it can occur.
-
-    Raises:
-        BadInput: it cannot; names those that resemble it.
-    """
-    if not catalogue.is_known(kind):
-        near = nearest(kind, catalogue.KINDS)
-        fix = f"{f'Did you mean {near}? ' if near else ''}docs/formats/events.md lists all kinds"
-        raise BadInput("kind", f"no event is of kind {kind[:80]!r}", fix)
-    return kind
 
 
 def _notes(context: AppContext, wanted: Event) -> list[str]:

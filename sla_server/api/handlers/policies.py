@@ -37,7 +37,7 @@ def policy_caps(context: AppContext, request: Request, version: str) -> Response
 
 def policy_volumes(context: AppContext, request: Request, version: str) -> Response:
     """A page of the volumes that one version says something of."""
-    number = _stored(context, version)
+    number = stored_policy(context, version)["version"]
     limit = responses.limit(request)
     part, after = request.args.get("match", ""), request.args.get("after", "")
     rows = context.source.pages.policy_volumes(number, part, after, limit)
@@ -46,13 +46,15 @@ def policy_volumes(context: AppContext, request: Request, version: str) -> Respo
 
 def policy_volume(context: AppContext, _request: Request, version: str, volume: str) -> Response:
     """One volume in one version: its caps and demands by hour, and the capacity of its backend."""
-    found = found_policy(context, version)
+    found = stored_policy(context, version)
     hours = context.source.policy_caps(found["version"], volume=volume)
     if not hours:
         problem = f"policy version {version} says nothing of volume {volume!r}"
         raise NotFound(problem, "It was computed before the volume did I/O, or there is no such volume")
     backend = context.source.backend_of(volume)
-    report = found["report"] or {}
+    reports = context.source.pages.policy_reports
+    capacity = reports.report_of(found).capacity(backend) if backend else []
+    tested = reports.back_tests([(found["version"], found["created_us"])])[found["version"]]
     keys = ("hour_of_week", "cost_per_s", "demand_p50", "demand_p95", "burst_s")
     answer = {
         "version": found["version"],
@@ -60,8 +62,8 @@ def policy_volume(context: AppContext, _request: Request, version: str, volume: 
         "created_us": found["created_us"],
         "volume": volume,
         "backend": backend,
-        "capacity": [row for row in report.get("capacity") or () if row.get("backend") == backend],
-        "back_test": report.get("back_test"),
+        "capacity": capacity,
+        "back_test": tested.get("back_test"),
         "hours": [{key: row[key] for key in keys} for row in hours],
     }
     return responses.as_json(answer)
@@ -78,16 +80,12 @@ def harms_of(context: AppContext, version: str) -> list[Row]:
     Raises:
         BadInput, NotFound: as ``found_policy``.
     """
-    report = found_policy(context, version)["report"] or {}
-    rows: list[Row] = list(report.get("harms") or ())
-    return sorted(
-        rows, key=lambda row: (row["backend"], row["sla"], row["objective"], row["step"], -row["share"])
-    )
+    return context.source.pages.policy_reports.report_of(stored_policy(context, version)).harms()
 
 
 def policy_diff(context: AppContext, request: Request, version: str, other: str) -> Response:
     """Volumes whose caps differ between two versions, a page."""
-    before, after = _stored(context, version), _stored(context, other)
+    before, after = (stored_policy(context, each)["version"] for each in (version, other))
     limit = responses.long_limit(request)
     place = request.args.get("after") or ""
     rows = context.source.policy_changes(before, after, limit, place)
@@ -95,7 +93,7 @@ def policy_diff(context: AppContext, request: Request, version: str, other: str)
 
 
 def found_policy(context: AppContext, version: str) -> Row:
-    """The version of a path or a body.
+    """The version of a path, with all of its report.
 
     Raises:
         BadInput: it is no number.
@@ -107,12 +105,12 @@ def found_policy(context: AppContext, version: str) -> Row:
     return found
 
 
-def _stored(context: AppContext, version: str) -> int:
+def stored_policy(context: AppContext, version: str) -> Row:
     """As ``found_policy``, without reading a report that is not asked for."""
-    number = _number(version)
-    if not context.source.pages.policy_reports.is_stored(number):
+    found: Row | None = context.source.pages.policy_reports.head(_number(version))
+    if found is None:
         raise _missing(version)
-    return number
+    return found
 
 
 def _missing(version: str) -> NotFound:

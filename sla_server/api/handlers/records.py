@@ -9,14 +9,19 @@ from flask import Request, Response
 from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput
-from sla_server.api.filters import JOB_STATES, POLICY_STATES, chosen
+from sla_server.api.filters import JOB_KINDS, JOB_STATES, POLICY_STATES, chosen
 from sla_server.db.queries import records
 from sla_server.db.queries.records import RecordList, Wanted
 from sla_server.events.documents import without_secrets
 from sla_server.rows import Row
 
 MOST_VALUES: Final = 50
-STATES: Final = {records.JOBS.key: JOB_STATES, records.POLICIES.key: POLICY_STATES}
+KNOWN: Final = {
+    (records.JOBS.key, "kind"): JOB_KINDS,
+    (records.JOBS.key, "state"): JOB_STATES,
+    (records.POLICIES.key, "state"): POLICY_STATES,
+}
+"""Values of filters that are a closed set."""
 
 
 def audit(context: AppContext, request: Request) -> Response:
@@ -70,7 +75,8 @@ def _values(request: Request, name: str, listed: RecordList) -> list[str]:
         raise BadInput(
             name, f"has {len(values)} values, at most {MOST_VALUES} are taken", "Use * for several"
         )
-    return chosen(request, name, STATES[listed.key], patterns=True) if name == "state" else values
+    known = KNOWN.get((listed.key, name))
+    return values if known is None else chosen(request, name, known, patterns=True)
 
 
 def _time(request: Request, name: str) -> int | None:

@@ -17,7 +17,7 @@ from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, NotFound
 from sla_server.api.handlers.notifications import find_event
-from sla_server.api.handlers.policies import found_policy
+from sla_server.api.handlers.policies import stored_policy
 from sla_server.api.handlers.read import CONFIGURATION, listed_gateways
 from sla_server.api.operations import Operation
 from sla_server.api.route import PREFIX
@@ -52,6 +52,8 @@ def apply_slas(context: AppContext, request: Request) -> Response:
     body = AgreementsApply(documents=documents, dry_run=responses.flag(request, "dry_run"))
     if (given := request.args.get("based_on")) is not None:
         body = body.model_copy(update={"based_on": _based_on(given)})
+    if context.access.approvals.is_for_two("mode"):
+        body = body.model_copy(update={"may_enforce": False})
     return _ask(context, "apply", body)
 
 
@@ -148,7 +150,7 @@ def pin_policy(context: AppContext, request: Request) -> Response:
     body = responses.parse_body(PolicyPin, responses.json_body(request))
     if body.version is None:
         raise BadInput("version", "is missing", "GET /api/v1/policies lists the versions")
-    found_policy(context, str(body.version))
+    stored_policy(context, str(body.version))
     return _ask(context, "policy_pin", body)
 
 

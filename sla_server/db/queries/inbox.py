@@ -22,7 +22,7 @@ def filtered(
     *,
     severities: Collection[str] = (),
     kind: str = "",
-    element: str = "",
+    elements: Collection[str] = (),
     subject: str = "",
     only_open: bool = False,
     event_ids: Collection[str] | None = None,
@@ -37,7 +37,7 @@ def filtered(
         statement: the page.
         severities: any of them; none: all.
         kind: name, or a pattern with ``*`` for anything.
-        element: name.
+        elements: kinds of thing they are about, any of them; none: all.
         subject: the subject or the text contains it.
         only_open: those that no person has acknowledged.
         event_ids: these. None: all.
@@ -54,8 +54,8 @@ def filtered(
         conditions.append(table.c.severity.in_(stored))
     if kind:
         conditions.append(_like(table.c.kind, kind) if "*" in kind else table.c.kind == kind)
-    if element:
-        conditions.append(table.c.element == element)
+    if elements:
+        conditions.append(table.c.element.in_(list(elements)))
     if subject:
         named = f"*{subject}*"
         conditions.append(or_(_like(table.c.subject, named), _like(table.c.text, named)))

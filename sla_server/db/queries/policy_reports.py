@@ -1,10 +1,10 @@
 """What views ask of the reports of policies again and again, without reading a report again.
 
 A report is as large as the fleet, megabytes on a large one, and that of a version never changes. It is read
-and decoded once; what is kept is small: of the newest version what its backends can take, of each version
-that was listed its back-test. What differs between the caps of two versions never changes, either, and both
-have 168 caps of each volume: some pages of it are kept. Which version is the newest, and when one was
-computed, is asked each time: a row of some numbers.
+once; what is kept is small: of the few versions that were looked at last what their backends can take and who
+hurt whom, of each version that was listed its back-test. What differs between the caps of two versions never
+changes, either, and both have 168 caps of each volume: some pages of it are kept. Which version is the
+newest, and when one was computed, is asked each time: a row of some numbers.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from sla_server.rows import Row
 
 TESTS_MAX: Final = 4096
 """Versions whose back-test is kept; many times as many as ever are in SQL."""
+REPORTS_MAX: Final = 4
+"""Versions of which more than the back-test is kept."""
 PAGES_MAX: Final = 8
 """Pages of differences that are kept, of 2,000 volumes at most: some 10 MB."""
 Made = tuple[int, int]
@@ -31,8 +33,8 @@ Made = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class BackendReport:
-    """What one version says of what backends can take.
+class KeptReport:
+    """What one version says of what backends can take, and of who hurt whom.
 
     Attributes:
         least: backend to the least load at which some promise on it is still kept, where that is known.
@@ -43,9 +45,10 @@ class BackendReport:
     least: Mapping[str, float]
     _capacity: Mapping[str, str]
     _curves: Mapping[str, str]
+    _harms: str
 
     @classmethod
-    def of(cls, made: Made, report: Row | None) -> BackendReport:
+    def of(cls, made: Made, report: Row | None) -> KeptReport:
         """Of a report; an empty one if there is none."""
         capacity = (report or {}).get("capacity") or ()
         curves = (report or {}).get("curves") or ()
@@ -53,7 +56,8 @@ class BackendReport:
         for one in capacity:
             if (cost := one.get("cost_per_s")) is not None:
                 least[one["backend"]] = min(cost, least.get(one["backend"], cost))
-        return cls(*made, least, _texts(capacity), _texts(curves))
+        harms = sorted((report or {}).get("harms") or (), key=_order_of_harm)
+        return cls(*made, least, _texts(capacity), _texts(curves), _text(harms))
 
     def capacity(self, backend: str | None = None) -> list[Row]:
         """How much one backend, or each, can take while a promise on it is kept, and why."""
@@ -63,13 +67,26 @@ class BackendReport:
         """Latency by load of each promise on one backend."""
         return _rows([self._curves.get(backend)])
 
+    def harms(self) -> list[Row]:
+        """Volumes and the promises that they hurt, the largest share of each promise first."""
+        return _rows([self._harms])
+
 
 def _texts(rows: Iterable[Row]) -> dict[str, str]:
     """Rows by backend, as JSON: decoded they would take ten times the memory."""
     by_backend: dict[str, list[Row]] = {}
     for row in rows:
         by_backend.setdefault(str(row.get("backend")), []).append(row)
-    return {name: json.dumps(some, separators=(",", ":")) for name, some in by_backend.items()}
+    return {name: _text(some) for name, some in by_backend.items()}
+
+
+def _text(rows: list[Row]) -> str:
+    return json.dumps(rows, separators=(",", ":"))
+
+
+def _order_of_harm(row: Row) -> tuple[Any, ...]:
+    names = (str(row.get(key)) for key in ("backend", "sla", "objective"))
+    return *names, row.get("step") or 0, -(row.get("share") or 0.0)
 
 
 def _rows(texts: Iterable[str | None]) -> list[Row]:
@@ -79,34 +96,42 @@ def _rows(texts: Iterable[str | None]) -> list[Row]:
 class PolicyReports:
     """The questions; ``read`` runs a statement (``SqlReader``). Thread: any.
 
-    State, under ``_lock``: ``_newest``, ``_back_tests``, ``_changes``, the last page asked for at its end.
+    State, under ``_lock``: ``_reports``, ``_back_tests``, ``_changes``, what was asked for last at the end.
     The lock is held while any of them is read, so that of many pages that ask at once one reads it.
     """
 
     def __init__(self, read: Callable[[Executable], list[Row]]) -> None:
         self._read = read
         self._lock = threading.Lock()
-        self._newest: BackendReport | None = None
+        self._reports: dict[Made, KeptReport] = {}
         self._back_tests: dict[Made, Row] = {}
         self._changes: dict[tuple[Made | None, Made | None, int, str], list[Row]] = {}
 
-    def newest(self) -> BackendReport | None:
+    def newest(self) -> KeptReport | None:
         """Of the newest version, whatever its state; None: no policy was ever computed."""
         table = schema.policies
         statement = select(table.c.version, table.c.created_us).order_by(table.c.version.desc()).limit(1)
-        for row in self._read(statement):
-            made = row["version"], row["created_us"]
-            with self._lock:
-                kept = self._newest
-                if kept is None or (kept.version, kept.created_us) != made:
-                    kept = self._newest = BackendReport.of(made, self._report(made))
-                return kept
-        return None
+        return next((self.report_of(row) for row in self._read(statement)), None)
 
-    def is_stored(self, version: int) -> bool:
-        """Whether there is such a version."""
+    def report_of(self, head: Row) -> KeptReport:
+        """Of the version of this ``version`` and ``created_us``."""
+        made = head["version"], head["created_us"]
+        with self._lock:
+            kept = self._reports.pop(made, None)
+            if kept is None:
+                report = self._report(made)
+                kept = KeptReport.of(made, report)
+                self._back_tests.setdefault(made, back_test_of(report))
+            self._reports[made] = kept
+            while len(self._reports) > REPORTS_MAX:
+                del self._reports[next(iter(self._reports))]
+            return kept
+
+    def head(self, version: int) -> Row | None:
+        """Version, state, and when it was computed; None: there is no such version."""
         table = schema.policies
-        return bool(self._read(select(table.c.version).where(table.c.version == version)))
+        columns = table.c.version, table.c.state, table.c.created_us
+        return next(iter(self._read(select(*columns).where(table.c.version == version))), None)
 
     def back_tests(self, wanted: Iterable[Made]) -> dict[int, Row]:
         """Version to what its back-test found, without the rows of single backends; {} without one."""

@@ -6,6 +6,7 @@ deadlines, never by sleeping.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -22,6 +23,7 @@ import pytest
 from pmdaemon.runtime.failures import failures
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from tests.support import other_user
 from tests.support.daemon import Server, redial
 from tests.support.gateways import DEADLINE_S, Agent, hello
 
@@ -66,6 +68,16 @@ def test_without_tls_other_users_of_the_machine_are_no_gateways(server: Server) 
     server.stop()
     for allowed in ("nobody", "*"):
         assert answered_to(server.start(agent_users=[allowed]), "nobody") > 0
+        server.stop()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes of other users")
+def test_without_tls_a_listed_gateway_is_no_process_of_another_user(server: Server) -> None:
+    with other_user.listening(accepts=True) as (port, _process):
+        listed = [{"name": "host-1", "address": f"127.0.0.1:{port}"}]
+        (server.directory / "gateways.json").write_text(json.dumps(listed))
+        server.start()
+        server.until_logged("who listens there is nobody")
         server.stop()
 
 

@@ -6,6 +6,7 @@ The waits of single entries are read directly: they show outside only as the tim
 from __future__ import annotations
 
 import errno
+import os
 import random
 import select
 import socket
@@ -288,3 +289,19 @@ def test_a_connection_that_is_reset_before_it_is_looked_at_is_tried_again(bench:
     assert bench.dialler.states()[0]["reason"] == "Connection reset by peer"
     bench.clock.advance(FIRST_S)
     bench.connect().close()
+
+
+@pytest.mark.parametrize(("uid", "taken"), [(os.geteuid(), 1), (os.geteuid() + 1, 0)])
+def test_without_tls_a_listed_gateway_is_a_process_of_a_user_whose_agents_are_served(
+    bench: Bench, uid: int, taken: int
+) -> None:
+    """Review, finding 5: any local user could listen where an agent was listed, and be that gateway."""
+    bench.dialler.close()
+    bench.dialler = Dialler(bench.offer, bench.clock, NoChance(), uids=frozenset((uid,)))
+    bench.dialler.replace([Target("gw-a", bench.address)])
+    bench.dialler.step()
+    bench.wait()
+    assert len(bench.taken) == taken
+    (row,) = bench.dialler.states()
+    assert row["state"] == ("connected" if taken else "waiting")
+    assert ("name it in pmdaemon.agent_users, or enable TLS" in row["reason"]) == (not taken)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 import socket
 import threading
 from collections.abc import Iterator
@@ -127,6 +128,19 @@ def test_who_asks_is_what_the_proxy_adds_if_there_is_one(tmp_path: Path, url: st
         behind.close()
     noted = behind.mailbox.recorded[-1]["body"]["after"]
     assert noted == {"address": "10.9.8.7" if url else "127.0.0.1"}
+
+
+@pytest.mark.parametrize("through_socket", [False, True])
+def test_no_client_says_itself_which_user_it_is(running: Running, through_socket: bool) -> None:
+    """The kernel's word about the Unix socket travels as a header: one from outside must not pass."""
+    headers = {"Authorization": f"Bearer {api.TOKEN}", "Sla-Peer-Uid": "4242", "Sla-User": "boss"}
+    transport = httpx.HTTPTransport(uds=str(running.path)) if through_socket else None
+    base = "http://127.0.0.1" if through_socket else f"http://127.0.0.1:{running.server.port}"
+    with httpx.Client(base_url=base, transport=transport, timeout=60) as client:
+        assert client.put("/api/v1/mode", json={"mode": "observe"}, headers=headers).status_code == 200
+    (asked,) = [each for each in running.mailbox.posted if each["op"] == "mode"]
+    me = pwd.getpwuid(os.geteuid()).pw_name
+    assert asked["who"] == (f"local ({me})" if through_socket else "local (says boss)")
 
 
 SCRIPT = "GET /static/plotly.min.js HTTP/1.1\r\nHost: 127.0.0.1\r\n{}\r\n"

@@ -123,7 +123,24 @@ def test_the_policy_job_reads_and_publishes_and_changes_nothing(config, tmp_path
     assert store.results.head("demand") is None
     for statement in (*WRITES, "UPDATE policy_caps SET cost_per_s = 1", "DELETE FROM policies"):
         assert "permission denied" in refused(store._engine, statement) or statement.startswith("DROP")
+    for table in ("accounts", "api_tokens", "sessions"):
+        refused(store._engine, f"SELECT * FROM {table}", match="permission denied")
     store.close()
+
+
+def test_no_other_role_of_the_same_postgresql_connects(config, postgres):
+    """Review, finding 16: PUBLIC kept the right to connect."""
+    database = config.url.partition("@/")[2].partition("?")[0]
+    server = f"host={postgres.directory}"
+    with psycopg.connect(f"{server} user=postgres dbname={database}", autocommit=True) as connection:
+        connection.execute("CREATE ROLE passer_by LOGIN")
+    try:
+        with pytest.raises(psycopg.OperationalError, match="permission denied for database"):
+            psycopg.connect(f"{server} user=passer_by dbname={database}")
+        psycopg.connect(f"{server} user=sla_policy dbname={database}").close()
+    finally:
+        with psycopg.connect(f"{server} user=postgres dbname={database}", autocommit=True) as connection:
+            connection.execute("DROP ROLE passer_by")
 
 
 def test_the_policy_job_is_told_before_its_work_that_the_script_was_not_run_again(postgres, tmp_path):

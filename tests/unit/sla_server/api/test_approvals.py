@@ -129,6 +129,14 @@ def test_observe_and_all_else_wait_for_nobody(rig: Rig) -> None:
     assert rig.asked() == ["mode", "mode", "policies_changed", "delete"]
 
 
+def test_services_are_told_that_no_agreement_may_enforce(
+    rig: Rig, web: FlaskClient, bearer: dict[str, str]
+) -> None:
+    rig.browser("ann").post("/api/v1/slas", data="kind: SLA", headers=PAGE)
+    assert rig.mailbox.posted[-1]["body"]["may_enforce"] is False
+    assert web.post("/api/v1/slas", data="kind: SLA", headers=bearer).status_code == 200
+
+
 def token_of(rig: Rig, maker: str, name: str, role: str = "operator") -> dict[str, str]:
     secret = f"sla_{name}"
     row = api.api_token(token_id=name, name=name, role=role, created_by=maker)

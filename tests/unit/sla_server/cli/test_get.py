@@ -70,24 +70,19 @@ def test_nothing_to_list_says_what_to_do(sla: Terminal, monkeypatch: pytest.Monk
 
 def test_volumes_show_exact_counts_and_live_values(sla: Terminal) -> None:
     row = next(line for line in sla("get", "volumes").output.splitlines() if line.startswith("erp-db"))
-    assert row.split() == ["erp-db", "disk-0", "80", "9.20ms", "14.7ms", "-", "48,211", "12,004"]
+    assert row.split() == ["erp-db", "disk-0", "80", "9.20ms", "14.7ms", "-", "60,215"]
+    shown = sla("get", "volumes", "-o", "wide").output.splitlines()
+    row = next(line for line in shown if line.startswith("erp-db"))
+    assert "TOTAL READS  TOTAL WRITES  TOTAL ERRORS" in shown[0]
+    assert row.split("48,211")[1].split()[:2] == ["12,004", "0"]
 
 
 def test_slas_show_one_row_an_objective(sla: Terminal) -> None:
     row = next(line for line in sla("get", "slas").output.splitlines() if line.startswith("erp-gold"))
-    assert row.split() == ["erp-gold/latency", "kept", "9.20ms", "p95", "12.0ms", "99.21%", "99.8%", "63%"]
+    assert row.split() == ["erp-gold/latency", "kept", "p95", "12.0ms", "99.21%", "63%", "-"]
     assert by_objective([{"name": "a", "live": []}]) == [{"name": "a", "state": None}]
     two = by_objective([{"name": "a", "live": [{"objective": "x"}, {"objective": "y"}]}])
     assert [row["objective"] for row in two] == ["x", "y"]
-
-
-def test_what_is_excluded_or_without_data_says_why(sla: Terminal) -> None:
-    snapshot = sla.context.live.newest().snapshot
-    rows = [{**snapshot["slas"][0], "state": "excluded", "reason": "maintenance move: " + "new disks " * 9}]
-    sla.context.live.put({**snapshot, "slas": rows})
-    lines = sla("get", "slas").output.splitlines()
-    assert lines[-2].startswith("erp-gold/latency: maintenance move: new disks")
-    assert max(map(len, lines)) <= 80
 
 
 def test_what_is_not_judged_says_what_it_is(sla: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +243,7 @@ def test_long_names_fold_and_numbers_are_never_cut() -> None:
         console.print(build(KINDS["volumes"].columns, [row], NOW_US))
     text = captured.get()
     assert max(len(line) for line in text.splitlines()) <= 80
-    assert text.count("123,456,789,012") == 2
+    assert text.count("246,913,578,024") == 1
     assert "…" not in text
 
 
@@ -317,7 +312,8 @@ def test_headings_are_never_folded() -> None:
     with console.capture() as captured:
         console.print(build(KINDS["slas"].columns, rows, NOW_US))
     lines = captured.get().splitlines()
-    assert lines[0].split() == [column.title for column in KINDS["slas"].columns if not column.wide]
+    titles = " ".join(column.title for column in KINDS["slas"].columns if not column.wide)
+    assert " ".join(lines[0].split()) == titles
     assert len(lines) == 4  # heading, rule and a line a row: ordinary names do not fold
 
 
@@ -522,7 +518,7 @@ def test_decisions_are_of_a_volume_of_kinds_and_since_a_time(
 def test_promises_say_for_whom_and_since_when_the_worst_first(sla: Terminal) -> None:
     sla.context.live.put(api.snapshot(slas=[{**api.snapshot()["slas"][0], "state": "violating"}]))
     head, _rule, row = sla("get", "promises").output.splitlines()
-    assert head.split() == ["PROMISE", "STATE", "SINCE", "CUSTOMER", "NOW", "PROMISED", "BUDGET"]
+    assert head.split() == ["PROMISE", "STATE", "SINCE", "CUSTOMER", "NOW", "PROMISED"]
     assert row.split()[:2] == ["erp-gold/latency", "VIOLATED"]
     assert formatting.when(EPISODE["opened_us"]) in row, "since the violation opened"
     assert " acme " in row

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Executable, create_engine, insert, update
 
 from sla_server.db import schema
 from sla_server.db.queries.pages import PageQueries
-from sla_server.db.queries.policy_reports import PAGES_MAX
+from sla_server.db.queries.policy_reports import PAGES_MAX, REPORTS_MAX
 from sla_server.db.queries.records import POLICIES, Wanted
 
 MADE_US = 1_000
@@ -81,8 +81,46 @@ def test_a_list_reads_the_report_of_each_version_once(stored: Stored) -> None:
     for _poll in range(5):
         assert reports.back_tests(made) == {1: {"back_test": {"verdict": "helps"}}, 2: {}}
     assert len(stored.reports_read) == 2
-    assert (reports.is_stored(2), reports.is_stored(3)) == (True, False)
+    assert reports.head(2) == {"version": 2, "state": "published", "created_us": MADE_US + 2}
+    assert reports.head(3) is None
     assert len(stored.reports_read) == 2
+
+
+def harm(objective: str, share: float) -> dict[str, Any]:
+    names = {"backend": "disk-0", "sla": "erp", "objective": objective, "step": 0}
+    return {**names, "volume": f"v{share}", "share": share}
+
+
+def test_what_is_asked_of_one_version_reads_its_report_once(stored: Stored) -> None:
+    """Who hurt whom, and capacity and back-test beside the caps of a volume: pages ask every few seconds."""
+    reports = PageQueries(stored.read).policy_reports
+    harms = [harm("latency", 0.2), harm("iops", 0.1), harm("latency", 0.7)]
+    for version in range(1, REPORTS_MAX + 2):
+        stored.publish(
+            version, 700.0, harms=harms, back_test={"reason": f"it helps {version}", "backends": []}
+        )
+    head = reports.head(1)
+    assert head is not None
+    for _poll in range(20):
+        kept = reports.report_of(head)
+        assert [(row["objective"], row["share"]) for row in kept.harms()] == [
+            ("iops", 0.1), ("latency", 0.7), ("latency", 0.2),
+        ]  # fmt: skip
+        assert len(kept.capacity("disk-0")) == 2
+        assert reports.back_tests([(1, head["created_us"])]) == {1: {"back_test": {"reason": "it helps 1"}}}
+    assert len(stored.reports_read) == 1
+    for version in range(2, REPORTS_MAX + 2):
+        for _poll in range(3):
+            reports.report_of({"version": version, "created_us": MADE_US + version})
+    assert len(stored.reports_read) == REPORTS_MAX + 1
+    assert len(reports._reports) == REPORTS_MAX
+
+
+def test_a_report_of_another_release_may_lack_what_its_harms_are_sorted_by(stored: Stored) -> None:
+    stored.publish(1, 700.0, harms=[{"volume": "a"}, harm("iops", 0.5)])
+    newest = PageQueries(stored.read).policy_reports.newest()
+    assert newest is not None
+    assert (newest.least, [row["volume"] for row in newest.harms()]) == ({"disk-0": 700.0}, ["a", "v0.5"])
 
 
 def test_a_list_of_versions_reads_no_report(stored: Stored) -> None:

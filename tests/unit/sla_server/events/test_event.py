@@ -14,6 +14,7 @@ import pytest
 
 from docs.events import render
 from pmdaemon.wire.messages.alerts import ALERT_KINDS
+from sla_server.cli.explain import DOCUMENT_KINDS
 from sla_server.events import catalogue
 from sla_server.events.event import SEVERITIES, Event, EventUnreadable, from_row, parse, schema
 from sla_server.events.recipients.base import Notice, Status
@@ -178,3 +179,26 @@ def test_what_control_finds_is_critical_once_the_promise_is_broken(kind: str) ->
 def test_the_page_has_a_severity_that_varies() -> None:
     line = next(line for line in render().splitlines() if 'id="unattributed"' in line)
     assert "| warning; critical while the promise is broken |" in line
+
+
+def elements_in(path: Path) -> Iterator[str]:
+    """Kinds of thing that events are about, where the calls that make events name them."""
+    for node in nodes(path):
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            named = [each.value for each in node.keywords if each.arg == "element"]
+            if name in ("event_row", "RaiseEvent"):
+                for place in named or node.args[2:3]:
+                    yield from (
+                        each.value
+                        for each in ast.walk(place)
+                        if isinstance(each, ast.Constant) and isinstance(each.value, str)
+                    )
+
+
+def test_what_events_are_about_is_one_of_the_known_kinds_of_thing() -> None:
+    """By which the inbox is filtered: one that is missing there could not be asked for."""
+    paths = [path for package in ("sla_server", "pmdaemon") for path in (ROOT / package).rglob("*.py")]
+    found = {element for path in paths for element in elements_in(path)}
+    documents = {kind.lower() for kind in DOCUMENT_KINDS} - {"sla"}
+    assert found | documents | {"group"} == set(catalogue.ELEMENTS)

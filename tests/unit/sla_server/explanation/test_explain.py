@@ -6,64 +6,10 @@ from typing import Any
 
 import pytest
 
-from sla_server.explanation import Explanation, evidence, explain, words
-from sla_server.explanation.words import Times
+from sla_server.explanation import evidence, explain, words
 from sla_server.services.control.decisions import DecisionKind, Reason
-from tests.support.api import NOW_US, decisions, throttle
-from tests.support.explanations import PROMISE
-
-DAY_US = 86_400_000_000
-REACH_US = NOW_US - 20 * DAY_US
-CAP, STEP = decisions()
-
-
-def volume(**changed: Any) -> dict[str, Any]:
-    facts = {
-        "kind": "volume",
-        "name": "batch",
-        "at_us": NOW_US,
-        "now_us": NOW_US,
-        "is_now": True,
-        "mode": "enforce",
-        "decisions_from_us": REACH_US,
-        "throttles": [],
-        "decisions": [],
-        "loop": None,
-        "finding": None,
-        "later": [],
-        "later_more": 0,
-        "backend": "disk-0",
-        "promises": [],
-        "protected": None,
-        "measured": None,
-    }
-    return {**facts, **changed}
-
-
-def agreement(**changed: Any) -> dict[str, Any]:
-    about = {"kind": "sla", "name": "erp-gold", "version": 2, "in_force": True, "own_throttles": []}
-    return volume(**{**about, "promises": [PROMISE], "volumes": ["erp-db"], **changed})
-
-
-def throttled(**changed: Any) -> dict[str, Any]:
-    return volume(
-        **{"throttles": [throttle()], "decisions": [CAP], "loop": STEP, "protected": PROMISE, **changed}
-    )
-
-
-def cap(**figures: Any) -> dict[str, Any]:
-    return {**CAP, "figures": {**CAP["figures"], **figures}}
-
-
-def finding(kind: str, age_us: int = 0, **changed: Any) -> dict[str, Any]:
-    text = "erp-gold/latency at 15.1 ms of 12 ms allowed (2.40 times the misses allowed); "
-    text += "its neighbours are at their floors already"
-    return {**STEP, "decision_id": "d-9", "kind": kind, "at_us": NOW_US - age_us, "text": text, **changed}
-
-
-def said(found: Explanation, title: str) -> str:
-    """All lines under a title; "" if there is no such section."""
-    return " ".join(line for section in found.sections if section.title == title for line in section.lines)
+from tests.support.api import NOW_US, throttle
+from tests.support.explanations import CAP, PROMISE, STEP, agreement, cap, finding, said, throttled, volume
 
 
 def test_throttled_for_a_promise() -> None:
@@ -348,50 +294,6 @@ def test_agreements_about_which_there_is_little_to_say(
     assert (found.status, found.headline) == (status, headline)
 
 
-def test_then() -> None:
-    at_us = NOW_US - 40_500_000
-    found = explain(throttled(is_now=False, at_us=at_us, later=[CAP], later_more=4))
-    assert found.headline == (
-        "batch was throttled to 290 weighted IOPS at 2027-01-15 07:59:19 UTC, to keep erp-gold/latency."
-    )
-    assert "Confirmed by gateway-b at 07:59:19; not yet seen" in said(found, "Why"), "as it was known then"
-    assert said(found, "Since then").startswith("5 decisions since; the last: 07:59:18 set the cap")
-    quiet = explain(volume(is_now=False, at_us=at_us))
-    assert quiet.headline == "batch was not throttled at 2027-01-15 07:59:19 UTC."
-    assert said(quiet, "Since then") == "Nothing was decided about it since."
-    assert "None about batch is stored up to then" in said(quiet, "Decisions")
-
-
-def test_then_a_rate_that_is_no_longer_stored_is_not_made_up() -> None:
-    found = explain(throttled(is_now=False, at_us=NOW_US - 40_000_000, decisions=[]))
-    assert found.headline.startswith("batch was throttled to a rate that is no longer stored at ")
-    assert "290" not in found.headline + said(found, "Why")
-
-
-def test_older_than_what_is_stored() -> None:
-    at_us = REACH_US - DAY_US
-    measured = {"slot_us": at_us // 3_600_000_000 * 3_600_000_000, "length_us": 3_600_000_000, "iops": 5.0}
-    found = explain(volume(is_now=False, at_us=at_us, mode=None, measured=measured))
-    assert found.status == "unknown"
-    assert found.headline.startswith("Nothing that is stored says that batch was throttled at ")
-    assert "Decisions are stored from 2026-12-26 08:00:00 UTC on." in said(found, "Stored")
-    assert "means over the whole hour" in said(found, "Volume"), "a mean of an hour is none of a minute"
-    never = explain(volume(is_now=False, at_us=at_us, decisions_from_us=None))
-    assert "No decision is stored yet" in said(never, "Stored")
-
-
-def test_then_a_slice_says_how_the_promise_was() -> None:
-    judged = {"start_us": NOW_US - 120_000_000, "length_us": 60_000_000, "state": "bad", "n": 4820,
-              "missed": 410, "offered_iops": 80.3, "threshold_us": 12_000}  # fmt: skip
-    row = {**PROMISE, "state": "bad", "slice": judged}
-    found = explain(agreement(is_now=False, at_us=NOW_US - 90_000_000, promises=[row]))
-    assert found.status == "violated"
-    assert "is bad: 410 of 4,820 I/Os were too slow for 12.0 ms, 80 I/O/s offered." in said(found, "State")
-    none = explain(agreement(is_now=False, at_us=NOW_US - 90_000_000, promises=[{**PROMISE, "state": None}]))
-    assert "no slice of that time is stored" in said(none, "State")
-    assert none.headline.startswith("erp-gold/latency was in a state that is not stored")
-
-
 def test_every_reason_and_kind_has_words() -> None:
     assert set(words.REASONS) == set(Reason)
     for kind in DecisionKind:
@@ -416,123 +318,6 @@ def test_facts_may_be_missing() -> None:
     assert "something" in said(found, "Decisions")
 
 
-def of_metric(metric: str, **changed: Any) -> dict[str, Any]:
-    return {**PROMISE, "objective": "other", "metric": metric, "percentile": None, "curve": [], **changed}
-
-
-@pytest.mark.parametrize(
-    ("promise", "text"),
-    [
-        (of_metric("mean_latency", curve=[{"up_to_iops": 150.0, "value_ms": 5.0}]),
-         "mean latency within 5.00 ms up to 150 I/O/s."),
-        (of_metric("iops", promised_iops=500.0), "500 I/O/s, or as many as are asked for."),
-        (of_metric("throughput", promised_mbps=20.0), "20 MB/s, or as much as is asked for."),
-        (of_metric("availability", outage="10s"),
-         "some I/O completes within 10s while any is outstanding, and at most 1 % fail."),
-        (of_metric("latency", percentile=99.0, curve=[{"value_ms": 12.0}]),
-         "p99 of latency within 12.0 ms at any demand."),
-    ],
-)  # fmt: skip
-def test_every_indicator_is_a_promise_with_a_state(promise: dict[str, Any], text: str) -> None:
-    found = explain(agreement(promises=[{**promise, "state": "violating"}]))
-    assert found.status == "violated"
-    assert found.headline == "erp-gold/other is violated. Nothing is throttled for it."
-    assert said(found, "Promise") == f"erp-gold/other (gold): {text}"
-
-
-@pytest.mark.parametrize(
-    ("metric", "row", "text"),
-    [
-        ("mean_latency", {"measured": 6_100.0, "threshold_us": 5_000},
-         "mean latency 6.10 ms of 5.00 ms allowed, 80 I/O/s offered."),
-        ("iops", {"measured": 410.0, "missed": 3}, "410 I/O/s delivered, 3 of 4,820 I/Os failed, 80 I/O/s"),
-        ("iops", {"measured": 410.0, "failed": 9}, "410 I/O/s delivered, 9 of 4,820 I/Os failed, 80 I/O/s"),
-        ("latency", {"missed": 410, "failed": 400, "threshold_us": 12_000},
-         "is bad: 410 of 4,820 I/Os missed 12.0 ms, and 400 failed, 80 I/O/s offered."),
-        ("throughput", {"measured": 12.5e6}, "12 MB/s delivered, 80 I/O/s offered."),
-        ("availability", {"measured": 11e6, "why": "no I/O completed for seconds"},
-         "is bad (no I/O completed for seconds): the longest time without completion was 11.0 s"),
-        ("availability", {"measured": None, "offered_iops": None}, "08:00:00 is bad."),
-    ],
-)  # fmt: skip
-def test_a_slice_is_explained_by_what_its_indicator_measures(
-    metric: str, row: dict[str, Any], text: str
-) -> None:
-    judged = {"start_us": NOW_US - 60_000_000, "length_us": 60_000_000, "state": "bad", "n": 4820,
-              "missed": 0, "offered_iops": 80.3, **row}  # fmt: skip
-    promise = {**of_metric(metric), "state": "bad", "slice": judged}
-    assert text in said(explain(agreement(promises=[promise])), "State")
-
-
-def test_availability_now() -> None:
-    live = {"metric": "availability", "state": "violating", "latency_us": None, "threshold_us": 5_000_000,
-            "stall_us": 6_200_000, "failed_ratio": 0.02, "offered_iops": 80.0, "u": 3.0}  # fmt: skip
-    episode = {"opened_us": NOW_US - 9_000_000, "closed_us": None, "worst_u": 3.1}
-    promise = {**of_metric("availability"), "state": "violating", "live": live, "episode": episode}
-    assert said(explain(agreement(promises=[promise])), "State") == (
-        "other: in the last windows no I/O completed for 6.2 s of 5.0 s allowed, 2 % of the I/Os failed, "
-        "80 I/O/s offered. Violated since 07:59:51, at worst 3.10 times what is allowed."
-    )
-    calm = {**promise, "live": {**live, "stall_us": 0, "failed_ratio": 0.0}, "episode": None}
-    assert "no outage, 0 % of the I/Os failed" in said(explain(agreement(promises=[calm])), "State")
-    silent = {**promise, "live": {**live, "reason": "no stream in its scope is known"}, "episode": None}
-    assert said(explain(agreement(promises=[silent])), "State") == "other: no stream in its scope is known."
-
-
-@pytest.mark.parametrize(
-    ("metric", "live", "text"),
-    [
-        ("iops", {"state": "violating", "u": 3.0},
-         "in the last windows 6.0 % of what was asked for, as far as it was promised, was not delivered, "
-         "2 % allowed, 420 I/O/s offered."),
-        ("throughput", {"state": "violating", "u": 99.0}, "windows 100.0 % of what was asked for, as far"),
-        ("iops", {"state": "idle", "u": 0.0}, "there is no I/O to measure."),
-        ("mean_latency", {"state": "violating", "u": 1.8, "latency_us": 9_000, "threshold_us": 5_000},
-         "the last windows have mean latency 9.00 ms of 5.00 ms allowed, 420 I/O/s offered."),
-        ("latency", {"state": "out-of-curve", "u": 0.0, "threshold_us": 5_000, "percentile": 95.0},
-         "420 I/O/s offered are more than its curve covers."),
-        ("latency", {"state": "idle", "u": 0.0}, "there is no I/O to measure."),
-    ],
-)  # fmt: skip
-def test_what_the_windows_say_now_is_in_the_words_of_the_indicator(
-    metric: str, live: dict[str, Any], text: str
-) -> None:
-    row = {"metric": metric, "latency_us": None, "threshold_us": None, "percentile": None,
-           "offered_iops": 420.0, "stall_us": 0, "failed_ratio": 0.0, "reason": "", **live}  # fmt: skip
-    promise = {**of_metric(metric), "state": live["state"], "live": row}
-    assert text in said(explain(agreement(promises=[promise])), "State")
-
-
-def test_what_the_windows_said_when_it_was_decided_is_in_the_words_of_the_indicator() -> None:
-    seen = {"metric": "iops", "u": 1.5, "latency_us": 0, "threshold_us": 5_000_000, "percentile": 99.0,
-            "windows": 3, "over": 2, "offered_iops": 300.0}  # fmt: skip
-    row = {"kind": "decrease", "at_us": NOW_US, "figures": {"promise": seen}}
-    assert evidence.windows_line(row["figures"], NOW_US, Times(NOW_US)) == (
-        "08:00:00: 3.0 % of what was asked for, as far as it was promised, was not delivered, 2 % allowed; "
-        "2 of 3 windows over the promise; 300 I/O/s offered."
-    )
-
-
-def test_one_that_is_judged_in_slices_only_says_when_there_is_none_yet() -> None:
-    found = explain(agreement(promises=[{**of_metric("iops"), "state": None}]))
-    assert said(found, "State") == "other: no slice of it has been judged yet."
-
-
-def test_the_worst_of_all_promises_is_the_headline() -> None:
-    up = {**of_metric("availability"), "state": "violating"}
-    assert explain(agreement(promises=[PROMISE, up])).headline.startswith("erp-gold/other is violated.")
-
-
-@pytest.mark.parametrize("state", [None, "of-a-later-release"])
-def test_an_agreement_is_not_called_kept_while_the_state_of_one_promise_is_not_known(state) -> None:
-    other = {**of_metric("availability"), "state": state}
-    found = explain(agreement(promises=[{**PROMISE, "state": "ok"}, other]))
-    assert found.status == "unknown"
-    assert found.headline == "erp-gold/other is in a state that is not known here."
-    idle = {**of_metric("availability"), "state": "idle"}
-    assert explain(agreement(promises=[{**PROMISE, "state": "ok"}, idle])).status == "kept"
-
-
 def test_a_gateway_that_was_never_sent_the_cap_is_named_as_such() -> None:
     row = cap(gateways=["gateway-b"], without_cap=["old"])
     why = said(explain(throttled(decisions=[row])), "Why")
@@ -542,47 +327,6 @@ def test_a_gateway_that_was_never_sent_the_cap_is_named_as_such() -> None:
     assert "old, older were never sent it." in said(
         explain(agreement(throttles=[throttle()], decisions=[two])), "For it"
     )
-
-
-def mode(mode: str, of: str = "server", name: str = "") -> dict[str, str]:
-    return {"mode": mode, "of": of, "name": name}
-
-
-def test_the_mode_that_holds_is_named_with_whose_it_is() -> None:
-    """Of an agreement, else of a backend, else of the server: only the last was looked at."""
-    risky = {**PROMISE, "state": "at-risk"}
-    row = {**CAP, "kind": "observed", "mode": "observe"}
-    own = explain(volume(decisions=[row], protected=risky, mode_here=mode("enforce"),
-                         mode_for=mode("observe", "agreement", "erp-gold")))  # fmt: skip
-    assert own.status == "observed"
-    assert "batch is not throttled: the mode of agreement erp-gold is observe. Mode enforce" in own.headline
-    there = explain(volume(mode="observe", mode_here=mode("enforce", "backend", "disk-0")))
-    assert said(there, "Why") == "", "the loop acts here, whatever the server does elsewhere"
-    here = explain(volume(mode_here=mode("observe", "backend", "disk-0"),
-                          own_modes=[{"name": "erp-gold", "mode": "enforce"}]))  # fmt: skip
-    assert said(here, "Why") == (
-        "The mode of backend disk-0 is observe: the loop and the policies only log; what is set by hand "
-        "acts. The loop acts for those with mode enforce: erp-gold."
-    )
-    some = explain(volume(own_modes=[{"name": "erp-gold", "mode": "observe"}]))
-    assert said(some, "Why") == "For agreements with mode observe the loop only logs: erp-gold."
-
-
-@pytest.mark.parametrize(
-    ("modes", "text"),
-    [
-        ([mode("enforce")], ""),
-        ([mode("observe")], ": the mode is observe"),
-        ([mode("observe", "agreement", "erp-gold")] * 2, ": the mode of agreement erp-gold is observe"),
-        ([mode("observe", "backend", "a"), mode("enforce")], ", and the mode of backend a is observe"),
-        ([mode("observe", "backend", "a"), mode("observe", "backend", "b")],
-         ": the mode of backend a, the mode of backend b are observe"),
-    ],
-)  # fmt: skip
-def test_nothing_is_throttled_for_a_promise_because_of_its_mode(modes: list[Any], text: str) -> None:
-    for server in ("observe", "enforce"):
-        found = explain(agreement(mode=server, modes=modes, promises=[{**PROMISE, "state": "at-risk"}]))
-        assert found.headline == f"erp-gold/latency is at risk. Nothing is throttled for it{text}."
 
 
 def test_a_throttle_that_was_set_for_another_promise_helps_this_one_too() -> None:
@@ -628,14 +372,3 @@ def test_the_headline_of_several_throttles_is_what_their_newest_decision_put_in_
     found = explain(facts)
     assert found.headline == "batch is throttled to 425 weighted IOPS and 400 IOPS, to keep erp-gold/latency."
     assert "400 IOPS at most, the cap of agreement batch-bronze." in said(found, "Why")
-
-
-def test_the_cause_then_is_that_of_its_decision_not_of_its_end() -> None:
-    """A row of before has the reason of its end."""
-    row = throttle(victim="", source="policy", reason="withdrawn", text="no longer asked for")
-    made = {**cap(source="agreed"), "reason": "agreed-cap", "text": "cap of agreement batch-bronze"}
-    found = explain(volume(is_now=False, throttles=[row], decisions=[made]))
-    assert found.headline.endswith("the cap of agreement batch-bronze.")
-    ahead = throttle(reason="victim-idle")
-    found = explain(volume(is_now=False, throttles=[ahead], decisions=[{**CAP, "reason": "recurring-burst"}]))
-    assert found.headline.endswith("to keep erp-gold/latency: a burst that recurs was expected.")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from sla_server.rows import Row
+from tests.support.agreements import simple
 from tests.support.services import Bench
 
 HOUR_S = 3600.0
@@ -181,3 +182,27 @@ def test_what_was_overtaken_while_its_record_was_written_is_not_done() -> None:
     assert [each["action"] for each in rows] == ["mode", "approval-approved", "mode"]
     assert {answer["req"]: answer["code"] for answer in bench.answers()} == {"r2": 409, "r3": 200}
     assert bench.core.mode == "observe"
+
+
+def test_where_the_mode_is_for_two_no_agreement_gets_enforce_from_one() -> None:
+    """An operator could go around the second person by ``spec.control``."""
+    bench = Bench()
+    enforced, plain = (simple(extra=extra) for extra in ("  control: enforce\n", ""))
+    for text, code in ((enforced, 422), (plain, 200), (enforced, 422)):
+        bench.request("apply", {"documents": text, "may_enforce": False})
+        bench.confirm()
+        (answer,) = bench.answers()
+        assert answer["code"] == code, answer
+        if code == 422:
+            (error,) = answer["body"]["errors"]
+            assert (error["field"], error["document"], error["line"]) == ("spec.control", "gold", 1)
+            assert "sla mode enforce" in error["fix"]
+    bench.request("apply", {"documents": enforced, "may_enforce": False, "dry_run": True})
+    assert [answer["code"] for answer in bench.answers()] == [422]
+    bench.request("apply", {"documents": enforced})  # as without [api] approval, or before it
+    bench.confirm()
+    bench.answers()
+    changed = simple(extra="  control: enforce\n", value_ms=13.0)
+    bench.request("apply", {"documents": changed, "may_enforce": False})
+    bench.confirm()
+    assert [answer["code"] for answer in bench.answers()] == [200], "it has that already"

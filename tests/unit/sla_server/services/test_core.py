@@ -563,8 +563,8 @@ def test_a_volume_beside_the_io_path_cannot_be_throttled_and_the_answer_says_so_
 def test_the_mode_is_switched_and_recorded() -> None:
     bench = Bench()
     bench.request("mode", {"mode": "enforce"})
-    assert bench.controller.last("set_mode") == ("enforce",)
     rows = bench.confirm()
+    assert bench.controller.last("set_mode") == ("enforce",)
     assert bench.answers()[0]["body"] == {"mode": "enforce"}
     (audit,) = [row for table, row in rows if table == "audit"]
     assert (audit["action"], audit["before"], audit["after"]) == (
@@ -626,9 +626,9 @@ def test_a_pinned_policy_is_kept_and_recorded_and_can_be_let_go() -> None:
     bench.tick()
     bench.confirm()
     bench.request("policy_pin", {"version": 3})
+    rows = bench.confirm()
     orders = bench.sql_worker.orders
     assert (orders.number, orders.pinned) == (1, 3)
-    rows = bench.confirm()
     assert ("policies", {"version": 3, "state": "pinned"}) in rows
     assert [row["action"] for table, row in rows if table == "audit"] == ["policy-pin"]
     assert bench.answers()[-1]["body"] == {"pinned": 3}
@@ -667,6 +667,7 @@ def test_a_policy_rolled_back_gives_way_to_the_one_before_it_and_stays_away() ->
     assert bench.controller.last("set_policy_caps")[0] == 4
     assert ("policies", {"version": 4, "state": "in-force"}) in bench.confirm()
     bench.request("policy_rollback", {})
+    bench.confirm()
     none = PublishedPolicy(0, published=False, hour_of_week=96, caps={}, orders=2)
     bench.sql_worker.found.put(SqlState(policy_looked=True, policy=none))
     bench.tick()
@@ -679,15 +680,17 @@ def test_the_stage_of_policies_is_set_for_all_backends_and_for_one() -> None:
     assert bench.controller.last("set_policy_stage") == ("observe", {})
     bench.controller.backends = lambda: ["disk"]  # type: ignore[attr-defined]
     bench.request("mode", {"mode": "enforce", "backend": "disk", "of": "policy"})
-    assert bench.controller.last("set_policy_stage") == ("observe", {"disk": "enforce"})
     rows = bench.confirm()
+    assert bench.controller.last("set_policy_stage") == ("observe", {"disk": "enforce"})
     (audit,) = [row for table, row in rows if table == "audit"]
     assert (audit["action"], audit["subject"]) == ("policy-mode", "disk")
     assert audit["after"] == {"mode": "observe", "backends": {"disk": "enforce"}}
     assert [row["kind"] for table, row in rows if table == "events"] == ["mode-changed"]
     bench.request("mode", {"mode": "enforce", "of": "policy"})
+    bench.confirm()
     assert bench.controller.last("set_policy_stage") == ("enforce", {"disk": "enforce"})
     bench.request("mode", {"mode": "inherit", "backend": "disk", "of": "policy"})
+    bench.confirm()
     assert bench.controller.last("set_policy_stage") == ("enforce", {})
     bench.request("mode", {"mode": "observe", "backend": "disc", "of": "policy"})
     assert bench.answers()[-1]["code"] == 404

@@ -24,6 +24,7 @@ def test_a_backend_has_its_own_mode_until_it_inherits_the_servers() -> None:
     (answer,) = bench.answers()
     assert (answer["code"], answer["body"]) == (200, {"mode": "enforce", "backend": "array-1"})
     bench.request("mode", {"mode": "inherit", "backend": "array-1"})
+    bench.confirm()
     assert bench.controller.last("set_backend_modes") == ({"array-2": "observe"},)
 
 

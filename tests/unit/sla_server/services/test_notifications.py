@@ -122,6 +122,10 @@ def test_a_recipient_in_use_is_not_ended() -> None:
             "r: match.kinds: no event is of kind 'violation-openned'; did you mean violation-opened",
         ),
         (
+            _text("Route", "r", "recipients: [mail], match: {elements: [gatewayy, '*recip*']}"),
+            "r: match.elements: no element 'gatewayy' is known; did you mean gateway",
+        ),
+        (
             _text("Silence", "s", "start: 2026-01-01T00:00, duration: 1h, reason: a"),
             "s: there is nothing of it after now, so it holds nothing back",
         ),

@@ -59,7 +59,7 @@ def reader(rig: Any) -> Any:
         ({"kind": "gateway-lost"}, ["e2"]),
         ({"kind": "gateway_lost"}, []),
         ({"kind": "gateway_*"}, []),
-        ({"element": "gateway", "severities": ["info"]}, ["e3"]),
+        ({"elements": ["gateway", "volume"], "severities": ["info"]}, ["e3"]),
         ({"subject": "agreement_"}, ["e4", "e1"]),
         ({"subject": "100% of 4"}, ["e4"]),
         ({"subject": "100%% of"}, []),
