@@ -27,6 +27,7 @@ from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import make_engine
 from sla_server.events import catalogue
 from sla_server.events.event import SEVERITIES, Event, from_row
+from sla_server.events.intake import folded_identity
 from sla_server.events.recipients.base import Status
 from sla_server.events.stages.fallback import OWN
 
@@ -172,8 +173,13 @@ def prove_events(
 def _missing(proof: EventsProof, name: str, sent: Sequence[Event], found: Sequence[Arrival]) -> list[str]:
     arrived = {each.event_id for each in found}
     folded: Counter[tuple[str, str, str]] = Counter()
+    ids: dict[tuple[str, str, str], list[str]] = {}
+    for event in sent:
+        ids.setdefault(_alike(event), []).append(event.event_id)
     for each in {each.delivery_id: each for each in found}.values():
-        folded[_alike(each.event)] += each.repeats - 1
+        alike, at_us = _alike(each.event), each.event.at_us
+        others = (folded_identity(one, at_us, each.repeats) for one in ids.get(alike, ()))
+        folded[alike] += each.repeats - (each.event_id not in others)
     problems = []
     for event in sent:
         if event.event_id in arrived:

@@ -8,8 +8,7 @@
     time ──► cut without a poll after 1.5 intervals; expired lease; silent server
 
 The loop calls ``server_*``, ``plane_*`` and ``tick``, and afterwards sends what is in ``session.outgoing``
-and in each plane's ``outgoing``. Every cut goes through the spool, polled or not, so a
-reply is only ever read from there.
+and in each plane's ``outgoing``. Every cut goes through the spool, polled or not: replies are read there.
 
 Thread: the link's loop only.
 """
@@ -78,9 +77,8 @@ class LinkCore:
     State: the interval, the polls that wait for the running collection, whether another must follow it, the
     planes known as stalled, those that leave for good and those of them that have handed over to another
     process (``_former``, and what the spool has of them), what the spool has of planes that were forgotten
-    (they may come back with the cut that they repeat), what HELLO said that the
-    planes can do (the session ends when that changes), and the times of the last collection, of the last poll
-    and of the server's last bytes.
+    (they may come back with the cut that they repeat), what HELLO said that the planes can do (the session
+    ends when that changes), and the times of the last collection, poll and bytes of the server.
     """
 
     def __init__(
@@ -230,6 +228,7 @@ class LinkCore:
         self._former.discard(name)
         self._sources.remove(plane.source)
         self._enforcers.remove(plane.enforcer)
+        self._alerts.end("plane", "plane-back", name, f"{name} is served no more: nothing is left to mend")
         log.info("plane-removed", plane=name)
         if plane.source.exports():
             self._register_again()
@@ -387,6 +386,7 @@ class LinkCore:
         """The control socket of a plane is connected: it gets what is in force before its first question."""
         plane = self.planes[name]
         plane.opened()
+        self._alerts.end("plane", "plane-back", name, f"data plane {name} is back")
         costs, current = self._costs.current, self._thresholds.current
         if costs is not None:  # before caps, which are in their units: a new plane charges them at once
             plane.send(DpCosts(costs.version, costs.backends))
@@ -432,14 +432,14 @@ class LinkCore:
         if name in self._leaving:
             if name in self._former and not self.planes[name].is_stopping:
                 text = f"{name}, which let its clients go, is gone: {reason}; its last counts are lost"
-                self._alerts.report("plane-died", "critical", name, text)
+                self._alerts.begin("plane", "plane-died", "critical", name, text)
             self._forget_plane(name)
         elif self.planes[name].is_stopping:
             log.info("plane-stopped", plane=name)
         elif self.planes[name].leaving is not None:
             log.info("plane-handed-over", plane=name, former=self.planes[name].leaving)
         else:
-            self._alerts.report("plane-died", "critical", name, f"data plane {name} is gone: {reason}")
+            self._alerts.begin("plane", "plane-died", "critical", name, f"plane {name} is gone: {reason}")
         self.on_planes_changed()
         self._advance()
 
@@ -496,9 +496,8 @@ class LinkCore:
         try:
             dropped = self._cut_spooler.spool(samples)
         except (SpoolWriteFailed, WireError) as exc:
-            self._alerts.report(
-                "spool-write-failed", "critical", "spool", f"cuts wait in their sources: {exc}"
-            )
+            text = f"cuts wait in their sources: {exc}"
+            self._alerts.report("spool-write-failed", "critical", "spool", text)
             return
         self._alerts.late(late)
         self._caps.used(samples, self._clock.monotonic_ns())
@@ -523,14 +522,14 @@ class LinkCore:
         self._collect_if_wanted()
 
     def _report_stalled(self, overdue: set[str]) -> None:
-        for name in sorted(overdue - self._stalled):
+        for name in sorted(overdue ^ self._stalled):
             what = "monitor" if name in self.qemu else "data plane"
             severity: Severity = "warning" if name in self.qemu else "critical"
-            text = f"{what} {name} does not answer; it is left out"
-            self._alerts.report("plane-stalled", severity, name, text)
-        for name in sorted(self._stalled - overdue):
-            what = "monitor" if name in self.qemu else "data plane"
-            self._alerts.report("plane-back", "info", name, f"{what} {name} answers again")
+            if name in overdue:
+                text = f"{what} {name} does not answer; it is left out"
+                self._alerts.begin("plane", "plane-stalled", severity, name, text)
+            else:
+                self._alerts.end("plane", "plane-back", name, f"{what} {name} answers again")
         self._stalled = overdue
 
     # -- time
@@ -594,6 +593,7 @@ class LinkCore:
         self._cut_due_ns = self._collected_ns + self._unpolled_cut_ns  # by the interval that it sleeps by
         self._renew_if_due()
         self.space.flush()
+        self._alerts.flush()
         if self.session.state is not SessionState.CLOSED and self._said != self._features():
             raise ServerLost("what its data planes can do has changed")
         if (silent_ns := self._silent_ns()) >= self._silence_ns:

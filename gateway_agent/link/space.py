@@ -34,10 +34,10 @@ class SpaceReports:
                 self._waiting[outcome.pool] = outcome
             case SourceFailed():
                 text = f"the space of {outcome.source} cannot be read: {outcome.problem}"
-                self._alerts.report("space-source-failed", "warning", outcome.source, text)
+                self._alerts.begin("space-source", "space-source-failed", "warning", outcome.source, text)
             case SourceBack():
                 text = f"the space of {outcome.source} can be read again"
-                self._alerts.report("space-source-back", "info", outcome.source, text)
+                self._alerts.end("space-source", "space-source-back", outcome.source, text)
 
     def flush(self) -> None:
         """Send what waits, if the server takes it now."""

@@ -27,6 +27,7 @@ from typing import Any, Final
 import structlog
 
 from pmdaemon.reserve.layout import MOST_PAYLOAD
+from pmdaemon.reserve.moment import MOMENT, Moments
 from pmdaemon.reserve.row import event_row
 from pmdaemon.reserve.writer import RecordOutcome, ReserveWriter
 from pmdaemon.runtime import strict_json
@@ -47,6 +48,8 @@ MOST_WAITING: Final = 64  # as many as the reserve of the initialization period 
 KEPT_SHARE: Final = 6  # the last sixth of the slots is for critical events
 FILLING_RATIO: Final = 0.8  # below where that sixth begins: a flood of lesser events reaches it, too
 CALM_RATIO: Final = 0.5
+TOLD_APART: Final = ("alert", "episode_id", "event_id", "report", "subject", "throttle_id")
+"""Details by which events of one subject are about different things: they are never folded into one."""
 NAMING: Final = frozenset({"agreement", "sla", "gateway", "volume"})
 """Details that routes look at; short texts come next: ``by`` of a kind in the catalogue is one."""
 NAME_CHARACTERS: Final = 256
@@ -58,6 +61,9 @@ SUFFIX: Final = ".reserve"
 class EventRaiser:
     """The reserves of one process; see the module.
 
+    Args:
+        moments: of its events.
+
     Attributes:
         lost: events that could not be recorded: they are counted by kind, for an event ``events-lost``.
 
@@ -65,8 +71,9 @@ class EventRaiser:
         OSError: no room for the reserves, or another process of this name has them.
     """
 
-    def __init__(self, directory: Path, name: str) -> None:
+    def __init__(self, directory: Path, name: str, moments: Moments | None = None) -> None:
         self._name = name
+        self._moments = moments or Moments()
         self._initial = ReserveWriter(
             directory / f"{name}.initial{SUFFIX}",
             INITIAL_SLOTS,
@@ -129,14 +136,15 @@ class EventRaiser:
     def _record(self, row: Mapping[str, Any]) -> RecordOutcome:
         reserve, event_id, at_us = self._current, str(row["event_id"]), int(row["at_us"])
         self._newest_us = at_us
-        subject, kind = f"{row['element']}/{row['subject']}", str(row["kind"])
-        payload = packed({**row, "source": self._name})
-        is_critical = row.get("severity") == "critical"
         recorded = reserve.record(
-            payload, event_id=event_id, subject=subject, kind=kind, at_us=at_us, is_critical=is_critical
-        )
+            self._packed(row), event_id=event_id, subject=f"{row['element']}/{row['subject']}",
+            kind=str(row["kind"]), at_us=at_us, severity=str(row.get("severity")), about=_about(row),
+        )  # fmt: skip
         self._check_fill(reserve, at_us)
         return recorded
+
+    def _packed(self, row: Mapping[str, Any]) -> bytes:
+        return packed({**row, "source": self._name, MOMENT: row.get(MOMENT) or self._moments.now()})
 
     def _check_fill(self, reserve: ReserveWriter, at_us: int) -> None:
         """80 % is an event; the next one comes after it was half empty."""
@@ -151,9 +159,16 @@ class EventRaiser:
             details = {"fill_ratio": ratio, "waiting": reserve.waiting}
             row = event_row("event-reserve-filling", "warning", "server", self._name, text, at_us, details)
             reserve.record(
-                packed({**row, "source": self._name}), event_id=row["event_id"],
+                self._packed(row), event_id=row["event_id"],
                 subject=f"server/{self._name}", kind=row["kind"], at_us=at_us,
             )  # fmt: skip
+
+
+def _about(row: Mapping[str, Any]) -> str:
+    """Which of the things that its subject has an event is about."""
+    details = row.get("details")
+    found = details if isinstance(details, Mapping) else {}
+    return "/".join(str(found[name]) for name in TOLD_APART if name in found)
 
 
 def slots_of(name: str) -> int:
@@ -216,6 +231,7 @@ class LateReserves:
         self._name = name
         self._directory = directory
         self._clock = clock
+        self._moments = Moments()
         self._rows: deque[dict[str, Any]] = deque()
         self._tried_ns = clock.monotonic_ns()
         self._is_initialized = False
@@ -237,7 +253,7 @@ class LateReserves:
             raiser = self._raiser or self._open()
             if raiser is not None:
                 return raiser, raiser.record(row) is not None
-            self._rows.append(dict(row))
+            self._rows.append({**row, MOMENT: self._moments.now()})
             if len(self._rows) > MOST_WAITING:
                 self._dropped[str(self._rows.popleft().get("kind"))] += 1
             return None, False
@@ -248,7 +264,7 @@ class LateReserves:
             return None
         self._tried_ns = now_ns
         try:
-            self._raiser = raiser = EventRaiser(self._directory, self._name)
+            self._raiser = raiser = EventRaiser(self._directory, self._name, self._moments)
         except (OSError, ValueError, MemoryError) as exc:
             log.error("no-event-reserve", process=self._name, problem=str(exc), waiting=len(self._rows))
             return None

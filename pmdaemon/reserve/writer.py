@@ -1,10 +1,10 @@
 """Recording: the side of the process that raises events.
 
 A record is kept in a slot of its own while there is room. From half full on, an event that follows one of
-the same subject and kind is *folded* into it: its count is raised. With every slot in use it is *counted* by
-kind. So a flood is bounded, no event is dropped silently, and the order within a subject is kept: "opened,
-closed, opened" is never folded. An event whose identity is in the reserve already is a repeat and changes
-nothing.
+the same subject, kind and severity, about the same thing, is *folded* into it: its count is raised. With
+every slot in use it is *counted* by kind. So a flood is bounded, no event is dropped silently, and the order
+within a subject is kept: "opened, closed, opened" is never folded. An event whose identity is in the reserve
+already is a repeat and changes nothing.
 
 The last slots can be kept for critical events, of kinds that have fewer than so many slots themselves:
 whatever floods the reserve, the first events of another kind that matters find room.
@@ -50,6 +50,7 @@ from pmdaemon.reserve.layout import (
 )
 
 OTHERS: Final = "others"  # the last counter: of kinds that found none
+CRITICAL: Final = "critical"
 
 
 class RecordOutcome(Enum):
@@ -66,6 +67,12 @@ class _Pending(NamedTuple):
     event_id: str
     subject: str
     kind: str
+    severity: str
+    about: str
+
+    def is_like(self, kind: str, severity: str, about: str) -> bool:
+        """Whether an event of the same subject is no news after it."""
+        return (self.kind, self.severity, self.about) == (kind, severity, about)
 
 
 class ReserveWriter:
@@ -116,9 +123,19 @@ class ReserveWriter:
         subject: str,
         kind: str,
         at_us: int,
-        is_critical: bool = False,
+        severity: str = "",
+        about: str = "",
     ) -> RecordOutcome:
         """Keep an event; allocates nothing from the system and never waits for the reader.
+
+        Args:
+            payload: the event.
+            event_id: its identity.
+            subject: what it is about; the order of the events of one subject is kept.
+            kind: of the event.
+            severity: of the event.
+            at_us: when it was noticed.
+            about: which thing it is about of several that the subject has.
 
         Durability: survives the death of this process; with ``synced`` also a power cut.
 
@@ -133,18 +150,19 @@ class ReserveWriter:
             if event_id in self._ids:
                 return RecordOutcome.REPEATED
             before = self._newest_of.get(subject)
-            if 2 * waiting >= self._file.slots and before is not None and before.kind == kind:
+            is_repeated = before is not None and before.is_like(kind, severity, about)
+            if before is not None and is_repeated and 2 * waiting >= self._file.slots:
                 at = self._file.slot(before.number)
                 self._file.words[at + COUNT] += 1
                 self._file.words[at + LAST_US] = at_us
                 return RecordOutcome.FOLDED
             free = self._file.slots - waiting
-            may_have_last = is_critical and self._of_kind[kind] < self._kept_slots
+            may_have_last = severity == CRITICAL and self._of_kind[kind] < self._kept_slots
             if free <= (0 if may_have_last else self._kept_slots):
                 self._count(kind, 1, at_us)
                 return RecordOutcome.COUNTED
             number = self._store(payload, at_us)
-            kept = _Pending(number, event_id, subject, kind)
+            kept = _Pending(number, event_id, subject, kind, severity, about)
             self._pending.append(kept)
             self._ids.add(event_id)
             self._newest_of[subject] = kept
@@ -212,8 +230,9 @@ class ReserveWriter:
                 held = name if index < COUNTERS - 1 else OTHERS
                 begin = (at + 4) * WORD
                 self._file.bytes[begin : begin + len(held.encode())] = held.encode()
-                words[at + FIRST_US] = at_us
             if held == name or index == COUNTERS - 1:
+                if words[at + COUNT - 1] == words[at + DELIVERED - 1]:  # all before it were reported
+                    words[at + FIRST_US] = at_us
                 words[at + LAST_US] = at_us
                 words[at + COUNT - 1] += by
                 return

@@ -48,11 +48,12 @@ from sla_server.db.errors import DatabaseDamaged, DatabaseUnavailable, DbError, 
 from sla_server.db.fence import Fence, OthersWatch, check_alone
 from sla_server.db.gateway_list import REFRESH_S, GatewayListFile
 from sla_server.db.ingest.intake import HighWater, IngestIntake
+from sla_server.db.ingest.outage import DatabaseOutage, OutageMark
 from sla_server.db.ingest.queue import STEP_BYTES, IngestQueue, IngestRecord
 from sla_server.db.ingest.receiver import IngestMailbox, IngestReceiver
 from sla_server.db.ingest.records import event_row
 from sla_server.db.ingest.transaction import IngestStore, mark_alive
-from sla_server.db.ingest.writer import STEP_S, DatabaseOutage, IngestWriter
+from sla_server.db.ingest.writer import STEP_S, IngestWriter
 from sla_server.db.partitions import FIRST_S, Retention
 from sla_server.db.queries.reader import SqlReader
 from sla_server.lease_file import FENCE, LeaseFile
@@ -219,7 +220,7 @@ def open_manager(
     files = open_files(settings, config.data_dir)
     archive = CutFileWriter(files, queue.queue_id, settings.file_max_bytes, settings.file_max_s, clock)
     upkeep = ArchiveUpkeep(engine, files, queue.queue_id, settings.files, clock)
-    outage = DatabaseOutage()
+    outage = DatabaseOutage(OutageMark(queue_dir))
     damage_event = _damage_event(queue, clock.unix_us())
     is_guarded = False
     if fence is not None:
@@ -257,12 +258,13 @@ def open_manager(
             what = DAMAGED if isinstance(exc, DatabaseDamaged) else what
             _wait(outage.wait_s(), stop, report, Problem(what, outage.since_us, f"waits at its start: {exc}"))
             continue
-        if outage.is_announced:
-            outage.raise_end(clock.unix_us())
+        outage.started(clock.unix_us())
         queue.go_on_behind(store.newest_cursor)
         retention = Retention(engine, settings.retention, clock, FIRST_S)
         refused_dir = queue_dir / "refused"
-        writer = IngestWriter(queue, store, archive, clock, settings.flush_interval_s, refused_dir, retention)
+        writer = IngestWriter(
+            queue, store, archive, clock, settings.flush_interval_s, refused_dir, retention, outage=outage
+        )
         writer.start(cursors)
         initialized()
         others = OthersWatch(engine) if fence is None else None

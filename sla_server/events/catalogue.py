@@ -300,6 +300,7 @@ SERVER: Final = {
         "critical", "The database cannot be used.", "The text says why.", begins="database-away"
     ),
     "database-back": EventKind("info", "The database can be used again.", ends="database-away"),
+    "database-was-away": EventKind("info", "The database could not be used for a time; nothing was lost."),
     "server-not-alone": EventKind(
         "critical",
         "Another server acts over the database of this one, whose file has no `[cluster.takeover]`.",

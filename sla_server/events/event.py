@@ -117,10 +117,19 @@ def parse(data: bytes) -> Event:
     Raises:
         EventUnreadable: it is none.
     """
+    return from_row(row_in(data))
+
+
+def row_in(data: bytes) -> Mapping[str, Any]:
+    """The mapping that is written there, for ``from_row``.
+
+    Raises:
+        EventUnreadable: it is none.
+    """
     found = strict_json.loads(data.decode("utf-8", "replace"))
     if not isinstance(found, Mapping):
         raise EventUnreadable(f"an event is a JSON object, not {excerpt(found)}")
-    return from_row(found)
+    return found
 
 
 def from_row(row: Mapping[str, Any]) -> Event:

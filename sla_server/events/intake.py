@@ -1,8 +1,10 @@
 """Intake: from the reserves of all processes into the queues (E3, E6).
 
-A pass takes what is new in the reserves, merges it by time, adds it to the queue (``BATCH`` events under one
-sync, fewer where they do not fit, or where one ends what another begins), and releases it. So the order
-between processes is kept: that services lost a gateway comes before what its pair says of its return.
+A pass takes what is new in the reserves, merges it in the order in which it was raised, adds it to the queue
+(``BATCH`` events under one sync, fewer where they do not fit, or where one ends what another begins), and
+releases it. So the order between processes is kept, also where the clock is set back between two events
+(``reserve.moment``): that services lost a gateway comes before what its pair says of its return. A folded
+record about a condition becomes two events, the first one and the others: its end may lie between them.
 Reserves of the initialization period are taken first, into a queue of their own, which lanes read first; but
 behind what begins or ends the same condition and was raised before it: a process and delivery may have died
 at once. What was folded becomes an event with a count, what was only counted an event ``events-lost``.
@@ -29,13 +31,14 @@ from typing import Final, NamedTuple
 import structlog
 
 from pmdaemon.diskqueue.errors import QueueFull
+from pmdaemon.reserve.moment import MOMENT, MomentOrder, Place
 from pmdaemon.reserve.raising import SUFFIX
 from pmdaemon.reserve.reader import ReserveReader, TakenCount, TakenRecord
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.stop import Stop
 from sla_server.events import catalogue
-from sla_server.events.event import Event, EventUnreadable, parse
+from sla_server.events.event import Event, EventUnreadable, from_row, row_in
 from sla_server.events.first_reading import MOST_IDS
 from sla_server.events.order import Key, in_runs
 from sla_server.events.queue import EventQueue, QueuedEvent
@@ -54,13 +57,23 @@ class _Found(NamedTuple):
     Attributes:
         item: None for a record that is no event.
         release: called when it is in the queue.
+        place: where it belongs among all that a pass found.
+        number: of its record in the reserve.
         is_late: it came while the pass was reading.
     """
 
     item: QueuedEvent | None
     release: Callable[[], None]
-    at_us: int
+    place: Place
+    number: int = 0
     is_late: bool = False
+
+    @property
+    def key(self) -> Key | None:
+        """The condition that it begins or ends, if any."""
+        if self.item is None or catalogue.status_of(self.item.event) is Status.INFO:
+            return None
+        return catalogue.condition_key(self.item.event)
 
 
 class EventIntake:
@@ -98,6 +111,7 @@ class EventIntake:
         self._directory = directory
         self._queues = {True: initial, False: normal}
         self._clock = clock
+        self._order = MomentOrder(clock)
         self._all_queues = [each for each in (initial, normal, later) if each is not None]
         self._arrived = arrived
         self._probe = probe
@@ -234,11 +248,12 @@ class EventIntake:
         return added
 
     def _found(self, readers: list[ReserveReader]) -> list[_Found]:
-        """What is new, in the order of time.
+        """What is new, in the order in which it was raised.
 
         What is raised while the reserves are read waits for the next pass: something that was raised before
         it may lie in a reserve that was read already.
         """
+        self._order.read_clock()
         tails, streams = [reader.tail() for reader in readers], list[list[_Found]]()
         for reader, tail in zip(readers, tails, strict=True):
             name = reader.name
@@ -246,34 +261,52 @@ class EventIntake:
             self.fills[name] = len(records) / reader.slots
             if counts:
                 lost = QueuedEvent(self._lost(name, counts))
-                streams.append([_Found(lost, partial(reader.release_counts, counts), lost.event.at_us)])
-            streams.append([self._found_more(reader, each) for each in more])
-            streams.append([self._found_record(reader, each, is_late=each.number > tail) for each in records])
-        found = list(heapq.merge(*streams, key=lambda each: each.at_us))
+                place = self._order.place_of(lost.event.at_us)
+                streams.append([_Found(lost, partial(reader.release_counts, counts), place)])
+            folded = [self._found_more(reader, each) for each in more]
+            single = list[_Found]()
+            for record in records:
+                first, others = self._found_record(reader, record, is_late=record.number > tail)
+                single.append(first)
+                folded += others
+            streams += _before_what_follows(folded, single), single
+        found = list(heapq.merge(*streams, key=lambda each: each.place))
         while found and found[-1].is_late:
             found.pop()
         return found
 
     def _found_more(self, reader: ReserveReader, record: TakenRecord) -> _Found:
-        item = self._item(record, reader.name, is_more=True)
-        return _Found(item, partial(reader.release_more, [record]), record.last_us)
+        item, _ = self._item(record, reader.name, is_more=True)
+        place = self._order.place_of(record.last_us)
+        return _Found(item, partial(reader.release_more, [record]), place, record.number)
 
-    def _found_record(self, reader: ReserveReader, record: TakenRecord, *, is_late: bool) -> _Found:
-        item = self._item(record, reader.name, is_more=False)
-        at_us = item.event.at_us if item is not None else record.last_us
-        return _Found(item, partial(reader.release, [record]), at_us, is_late)
+    def _found_record(
+        self, reader: ReserveReader, record: TakenRecord, *, is_late: bool
+    ) -> tuple[_Found, list[_Found]]:
+        """A record, and apart from it what was folded into it, if that begins or ends a condition."""
+        item, place = self._item(record, reader.name, is_more=False)
+        found = _Found(item, partial(reader.release, [record]), place, record.number, is_late)
+        if record.events == 1 or item is None or found.key is None:
+            return found, []
+        others = self._found_more(reader, record._replace(events=record.events - 1))
+        behind = place[0], place[1] + 1  # whatever the clock said
+        others = others._replace(place=max(behind, others.place), is_late=is_late)
+        release = partial(reader.release, [record._replace(events=1)])
+        return found._replace(item=replace(item, repeats=1), release=release), [others]
 
-    def _item(self, record: TakenRecord, name: str, *, is_more: bool) -> QueuedEvent | None:
+    def _item(self, record: TakenRecord, name: str, *, is_more: bool) -> tuple[QueuedEvent | None, Place]:
         try:
-            event = parse(record.payload)
+            row = row_in(record.payload)
+            event = from_row(row)
         except EventUnreadable as exc:
             self.unreadable += 1
             log.error("event-unreadable", reserve=name, problem=str(exc))
-            return None
+            return None, self._order.place_of(record.last_us)
+        place = self._order.place(row.get(MOMENT), event.at_us)
         if is_more:  # the event itself was delivered before: this is another delivery, of those folded since
-            identity = uuid.uuid5(NAMESPACE, f"{event.event_id}/{record.last_us}/{record.events}")
-            event = replace(event, event_id=str(identity), at_us=record.last_us)
-        return QueuedEvent(event, repeats=record.events)
+            event_id = folded_identity(event.event_id, record.last_us, record.events)
+            event = replace(event, event_id=event_id, at_us=record.last_us)
+        return QueuedEvent(event, repeats=record.events), place
 
     def _lost(self, name: str, counts: list[TakenCount]) -> Event:
         total = sum(count.events for count in counts)
@@ -330,17 +363,35 @@ class EventIntake:
                 self._ids.popitem(last=False)
 
 
+def folded_identity(event_id: str, last_us: int, events: int) -> str:
+    """Identity of the event for so many that were folded into another one, the newest at that time."""
+    return str(uuid.uuid5(NAMESPACE, f"{event_id}/{last_us}/{events}"))
+
+
+def _before_what_follows(folded: list[_Found], single: list[_Found]) -> list[_Found]:
+    """What was folded, in order: each before the next record of its reserve about the same condition."""
+    following: dict[Key, list[_Found]] = {}
+    for each in single:
+        if (key := each.key) is not None:
+            following.setdefault(key, []).append(each)
+    found = list[_Found]()
+    for each in folded:
+        behind = following.get(each.key or (), ())
+        first = next((other.place for other in behind if other.number > each.number), each.place)
+        found.append(each._replace(place=min(each.place, first)))
+    return sorted(found, key=lambda each: each.place)
+
+
 def _in_turns(initial: list[_Found], normal: list[_Found]) -> list[tuple[bool, list[_Found]]]:
-    """What is taken after what, of the initialization period or not; of one condition in order of time."""
+    """What is taken after what, of the initialization period or not; of one condition as it was raised."""
     waiting: dict[bool, list[_Found]] = {True: [], False: []}
     keys: dict[bool, set[Key]] = {True: set(), False: set()}
     turns = list[tuple[bool, list[_Found]]]()
     streams = (
         [(is_initial, each) for each in found] for is_initial, found in ((True, initial), (False, normal))
     )
-    for is_initial, each in heapq.merge(*streams, key=lambda one: one[1].at_us):
-        if each.item is not None and catalogue.status_of(each.item.event) is not Status.INFO:
-            key = catalogue.condition_key(each.item.event)
+    for is_initial, each in heapq.merge(*streams, key=lambda one: one[1].place):
+        if (key := each.key) is not None:
             if key in keys[not is_initial]:
                 turns.append((not is_initial, waiting[not is_initial]))
                 waiting[not is_initial], keys[not is_initial] = [], set()

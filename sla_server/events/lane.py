@@ -37,6 +37,8 @@ PAUSE: Final = 10
 LARGE_BYTES: Final = 1 << 16
 """A smaller state is written after each answer, so a kill repeats one batch of a recipient at most."""
 AGAIN_NS: Final = 1_000_000_000
+UNWRITTEN: Final = ("event-state", "recipient", "delivery", "")
+"""The condition that this file cannot be written."""
 Raise = Callable[[str, str, str, str, dict[str, Any]], None]
 """Raises an event about a recipient: kind, severity, name, text, details."""
 Cursor = Annotated[int, Field(ge=0)]
@@ -241,7 +243,7 @@ class DeliveryState:
         self._firing: dict[str, tuple[Firing, str]] = {}  # as it was written, and the text
         self.due_ns = 0
         self._is_large = False
-        self._is_failing = False
+        self._is_failing = self._has_said_end = False
         self._relieved: set[str] = set()
         self._is_lost = True
         if (found := self._read()) is not None:
@@ -345,15 +347,15 @@ class DeliveryState:
         except OSError as exc:  # a full disk: nothing is deleted, so nothing is lost
             self.due_ns = begun_ns + AGAIN_NS
             if not self._is_failing:
-                self._is_failing = True
+                self._is_failing, self._has_said_end = True, False
                 log.error("state-not-written", problem=str(exc))
                 text = f"what recipients have confirmed cannot be written: {exc}"
                 raise_event("event-state-not-written", "critical", "delivery", text, {"problem": str(exc)})
             return False
         done_ns = clock.monotonic_ns()
         self.due_ns = done_ns + PAUSE * (done_ns - begun_ns) * self._is_large
-        if self._is_failing:
-            self._is_failing = False
+        if self._is_failing or (not self._has_said_end and _knows_unwritten(lanes)):
+            self._is_failing, self._has_said_end = False, True
             text = "what recipients have confirmed is written again"
             raise_event("event-state-written", "info", "delivery", text, {})
         return True
@@ -418,6 +420,11 @@ class DeliveryState:
             with contextlib.suppress(OSError):  # once readable it would seem newer than what is written now
                 self._sent_path.unlink()
             return None
+
+
+def _knows_unwritten(lanes: Mapping[str, Lane]) -> bool:
+    """Whether a recipient believes that it is not written: a process before has said so, and died."""
+    return any(name and UNWRITTEN in lane.firing for name, lane in lanes.items())  # "": the observer
 
 
 def _stored(lane: Lane) -> _StoredLane:

@@ -124,7 +124,7 @@ class PairCore:
         self._refused: dict[str, int] = {}
         self._kept: dict[str, int] = {}
         self._most_events = store.most_events
-        self._is_behind = self._is_unwritten = False
+        self._is_unwritten, self._was_behind = False, ledger.is_behind
         self._is_lowered = False  # numbers in the notes, and that is not on disk
         self.later_items = self._replay.later_items
         """What the partner has held back, or has to remind of; the main loop takes it over."""
@@ -326,16 +326,19 @@ class PairCore:
     def _watch_mirror(self) -> None:
         """Our own events: does the partner have room for them, was it away for longer than it can hold?"""
         origin, behind = self._origin, self.behind()
-        is_full = origin is not None and origin.is_full
-        if not self._is_behind and (is_full or behind > self._most_events):
-            self._is_behind = True
+        is_full = origin is not None and origin.is_full and behind > 0
+        # After a restart it is not known yet whether the partner has room.
+        least = 0 if self._was_behind else self._most_events // 2
+        if not self._ledger.is_behind and (is_full or behind > self._most_events):
+            self._ledger.set_behind(is_behind=True)
             text = (
                 f"partner {self._names.partner} does not have {behind} events that recipients may need: "
                 + ("its room for them is full" if is_full else "it was away for longer than it has room for")
             )
             self._raise("pair-mirror-behind", "warning", text, {"events": behind, "room": self._most_events})
-        elif self._is_behind and not is_full and behind <= self._most_events // 2 and self._is_mirroring():
-            self._is_behind = False
+        elif self._ledger.is_behind and not is_full and behind <= least and self._is_mirroring():
+            self._was_behind = False
+            self._ledger.set_behind(is_behind=False)
             text = f"partner {self._names.partner} has caught up with the events of this server"
             self._raise("pair-mirror-caught-up", "info", text, {"events": behind})
 

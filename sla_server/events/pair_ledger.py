@@ -108,6 +108,16 @@ class PartnerLedger:
         return self._notes.is_lost
 
     @property
+    def is_behind(self) -> bool:
+        """Whether people are notified that the partner does not have all of our events."""
+        return self._notes.is_behind
+
+    def set_behind(self, *, is_behind: bool) -> None:
+        """They are, of that or of its end."""
+        with self._lock:
+            self._notes.is_behind, self.is_dirty = is_behind, True
+
+    @property
     def queues(self) -> list[MirroredQueue]:
         """The partner's, in the order of a replay."""
         return [MirroredQueue(*each) for each in self._notes.queues]

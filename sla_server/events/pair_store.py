@@ -318,6 +318,7 @@ class PartnerNotes(BaseModel):
         delivered: recipient to the events of the partner that it has confirmed here: identity to queue id and
             number there.
         is_lost: it was not heard for too long.
+        is_behind: an event has said that it does not have all of ours.
     """
 
     model_config = ConfigDict(strict=True)
@@ -331,6 +332,7 @@ class PartnerNotes(BaseModel):
     open_seqs: list[Cursor] = Field(default_factory=list)
     delivered: dict[str, dict[str, tuple[str, Cursor]]] = Field(default_factory=dict)
     is_lost: bool = False
+    is_behind: bool = False
 
     @classmethod
     def read(cls, directory: Path) -> PartnerNotes:

@@ -18,6 +18,7 @@ import structlog
 
 from pmdaemon.errors import FrameTooLarge, WireError
 from pmdaemon.mailbox.sender import MailboxSender
+from pmdaemon.reserve import raise_event
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.excerpt import printable
 from pmdaemon.wire import frame
@@ -35,6 +36,7 @@ from pmdaemon.wire.messages.server import (
     StreamsSeen,
 )
 from pmdaemon.wire.messages.space import GatewaySpace
+from pmdaemon.wire.messages.stored import StoredGateway
 from pmdaemon.wire.messages.thresholds import Thresholds
 from sla_server.agreements import promise as compiler
 from sla_server.agreements.compliance import ObjectiveStatus
@@ -56,6 +58,7 @@ from sla_server.services.costs import FittedCosts
 from sla_server.services.documents import DocumentReader
 from sla_server.services.episodes import Episodes
 from sla_server.services.exclusions import Exclusions
+from sla_server.services.gateway_states import GatewayStates
 from sla_server.services.health import AwaitedGateways, Pressures, Problems
 from sla_server.services.record_sender import RecordSender
 from sla_server.services.reports import announcement
@@ -124,6 +127,7 @@ class Services:
         self._rows: Rows = list(start.rows)
         self._attendance = AwaitedGateways(start.awaited, now_ns)
         self._pair_of: dict[str, str] = {}
+        self._gateway_states = GatewayStates()
         self._pairs = {FIRST_PAIR}
         self._new_volumes: set[str] = set()
         self._labels = dict(start.catalog.labels.announced)
@@ -157,6 +161,7 @@ class Services:
         controller.set_backend_modes(self.backend_modes)
         controller.set_policy_stage(self.policy_mode, self.policy_modes)
         controller.restore(start.throttles)
+        controller.faults.restore(start.storage_faults, now_ns)
         controller.set_mode(self.mode)
         for gateway_id, name in start.awaited.items():
             self._problems.name(gateway_id, name)
@@ -209,6 +214,8 @@ class Services:
         if state != "up" and self._pair_of.get(gateway_id, sender) != sender:
             return  # of the session before, at its former pair: mailboxes keep no order between pairs
         self._pair_of[gateway_id] = sender
+        if (row := self._gateway_states.event(StoredGateway.read(message.header))) is not None:
+            raise_event(row)
         if state == "detached":
             self._attendance.await_return(gateway_id, name, now_ns)
         else:
@@ -498,6 +505,7 @@ class Services:
         rows = self._attendance.overdue(now_ns, now_us)
         for table, row in rows:
             if table == "gateways":
+                self._gateway_states.is_lost(row["gateway_id"])
                 self._gate.lost(row["gateway_id"])
                 self.controller.gateway_lost(row["gateway_id"], row["reason"], now_ns)
         self._keep(*rows)

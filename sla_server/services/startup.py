@@ -24,6 +24,8 @@ from sla_server.services.sql_worker import AHEAD_US, SHOWN_EVENTS
 from sla_server.services.store import SqlReads
 from sla_server.storage_resources.pools import DAY_US, StoredPools
 
+FAULTS_BACK_US: Final = 30 * DAY_US
+"""A fault that was reported longer ago is reported again if it goes on."""
 MODES: Final = ("observe", "enforce")
 PINNED: Final = ("pinned", "rejected-pinned")
 CONNECTED: Final = frozenset(("up", "recovered"))
@@ -61,6 +63,7 @@ class Start:
         policy_mode, policy_modes: where caps of policies hold; "" if it was never set
         claims: of gateways to volumes
         pools: of storage, as they were stored last
+        storage_faults: backends at fault as events say: to the kind of fault
     """
 
     catalog: Catalog = field(default_factory=Catalog)
@@ -80,6 +83,7 @@ class Start:
     policy_applied_us: int = 0
     rollup_s: int = 60
     pools: StoredPools = field(default_factory=StoredPools)
+    storage_faults: dict[str, str] = field(default_factory=dict)
 
 
 def marker_event(tag: str, clock: Clock) -> tuple[str, Row]:
@@ -132,6 +136,7 @@ def read_start(store: SqlReads, default_mode: str, now_us: int) -> Start:
         rollup_s=store.rollup_s(),
         claims=[VolumeClaim.of_row(row) for row in store.volume_owners()],
         pools=store.stored_pools(now_us - DAY_US),
+        storage_faults=store.storage_faults(now_us - FAULTS_BACK_US),
     )
 
 

@@ -24,6 +24,7 @@ __all__ = ["SliceInputs", "SqlReads", "open_store"]
 
 _STREAM_KEYS: Final = ("stream_id", "gateway_id", "volume", "client", "backend", "first_seen_us")
 _AUDIT_PAGE: Final = 500
+_MOST_FAULTS: Final = 1000
 
 
 class SqlReads:
@@ -111,6 +112,15 @@ class SqlReads:
         """Events up to that time, newest first."""
         rows = self._reader.events(limit=limit, until_us=until_us)
         return [{key: value for key, value in row.items() if key != "cursor"} for row in rows]
+
+    def storage_faults(self, since_us: int) -> dict[str, str]:
+        """Backends whose newest event about a fault says that it began: to the kind of fault."""
+        began, kinds = "storage-fault", {"storage-fault", "storage-recovered"}
+        newest: dict[str, Row] = {}
+        for row in self._reader.inbox(_MOST_FAULTS, kinds=kinds, since_us=since_us):
+            newest.setdefault(row["subject"], row)
+        begun = (row for row in newest.values() if row["kind"] == began)
+        return {row["subject"]: str(row["details"].get("fault", "")) for row in begun}
 
     def processes(self) -> list[Row]:
         """The server's own processes."""

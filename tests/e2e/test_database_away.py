@@ -19,7 +19,7 @@ from sla_server.db.engine import make_engine
 from tests.support.deliveries import event
 from tests.support.postgres import PostgresServer
 from tests.support.receivers import HttpReceiver, status
-from tests.support.stage import Stage
+from tests.support.stage import Agent, Stage
 
 pytestmark = pytest.mark.e2e
 EVENTS = 30
@@ -57,6 +57,16 @@ def rows(url: str) -> tuple[list[str], set[str]]:
     return list(stored), set(confirmed)
 
 
+def subjects(receiver: HttpReceiver, kind: str) -> dict[str, str]:
+    """Of the events of a kind that came, by identity."""
+    return {each["event_id"]: each["subject"] for each in came(receiver) if each["kind"] == kind}
+
+
+def lost_in_state(stage: Stage) -> bool:
+    """Whether the row of the gateway says that it is lost."""
+    return [row["state"] for row in stage.get("gateways")["items"]] == ["lost"]
+
+
 def test_what_is_raised_while_the_database_is_away_is_delivered_then_and_a_row_afterwards(
     tmp_path: Path,
 ) -> None:
@@ -71,7 +81,11 @@ def test_what_is_raised_while_the_database_is_away_is_delivered_then_and_a_row_a
         stage.wait(
             lambda: "oncall" in stage.sla("get", "recipients", check=False).stdout, "the recipient is listed"
         )
+        (tmp_path / "image").write_bytes(bytes(1 << 20))
+        stage.start_agent(Agent("gateway-a", {"vol-1": str(tmp_path / "image")}))
+        stage.wait(stage.gateways_up, "the gateway")
         postgres.stop()
+        stage.kill("gateway_agent")
         raiser = EventRaiser(tmp_path / "data" / "events" / "reserve", "outside")
         raiser.initialized()
         now_us = time.time_ns() // 1000
@@ -83,15 +97,23 @@ def test_what_is_raised_while_the_database_is_away_is_delivered_then_and_a_row_a
         stage.wait(lambda: set(wanted) <= set(of_kind(receiver, "services-started")), "all are delivered")
         # What the server itself notices of the outage goes the same way.
         stage.wait(lambda: of_kind(receiver, "database-away"), "the outage itself is delivered")
+        stage.wait(
+            lambda: "gateway-a" in subjects(receiver, "gateway-lost").values(), "and so is a lost gateway"
+        )
         assert postgres.process is None, "it was away all the time"
+        lost = of_kind(receiver, "gateway-lost")[0]
         own = [name for name in of_kind(receiver, "services-started") if name in wanted]
         assert list(dict.fromkeys(own)) == wanted, "in their order"
         away = of_kind(receiver, "database-away")[0]
 
         postgres.start()
-        stage.wait(lambda: set(rows(url)[0]) >= {*wanted, away}, "all are rows")
+        stage.wait(lambda: set(rows(url)[0]) >= {*wanted, away, lost}, "all are rows")
         stage.wait(lambda: rows(url)[1] >= {*wanted, away}, "and so is that they were confirmed")
         stage.wait(lambda: of_kind(receiver, "database-back"), "its end is delivered, too")
         stored = rows(url)[0]
         assert sorted(name for name in stored if name in wanted) == sorted(wanted), "each is one row"
+        stage.wait(lambda: lost_in_state(stage), "dbmanager has stored the loss, too")
+        assert list(subjects(receiver, "gateway-lost")) == [lost], "what both say is one event"
+        (row,) = stage.get("inbox?kind=gateway-lost")["items"]
+        assert row["event_id"] == lost
         raiser.close()

@@ -166,6 +166,14 @@ class FakeStore:
         rows = [row for row in self._table("events", "newest_events") if row["at_us"] <= until_us]
         return sorted(rows, key=lambda row: -row["at_us"])[:limit]
 
+    def storage_faults(self, since_us: int) -> dict[str, str]:
+        newest: dict[str, Row] = {}
+        for row in sorted(self._table("events", "storage_faults"), key=lambda row: row["at_us"]):
+            if row["kind"] in ("storage-fault", "storage-recovered") and row["at_us"] >= since_us:
+                newest[row["subject"]] = row
+        begun = (row for row in newest.values() if row["kind"] == "storage-fault")
+        return {row["subject"]: row["details"].get("fault", "") for row in begun}
+
     def processes(self) -> list[Row]:
         return self._table("processes", "processes")
 
@@ -282,10 +290,21 @@ class FakeStore:
         rows.append({"slot_us": slot_us, "gateway_id": gateway, "noted_us": noted_us})
 
 
+class FakeFaults:
+    """``restored``: faults that a process before has reported."""
+
+    def __init__(self) -> None:
+        self.restored: dict[str, str] = {}
+
+    def restore(self, reported: Mapping[str, str], now_ns: int) -> None:
+        self.restored |= reported
+
+
 class FakeController:
     """Notes every call; ``decisions`` are returned by the next tick, ``view`` by snapshot."""
 
     def __init__(self) -> None:
+        self.faults = FakeFaults()
         self.calls: list[tuple[str, Any]] = []
         self.decisions: list[Decision] = []
         self.released: list[str] = []

@@ -49,7 +49,8 @@ from pmdaemon.wire.messages.server import (
 )
 from sla_server.db.errors import BadRecord
 from sla_server.db.ingest.queue import IngestRecord
-from sla_server.db.ingest.records import EVENT_NAMESPACE, check_row
+from sla_server.db.ingest.records import check_row
+from sla_server.gateway_states import NAMESPACE
 
 Epoch = tuple[str, int]
 """(gateway_id, epoch)."""
@@ -378,7 +379,7 @@ def _lost_event(report: GatewayReport, lost: int) -> dict[str, Any]:
         "them any more. The database was restored from an older backup, or the ingest queue was lost"
     )
     details = {"gateway_id": gateway_id, "cuts": lost}
-    event_id = str(uuid.uuid5(EVENT_NAMESPACE, f"cuts-lost/{gateway_id}/{at_us}/{lost}"))
+    event_id = str(uuid.uuid5(NAMESPACE, f"cuts-lost/{gateway_id}/{at_us}/{lost}"))
     return event_row("cuts-lost", "critical", "gateway", name, text, at_us, details, event_id)
 
 

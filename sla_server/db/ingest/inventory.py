@@ -27,17 +27,10 @@ from sla_server.db.ingest.records import add_events, event_row
 from sla_server.db.queries.rows import chunks
 from sla_server.db.schema import HOUR_US
 from sla_server.db.upsert import upsert
+from sla_server.gateway_states import GatewayStateEvent
 from sla_server.rows import Row
 
 SKEW_LIMIT_US: Final = 2_000_000  # DESIGN.md 4, "Time"
-_SEVERITY: Final = {
-    "up": "info",
-    "recovered": "info",
-    "stalled": "warning",
-    "lost": "critical",
-    "stopped": "info",
-    "refused": "warning",
-}
 _PRESENT: Final = ("up", "stalled", "detached")
 SHOWN: Final = 5  # names in the text of an event
 OVERTAKEN_US: Final = 60_000_000  # longer, and the clock has gone back: then the newest message is believed
@@ -108,7 +101,7 @@ def _store_gateways(connection: Connection, gateways: Sequence[StoredGateway], n
             # The refused peer may have used a living gateway's name: its row is left alone. One event an
             # hour and reason, because the refused try again every few seconds.
             identity = (gateway_id, gateway.reason, at_us // HOUR_US)
-            events.append(_state_event(gateway, identity, state, epoch, at_us))
+            events.append(_state_event(gateway, state, epoch, at_us, identity))
             continue
         if state != "up" and 0 < seen_us.get(gateway_id, 0) - at_us < OVERTAKEN_US:
             continue  # of the session before, and the pair it has moved to was taken first
@@ -117,7 +110,7 @@ def _store_gateways(connection: Connection, gateways: Sequence[StoredGateway], n
         if known.get(gateway_id) != (stored, epoch) and not _is_server_action(
             known.get(gateway_id), stored, epoch
         ):
-            events.append(_state_event(gateway, (gateway_id, epoch, state, at_us), state, epoch, at_us))
+            events.append(_state_event(gateway, state, epoch, at_us))
         known[gateway_id] = (stored, epoch)
         rows[gateway_id] = {
             "gateway_id": gateway_id,
@@ -143,20 +136,18 @@ def _is_server_action(before: tuple[str, str] | None, state: str, epoch: str) ->
 
 
 def _state_event(
-    gateway: StoredGateway, identity: Sequence[object], state: str, epoch: str, at_us: int
+    gateway: StoredGateway, state: str, epoch: str, at_us: int, identity: Sequence[object] = ()
 ) -> Row:
-    name, reason = gateway.shown_name, gateway.reason
-    if state == "lost" and gateway.is_planned:
-        state = "stopped"  # its agent said goodbye: no loss, and no alarm
+    said = GatewayStateEvent(gateway, state, epoch, at_us)
     return event_row(
-        identity,
+        identity or said.identity,
         at_us,
-        f"gateway-{state}",
-        _SEVERITY.get(state, "warning"),
+        said.kind,
+        said.severity,
         element="gateway",
-        subject=name,
-        text=f"gateway {name} is {state}" + (f": {reason}" if reason else ""),
-        details={"gateway_id": gateway.gateway_id, "epoch": epoch, "address": gateway.address},
+        subject=gateway.shown_name,
+        text=said.text,
+        details=said.details,
     )
 
 

@@ -8,7 +8,6 @@ order first.
 from __future__ import annotations
 
 import math
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -23,9 +22,9 @@ from sla_server.audit_chain import PRUNED
 from sla_server.db import audit, schema
 from sla_server.db.errors import BadRecord
 from sla_server.db.upsert import upsert
+from sla_server.gateway_states import event_identity
 from sla_server.rows import Row
 
-EVENT_NAMESPACE: Final = uuid.UUID("6f0c7a52-5d3b-4f0e-9a51-2f6f0d9c1b77")
 _TABLES: Final = {name: schema.metadata.tables[name] for name in sorted(schema.RECORDABLE)}
 _POLICY_COLUMNS: Final = frozenset(("version", "state"))
 _LOST_COLUMNS: Final = frozenset(("gateway_id", "state", "reason", "last_seen_us"))
@@ -61,7 +60,7 @@ _KEYS: Final = {name: schema.natural_key(table) for name, table in _TABLES.items
 
 def event_row(identity: Sequence[object], at_us: int, kind: str, severity: str, **columns: Any) -> Row:
     """A row of ``events`` as SQL has it (details as text); its id follows from ``identity``."""
-    event_id = str(uuid.uuid5(EVENT_NAMESPACE, "\0".join(str(part) for part in (kind, *identity))))
+    event_id = event_identity(kind, identity)
     details = strict_json.dumps(columns.get("details", {}), separators=None, ensure_ascii=False)
     element, subject, text = (storable(columns.get(name, "")) for name in ("element", "subject", "text"))
     row = reserve.event_row(kind, severity, element, subject, text, at_us, event_id=event_id)

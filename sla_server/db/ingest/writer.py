@@ -33,28 +33,24 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
-from pmdaemon.reserve import raise_event
 from pmdaemon.runtime import watchdog
-from pmdaemon.runtime.backoff import doubled
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.threads import ThreadGroup
-from pmdaemon.wire.messages.server import DAMAGED, Problem
+from pmdaemon.wire.messages.server import Problem
 from sla_server.db.archive.writer import ArchiveWriter, CutFileWriter
 from sla_server.db.errors import DatabaseDamaged, DatabaseRefused, DatabaseUnavailable
 from sla_server.db.ingest.accumulator import IngestWindow
 from sla_server.db.ingest.batch import DecodedBatch, decode_batch, put_aside
+from sla_server.db.ingest.outage import DatabaseOutage
 from sla_server.db.ingest.queue import STEP_BYTES, CursorReader, IngestQueue, IngestRecord
-from sla_server.db.ingest.records import event_row
 from sla_server.db.ingest.transaction import CursorMoved, IngestStore, has_rows
 from sla_server.db.ingest.waiting import WaitingRows
 from sla_server.db.partitions import Retention
 
-BACKOFF_FIRST_S: Final = 0.5
-BACKOFF_LIMIT_S: Final = 15.0
 COMMIT_S: Final = 600.0  # far above what statement timeouts allow: a transaction has some twenty statements
 log = structlog.get_logger("db-writer")
 REST: Final = 4
@@ -63,98 +59,7 @@ REST_LIMIT_NS: Final = 15_000_000_000  # slices are judged 30 s after their end 
 FINISH_NS: Final = 5_000_000_000  # of process.JOIN_S: the last transaction and file come after it
 STEP_S: Final = 2 * COMMIT_S  # waits for the transaction under way, and makes some of its own
 REMEMBERED: Final = 512  # records: the cuts of some seconds, from at most 128 MB
-ANNOUNCED_S: Final = 5.0
-"""A failover or a lock takes less; a person can do something about what lasts longer."""
 SPACING_S: Final = 0.1  # RECORDs are committed at once, but no more than ten times a second
-
-
-class DatabaseOutage:
-    """The state of a database that is away, from the first failure to the first success. Pure.
-
-    While it lasts the writer tries again with backoff, the queue holds, the intake goes on, and ``problem``
-    is reported every other second (PRESSURE). Once it has lasted ``ANNOUNCED_S``, an event ``database-away``
-    is raised, which needs no database; afterwards one with the figures is stored, and ``database-back``
-    raised.
-
-    Attributes:
-        since_us: first failure, 0 while it works.
-        reason: of the newest failure.
-        tries: failures since.
-        problem: the same for PRESSURE, None while it works. Replaced whole: any thread may read it.
-        is_announced: the event that it is away was raised.
-    """
-
-    def __init__(self) -> None:
-        self.since_us = 0
-        self.reason = ""
-        self.tries = 0
-        self.problem: Problem | None = None
-        self.is_announced = False
-
-    @property
-    def is_on(self) -> bool:
-        """Whether the database is away."""
-        return self.tries > 0
-
-    def failed(self, now_us: int, reason: str, *, is_damage: bool = False) -> None:
-        """A transaction failed; ``is_damage``: and will go on to fail, ``reason`` says what to do."""
-        self.since_us = self.since_us or now_us
-        self.reason = reason
-        self.tries += 1
-        text = f"the database cannot be used: {reason}. The ingest queue holds what arrives"
-        damage = Problem(DAMAGED, self.since_us, reason)
-        self.problem = damage if is_damage else Problem("database", self.since_us, text)
-
-    def wait_s(self) -> float:
-        """How long to wait before the next try: doubled each time, 15 s at most."""
-        return doubled(BACKOFF_FIRST_S, self.tries - 1, BACKOFF_LIMIT_S)
-
-    def announce(self, now_us: int) -> None:
-        """Raise an event if it has lasted long enough, once."""
-        if self.is_announced or now_us - self.since_us < ANNOUNCED_S * 1e6:
-            return
-        self.is_announced = True
-        text = f"the database cannot be used: {self.reason}. The ingest queue holds what arrives"
-        raise_event(
-            event_row(
-                (self.since_us, "announced"),
-                self.since_us,
-                "database-away",
-                "critical",
-                element="dbmanager",
-                subject="database",
-                text=text,
-            )
-        )
-
-    def raise_end(self, now_us: int) -> None:
-        """Raise the event that it is back."""
-        text = f"the database can be used again, after {(now_us - self.since_us) / 1e6:.1f} s"
-        row = event_row(
-            (self.since_us,), now_us, "database-back", "info",
-            element="dbmanager", subject="database", text=text,
-        )  # fmt: skip
-        raise_event(row)
-
-    def event(self, now_us: int, queue_bytes: int) -> dict[str, Any]:
-        """A row of ``events`` about it."""
-        seconds = (now_us - self.since_us) / 1e6
-        return event_row(
-            (self.since_us, self.reason),
-            self.since_us,
-            "database-away",
-            "critical",
-            element="dbmanager",
-            subject="database",
-            text=f"the database could not be used for {seconds:.1f} s ({self.reason}); "
-            "nothing was lost, the ingest queue held everything",
-            details={"seconds": seconds, "tries": self.tries, "queue_bytes": queue_bytes},
-        )
-
-    def ended(self) -> None:
-        """A transaction succeeded."""
-        self.since_us, self.reason, self.tries, self.problem = 0, "", 0, None
-        self.is_announced = False
 
 
 class BackgroundCommit:
@@ -257,6 +162,7 @@ class IngestWriter:
         refused_dir: where records go that the database refuses.
         retention: removes old rows between transactions.
         probe: called at "sql-committed", "file-committed", "deleted"; crash tests die there.
+        outage: of the database; default: one of its own.
     """
 
     def __init__(
@@ -269,6 +175,7 @@ class IngestWriter:
         refused_dir: Path,
         retention: Retention,
         probe: Callable[[str], None] = lambda _point: None,
+        outage: DatabaseOutage | None = None,
     ) -> None:
         self._queue = queue
         self._store = store
@@ -285,7 +192,7 @@ class IngestWriter:
         self._archive_writer = ArchiveWriter(
             queue, store, archive, clock, self._await_commit, self._flush, probe
         )
-        self._outage = DatabaseOutage()
+        self._outage = outage or DatabaseOutage()
         self._waiting = WaitingRows()
         self._unstored: list[IngestRecord] = []
         self._is_empty = False  # nothing was left to read when the queue was read last
@@ -396,7 +303,8 @@ class IngestWriter:
             self._await_commit()
             event = self._outage.event(self._clock.unix_us(), self._queue.waiting_bytes)
             self._store.report(event)
-            self._outage.raise_end(self._clock.unix_us())
+            if self._outage.is_announced:
+                self._outage.raise_end(self._clock.unix_us())
             self._outage.ended()
             log.info("database-back", text=event["text"])
 

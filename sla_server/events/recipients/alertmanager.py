@@ -21,7 +21,14 @@ from pmdaemon.runtime import strict_json
 from pmdaemon.runtime.clock import Deadline
 from sla_server.events.documents import AlertmanagerSpec
 from sla_server.events.recipients.base import CONFIRMED, Answer, Notice, Outcome, Status, retry
-from sla_server.events.recipients.webhook import HttpTarget, annotations_of, began_us, idempotency_key, labels
+from sla_server.events.recipients.webhook import (
+    TOLD_APART,
+    HttpTarget,
+    annotations_of,
+    began_us,
+    idempotency_key,
+    labels,
+)
 from sla_server.events.recipients.wording import rfc3339
 
 PATH: Final = "/api/v2/alerts"
@@ -47,7 +54,7 @@ def question(notice: Notice) -> str:
     wanted = {
         name: value
         for name, value in labels(notice).items()
-        if name in ("alertname", "element", "subject", "alert")
+        if name in ("alertname", "element", "subject", *TOLD_APART)
     }
     matchers = [("filter", f"{name}={json.dumps(value)}") for name, value in wanted.items()]
     return f"{PATH}?{urlencode([*matchers, ('active', 'true'), ('silenced', 'true'), ('inhibited', 'true')])}"

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from pmdaemon.runtime import strict_json
 from pmdaemon.runtime.clock import Deadline
+from sla_server.events import catalogue
 from sla_server.events.documents import WebhookSpec, may_carry_bearer, secrets_of_query
 from sla_server.events.recipients.base import Answer, Notice, Status, retry
 from sla_server.events.recipients.http_client import MENDED_AFTER_S, HttpClient
@@ -33,6 +34,10 @@ from sla_server.events.recipients.wording import rfc3339
 ZERO_TIME: Final = "0001-01-01T00:00:00Z"
 """What Alertmanager writes where an alert has no end yet."""
 
+PART: Final = "part"
+"""Label of which part of a subject it is about, such as a data plane of a gateway."""
+TOLD_APART: Final = ("alert", "throttle_id", PART)
+"""Labels that two conditions of one subject differ in."""
 MOST_AGE_S: Final = 300
 """A request that was written down cannot be sent again later."""
 
@@ -65,6 +70,7 @@ def idempotency_key(notices: Sequence[Notice]) -> str:
 def labels(notice: Notice) -> dict[str, str]:
     """What identifies the condition and routes it; the same when it begins and when it ends, but severity."""
     event = notice.event
+    by = catalogue.described(event.kind).by
     found = {
         "alertname": notice.condition or event.kind,
         "severity": event.severity,
@@ -73,8 +79,10 @@ def labels(notice: Notice) -> dict[str, str]:
         "agreement": event.agreement,
         "gateway": event.gateway,
         "volume": event.volume,
-        "alert": event.details.get("alert"),  # tells two alerts about one subject apart
+        "alert": event.details.get("alert"),
     }
+    if by:  # it tells two conditions of one subject apart
+        found[PART if by == "subject" else by] = event.details.get(by)
     return {key: value for key, value in found.items() if isinstance(value, str) and value}
 
 
@@ -106,11 +114,10 @@ def body(recipient: str, notices: Sequence[Notice], external_url: str = "") -> d
 
 def _alert(notice: Notice, external_url: str) -> dict[str, Any]:
     event, is_over = notice.event, notice.status is Status.RESOLVED
-    found = labels(notice)
-    identity = "\0".join(f"{key}={value}" for key, value in sorted(found.items()) if key != "severity")
+    identity = "\0".join(catalogue.condition_key(event))
     return {
         "status": "resolved" if is_over else "firing",
-        "labels": found,
+        "labels": labels(notice),
         "annotations": annotations_of(notice),
         "startsAt": rfc3339(began_us(notice)),
         "endsAt": rfc3339(event.at_us) if is_over else ZERO_TIME,

@@ -57,6 +57,14 @@ class StorageFaults:
         self._faults: dict[str, _Fault] = {}
         self._may_hang: set[str] = set()
 
+    def restore(self, reported: Mapping[str, str], now_ns: int) -> None:
+        """Faults that a process before has reported, and whose end it has not: backend to kind.
+
+        Each ends with an event as any other does, also if it was over before.
+        """
+        for backend, kind in reported.items():
+            self._faults[backend] = _Fault(kind, now_ns, now_ns, is_reported=True, is_over=True)
+
     def kind_of(self, backend: str) -> str:
         """``hangs``, ``fails``, or "" for a backend without a fault."""
         found = self._faults.get(backend)

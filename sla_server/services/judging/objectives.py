@@ -87,11 +87,14 @@ class ObjectiveHistory:
         self.standings: dict[Key, ObjectiveStatus] = {}
         self._books: dict[Key, _Book] = {}
         self._tracks: dict[Key, Track] = {}
+        self._ended: Rows = []
         self._turn = 0
 
     def set_tracks(self, tracks: Iterable[Track]) -> None:
         """What is in force now; books of all else are closed."""
         self._tracks = {track.key: track for track in tracks if track.item.ended_us is None}
+        for key in self._books.keys() - self._tracks.keys():
+            self._ended += ended_alerts(key, self._books[key].alerts, self._books[key].judged_to_us)
         self._books = {key: book for key, book in self._books.items() if key in self._tracks}
         self.standings = {key: found for key, found in self.standings.items() if key in self._tracks}
 
@@ -126,15 +129,17 @@ class ObjectiveHistory:
             now_us: wall clock.
         """
         version, from_us = track.item.version, self.first_us(track, now_us)
+        before = self._books.get(track.key)  # of an earlier version: what it has reported ends with an event
         if rows is None:
-            self._books[track.key] = _Book(JudgedTime(), version, 0, track.next_us)
+            alerts = before.alerts if before is not None else frozenset[str]()
+            self._books[track.key] = _Book(JudgedTime(), version, 0, track.next_us, alerts)
             return
         book = _Book(JudgedTime(), version, from_us, from_us)
         known = {**versions, version: terms_of(track.objective)}
         for row in rows:
             if row["start_us"] + row["length_us"] <= now_us:
                 book.put(terms_for(row, known, known[version]), row)
-        book.alerts = _standing(track, book, now_us).alerts
+        book.alerts = _standing(track, book, now_us).alerts if before is None else before.alerts
         self._books[track.key] = book
 
     def add_slice(self, track: Track, row: Row) -> None:
@@ -145,7 +150,8 @@ class ObjectiveHistory:
 
     def refresh(self, judged: Collection[Key], now_us: int) -> tuple[set[Key], Rows]:
         """Standings of those judged in this pass and of some others: whose, and events of their alerts."""
-        changed, rows = set[Key](), Rows()
+        changed, rows = set[Key](), self._ended
+        self._ended = []
         for key in self._some(judged):
             track, book = self._tracks[key], self._books[key]
             if not self.is_open(track):
@@ -222,6 +228,19 @@ def alert_events(found: ObjectiveStatus, before: frozenset[str], at_us: int) -> 
         event_id = identity("alert", kind, subject, alert, at_us)
         rows.append(event_row(kind, severity, "sla", subject, f"{subject}: {text}", at_us, details, event_id))
     return rows
+
+
+def ended_alerts(key: Key, alerts: Iterable[str], at_us: int) -> Rows:
+    """Events for the alerts of an objective that is promised no more."""
+    kind, subject = "burn-rate-ended", "/".join(key)
+    text = f"{subject}: it is promised no more"
+    return [
+        event_row(
+            kind, "info", "sla", subject, text, at_us, {"alert": alert},
+            identity("alert", kind, subject, alert, at_us),
+        )
+        for alert in sorted(alerts)
+    ]  # fmt: skip
 
 
 def _burn_text(found: ObjectiveStatus, alert: str, began: bool) -> str:

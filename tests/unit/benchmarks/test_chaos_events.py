@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.chaos_events import Arrival, EventsSpan, StoredEvents, journal, prove_events
 from sla_server.events.event import Event
+from sla_server.events.intake import folded_identity
 
 SPAN = EventsSpan(10, 100, overtaken=True)
 
@@ -51,6 +52,9 @@ def test_an_event_that_did_not_arrive_is_lost_unless_it_was_folded_or_left_out()
         "broken: e2 (process-restarted of services) did not arrive"
     ]
     assert problems([one, two], [arrived(1, one, repeats=2)]) == []
+    apart = event(7, event_id=folded_identity("e1", 17, 1))
+    assert problems([one, two, apart], [arrived(1, one), arrived(2, apart)]) == []
+    assert len(problems([one, two, event(8), apart], [arrived(1, one), arrived(2, apart)])) == 1
     own = event(3, "recipient-failing", element="recipient", subject="broken")
     assert problems([one, own], [arrived(1, one)]) == []
     lost = event(4, "gateway-lost", severity="critical", element="gateway", subject="a")

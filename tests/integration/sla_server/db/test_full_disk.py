@@ -23,7 +23,7 @@ import pytest
 from pmdaemon.runtime.clock import Deadline
 from pmdaemon.wire.kinds import Kind
 from sla_server.db.config import DatabaseConfig
-from sla_server.db.ingest import writer
+from sla_server.db.ingest import outage
 from sla_server.db.queries.reader import open_reader
 from tests.support.dbmanager import Peers, Running, make_config
 from tests.support.postgres import PostgresServer
@@ -166,7 +166,7 @@ def test_a_postgresql_without_room_loses_and_doubles_nothing(
     how: Callable[[str, PostgresServer], AbstractContextManager[Trouble]],
     what: str,
 ) -> None:
-    monkeypatch.setattr(writer, "BACKOFF_LIMIT_S", 0.5)
+    monkeypatch.setattr(outage, "BACKOFF_LIMIT_S", 0.5)
     with how(what, restarting_postgres) as trouble:
         config = make_config(tmp_path, DatabaseConfig(url=trouble.url, queue_bytes=64 << 20), tmp_path)
         peers = Peers(config)
@@ -189,7 +189,7 @@ def test_a_postgresql_without_room_loses_and_doubles_nothing(
         reader = open_reader(config.database, config.data_dir)
         assert_database_holds(reader, traffic.items)
         assert sum(row["cuts"] for row in reader.manifest()) == len(traffic.items)
-        assert "database-away" in {row["kind"] for row in reader.events()}
+        assert "database-was-away" in {row["kind"] for row in reader.events()}
         reader.close()
         peers.close()
 

@@ -344,6 +344,38 @@ def test_a_dead_plane_is_told_and_makes_no_cut(bench, plane):
     assert (reply["cuts"], reply["first"]) == (0, None)
 
 
+def kinds_of_alerts(bench):
+    return [alert["kind"] for alert in bench.server.headers[Kind.ALERT]]
+
+
+def test_a_plane_that_died_is_told_to_be_back(bench, plane):
+    bench.poll(start=(EPOCH, 1))
+    bench.core.plane_lost("nbd-0", "connection reset")
+    bench.connect_plane(plane)
+    bench.carry()
+    assert kinds_of_alerts(bench) == ["plane-died", "plane-back"]
+    assert [alert["details"]["subject"] for alert in bench.server.headers[Kind.ALERT]] == ["nbd-0"] * 2
+
+
+def test_of_a_plane_that_dies_again_and_again_the_server_knows_in_the_end_how_it_is(bench, plane):
+    bench.poll(start=(EPOCH, 1))
+    for _ in range(3):
+        bench.core.plane_lost("nbd-0", "connection reset")
+        bench.connect_plane(plane)
+    bench.core.plane_lost("nbd-0", "connection reset")
+    bench.carry()
+    assert kinds_of_alerts(bench) == ["plane-died", "plane-back"]  # no flood of them
+    bench.clock.advance(10)
+    bench.core.tick()
+    bench.carry()
+    assert kinds_of_alerts(bench) == ["plane-died", "plane-back", "plane-died"]
+
+
+def test_of_a_plane_that_is_connected_for_the_first_time_nothing_is_told(bench):
+    bench.poll(start=(EPOCH, 1))
+    assert Kind.ALERT not in bench.server.headers
+
+
 def test_alerts_without_a_session_wait_for_the_next(bench):
     bench.core.server_lost("test")
     bench.core.plane_lost("nbd-0", "died")

@@ -182,7 +182,8 @@ def test_a_former_process_that_dies_is_an_alert(change):
     change.bench.core.plane_lost(FORMER, "connection reset")
     del change.bench.fakes[FORMER]
     change.bench.carry()
-    [alert] = alerts(change.bench)
-    assert (alert["kind"], alert["severity"]) == ("plane-died", "critical")
-    assert "nbd-0.9, which let its clients go, is gone" in alert["text"]
+    died, ended = alerts(change.bench)
+    assert (died["kind"], died["severity"], ended["kind"]) == ("plane-died", "critical", "plane-back")
+    assert "nbd-0.9, which let its clients go, is gone" in died["text"]
+    assert ended["text"] == "nbd-0.9 is served no more: nothing is left to mend"
     assert list(change.bench.core.planes) == ["nbd-0"]

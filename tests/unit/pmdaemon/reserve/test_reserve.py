@@ -40,11 +40,11 @@ def record(
     kind: str = "a-kind",
     subject: str = "x",
     *,
-    is_critical: bool = False,
+    severity: str = "",
 ) -> RecordOutcome:
     payload = json.dumps(row(number, kind, subject)).encode()
     return reserve.record(
-        payload, event_id=f"id-{number}", subject=subject, kind=kind, at_us=number, is_critical=is_critical
+        payload, event_id=f"id-{number}", subject=subject, kind=kind, at_us=number, severity=severity
     )
 
 
@@ -112,15 +112,15 @@ def test_what_finds_no_slot_is_counted_by_kind(path: Path) -> None:
     reader.release_counts(counts)
     assert reader.take_counts() == []
     record(writer, 11, "kind-1", "11")
-    assert [(each.kind, each.events) for each in reader.take_counts()] == [("kind-1", 1)]
+    assert [(each.kind, each.events, each.first_us) for each in reader.take_counts()] == [("kind-1", 1, 11)]
 
 
 def test_the_last_quarter_is_kept_for_critical_events_of_other_kinds(path: Path) -> None:
     writer, reader = ReserveWriter(path, 16, kept_slots=4), ReserveReader(path)
-    found = [record(writer, n, "gateway-lost", str(n), is_critical=True) for n in range(20)]
+    found = [record(writer, n, "gateway-lost", str(n), severity="critical") for n in range(20)]
     assert found == [RecordOutcome.KEPT] * 12 + [RecordOutcome.COUNTED] * 8
     assert record(writer, 20, "gateway-up", "20") is RecordOutcome.COUNTED
-    kept = [record(writer, n, "violation-opened", str(n), is_critical=True) for n in range(21, 26)]
+    kept = [record(writer, n, "violation-opened", str(n), severity="critical") for n in range(21, 26)]
     assert kept == [RecordOutcome.KEPT] * 4 + [RecordOutcome.COUNTED]
     assert numbers(reader.take(99)) == [*range(12), *range(21, 25)]
     reader.release(reader.take(99))
@@ -493,6 +493,34 @@ def test_a_fleet_that_goes_in_one_tick_is_kept_and_what_is_critical_after_it_too
     flood = [raiser.record(row(number, subject=f"gw-{number}")) for number in range(2000, 4000)]
     assert RecordOutcome.COUNTED in flood
     assert raiser.record(row(5000, "violation-opened", "silver/a")) is RecordOutcome.KEPT
+    raiser.close()
+
+
+@pytest.mark.parametrize("name", raising.TOLD_APART)
+def test_what_is_about_different_things_of_one_subject_is_never_folded(reserves: Path, name: str) -> None:
+    raiser = raising.EventRaiser(reserves, "services")
+    for number in range(raising.INITIAL_SLOTS // 2):
+        raiser.record(row(number, subject=f"gw-{number}"))
+    found = [
+        raiser.record(row(100 + number, subject="gold/p99", details={name: value}))
+        for number, value in enumerate("aabba")
+    ]
+    kept, folded = RecordOutcome.KEPT, RecordOutcome.FOLDED
+    assert found == [kept, folded, kept, folded, kept]
+    raiser.close()
+
+
+def test_what_has_become_worse_is_never_folded(reserves: Path) -> None:
+    raiser = raising.EventRaiser(reserves, "services")
+    for number in range(raising.INITIAL_SLOTS // 2):
+        raiser.record(row(number, subject=f"gw-{number}"))
+    severities = ["warning", "warning", "critical", "warning"]
+    found = [
+        raiser.record(row(100 + number, "space-low", "pool", severity=severity))
+        for number, severity in enumerate(severities)
+    ]
+    kept, folded = RecordOutcome.KEPT, RecordOutcome.FOLDED
+    assert found == [kept, folded, kept, kept]
     raiser.close()
 
 

@@ -570,6 +570,20 @@ def test_a_state_file_that_cannot_be_written_deletes_nothing(
     assert rig.raised[1:] == [("event-state-written", "delivery")]
 
 
+def test_who_was_told_by_a_process_before_that_the_state_cannot_be_written_is_told_the_end(
+    tmp_path: Path,
+) -> None:
+    """The process died while its disk was full, and the next one finds room."""
+    about = {"element": "recipient", "subject": "delivery"}
+    rig = Rig(tmp_path, ToAll("r"), [InlineSender("r")])
+    rig.add(event(1, "event-state-not-written", severity="critical", **about))
+    rig.run()
+    for _ in range(3):
+        rig.add(event(2 + len(rig.raised)))
+        rig.run(1)
+    assert rig.raised == [("event-state-written", "delivery")]
+
+
 @pytest.mark.parametrize("content", [None, "", '{"lanes": {"r"', "[]"])
 def test_without_its_state_file_a_recipient_gets_again_what_the_queue_holds(
     tmp_path: Path, content: str | None

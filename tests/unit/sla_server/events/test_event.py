@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from docs.events import render
+from pmdaemon.reserve.raising import TOLD_APART
 from pmdaemon.wire.messages.alerts import ALERT_KINDS
 from sla_server.cli.explain import DOCUMENT_KINDS
 from sla_server.events import catalogue
@@ -174,6 +175,10 @@ def test_kinds_are_raised_with_severities_of_the_catalogue() -> None:
 @pytest.mark.parametrize("kind", ["unattributed", "infeasible", "control-oscillation"])
 def test_what_control_finds_is_critical_once_the_promise_is_broken(kind: str) -> None:
     assert catalogue.KINDS[kind].severities == ("warning", "critical")
+
+
+def test_conditions_that_a_detail_tells_apart_are_never_folded_into_one() -> None:
+    assert {kind.by for kind in catalogue.KINDS.values() if kind.by} <= set(TOLD_APART)
 
 
 def test_the_page_has_a_severity_that_varies() -> None:

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from pmdaemon.diskqueue.errors import QueueFull
-from pmdaemon.reserve.layout import COUNT, DELIVERED
+from pmdaemon.reserve.layout import COUNT, DELIVERED, LAST_US
+from pmdaemon.reserve.moment import Moments
 from pmdaemon.reserve.raising import INITIAL_SLOTS, KEPT_SHARE, SLOTS, EventRaiser
 from pmdaemon.reserve.reader import ReserveReader, TakenRecord
+from pmdaemon.reserve.writer import RecordOutcome
 from pmdaemon.runtime.clock import FakeClock
 from sla_server.events.delivery import STUCK_NS
 from sla_server.events.first_reading import MOST_IDS
@@ -140,6 +142,120 @@ def test_an_end_of_the_initialization_period_is_accepted_behind_a_beginning_that
     accepted_us |= {each.event.event_id: each.event.recorded_us for each in rig.queued(rig.normal)}
     assert accepted_us["e1"] < accepted_us["e2"]
     assert accepted_us["e3"] < accepted_us["e4"]
+
+
+def test_the_clock_is_set_back_between_two_reserves_and_the_end_stays_behind_its_beginning(
+    rig: Rigged,
+) -> None:
+    """Delivery is away meanwhile: one pass finds both."""
+    services, pair = EventRaiser(rig.folder, "services"), EventRaiser(rig.folder, "pair-0")
+    for raiser in (services, pair):
+        raiser.initialized()
+    services.record(event(90_000_000, "gateway-lost").row())
+    pair.record(event(1, "gateway-up").row())
+    services.record(event(2, "gateway-lost").row())
+    assert rig.step() == 3
+    found = rig.queued(rig.normal)
+    assert [item.event.event_id for item in found] == ["e90000000", "e1", "e2"]
+    times_us = [item.event.recorded_us for item in found]
+    assert times_us == sorted(set(times_us))
+
+
+def test_the_clock_is_set_back_before_a_restart_and_the_end_stays_behind_its_beginning(rig: Rigged) -> None:
+    former = EventRaiser(rig.folder, "services")
+    former.initialized()
+    former.record(event(90_000_000, "storage-fault").row())
+    former.close()
+    raiser = EventRaiser(rig.folder, "services")
+    raiser.record(event(1, "storage-recovered").row())
+    raiser.close()
+    assert rig.step() == 2
+    (begun,), (ended,) = rig.queued(rig.normal), rig.queued(rig.initial)
+    assert begun.event.recorded_us < ended.event.recorded_us
+
+
+def test_what_a_former_boot_has_raised_comes_first_though_its_clock_was_ahead(rig: Rigged) -> None:
+    former = EventRaiser(rig.folder, "services", Moments(lambda: "former-boot", lambda: 10**18))
+    former.initialized()
+    former.record(event(90_000_000, "gateway-lost").row())
+    former.close()
+    pair = EventRaiser(rig.folder, "pair-0")
+    pair.initialized()
+    pair.record(event(1, "gateway-up").row())
+    rig.step()
+    assert rig.ids(rig.normal) == ["e90000000", "e1"]
+
+
+def test_records_of_a_former_release_are_merged_by_time(rig: Rigged) -> None:
+    unknown = Moments(lambda: "")
+    services = EventRaiser(rig.folder, "services", unknown)
+    pair = EventRaiser(rig.folder, "pair-0", unknown)
+    for raiser in (services, pair):
+        raiser.initialized()
+    pair.record(event(2, "gateway-up").row())
+    services.record(event(1, "gateway-lost").row())
+    rig.step()
+    assert rig.ids(rig.normal) == ["e1", "e2"]
+
+
+def half_full(rig: Rigged, name: str) -> EventRaiser:
+    """A process whose reserve folds what is equal."""
+    raiser = EventRaiser(rig.folder, name)
+    raiser.initialized()
+    for number in range(SLOTS // 2):
+        raiser.record(event(1000 + number, subject=f"other-{number}").row())
+    return raiser
+
+
+def of_gateway(rig: Rigged) -> list[tuple[str, int]]:
+    items = rig.queued(rig.normal)
+    return [(item.event.kind, item.repeats) for item in items if item.event.subject == "gw"]
+
+
+def test_a_condition_that_ended_and_began_again_is_not_over_because_its_beginnings_were_folded(
+    rig: Rigged,
+) -> None:
+    services, pair = half_full(rig, "dbmanager"), EventRaiser(rig.folder, "pair-0")
+    pair.initialized()
+    now_us = rig.clock.unix_us()
+    services.record(event(1, "gateway-lost", at_us=now_us).row())
+    pair.record(event(2, "gateway-up", at_us=now_us + 1).row())
+    far_us = now_us + 3_600_000_000  # behind the moments, which are of the test's own minutes
+    assert services.record(event(3, "gateway-lost", at_us=far_us).row()) is RecordOutcome.FOLDED
+    services.record(event(4, "gateway-lost", at_us=far_us).row())
+    rig.point = "queued"
+    with pytest.raises(KeyboardInterrupt):
+        rig.step()
+    rig.point, rig.disk = "", rig.disk.after_kill()
+    rig.open()
+    rig.step()
+    assert of_gateway(rig) == [("gateway-lost", 1), ("gateway-up", 1), ("gateway-lost", 2)]
+    assert rig.step() == 0
+    assert rig.intake.repeated > 0
+
+
+def test_what_was_folded_comes_before_the_end_that_followed_it_though_the_clock_was_set_back(
+    rig: Rigged,
+) -> None:
+    raiser = half_full(rig, "dbmanager")
+    far_us = rig.clock.unix_us() + 3_600_000_000
+    raiser.record(event(1, "gateway-lost").row())
+    assert raiser.record(event(2, "gateway-lost", at_us=far_us).row()) is RecordOutcome.FOLDED
+    raiser.record(event(3, "gateway-up").row())
+    rig.step()
+    assert of_gateway(rig) == [("gateway-lost", 1), ("gateway-lost", 1), ("gateway-up", 1)]
+
+
+def test_what_is_folded_after_it_was_taken_comes_before_the_end_that_followed_it(rig: Rigged) -> None:
+    raiser = half_full(rig, "dbmanager")
+    raiser.record(event(1, "gateway-lost").row())
+    words, slot = raiser._normal._file.words, raiser._normal._file.slot(SLOTS // 2 + 1)
+    rig.step()
+    words[slot + COUNT] += 1  # stored by the writer after the reader had looked
+    words[slot + LAST_US] = rig.clock.unix_us() + 3_600_000_000
+    raiser.record(event(3, "gateway-up").row())
+    rig.step()
+    assert of_gateway(rig) == [("gateway-lost", 1), ("gateway-lost", 1), ("gateway-up", 1)]
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -165,6 +165,19 @@ def test_a_partner_without_room_is_an_event_and_local_delivery_goes_on(tmp_path:
     assert len(pair.b.store) == 0
 
 
+def test_that_the_mirror_has_caught_up_is_told_also_by_the_next_process(tmp_path: Path) -> None:
+    pair = Partners(tmp_path, ("r", "dead"), store_bytes=1 << 16)
+    pair.a.answers("dead", None)
+    pair.a.add(*(event(number, event_id=f"a{number}", text="x" * 500) for number in range(1, 301)))
+    pair.run(3)
+    assert pair.a.raised == ["pair-mirror-behind"]
+    pair.kill(pair.a)
+    pair.a.answers("dead")
+    pair.a.restart()
+    pair.run(5)
+    assert pair.a.raised == ["pair-mirror-behind", "pair-mirror-caught-up"]
+
+
 def test_a_partner_that_lost_its_disk_has_its_events_delivered_here(tmp_path: Path) -> None:
     pair = Partners(tmp_path)
     pair.a.answers("r", None)

@@ -13,9 +13,9 @@ from pmdaemon.poller import announcements
 from pmdaemon.reserve import attach_reserves, initialized, raise_event, raising
 from pmdaemon.reserve.reader import ReserveReader
 from sla_server.db import schema
+from sla_server.db.ingest.outage import FILE, DatabaseOutage, OutageMark
 from sla_server.db.ingest.records import add_events
 from sla_server.db.ingest.records import event_row as db_event_row
-from sla_server.db.ingest.writer import DatabaseOutage
 from sla_server.events.event import Event, from_row, parse
 from sla_server.recorder import Recorder
 from sla_server.services.record_sender import RecordSender
@@ -96,3 +96,37 @@ def test_a_database_that_stays_away_is_announced_once_and_its_return_too(raised:
         ("database-away", 1_000_000),
         ("database-back", 20_000_000),
     ]
+
+
+def test_people_are_notified_of_the_end_also_when_the_process_that_announced_the_outage_is_gone(
+    raised: Raised, tmp_path: Path
+) -> None:
+    former = DatabaseOutage(OutageMark(tmp_path))
+    former.failed(1_000_000, "full")
+    former.announce(7_000_000)
+    DatabaseOutage(OutageMark(tmp_path)).started(9_000_000)
+    DatabaseOutage(OutageMark(tmp_path)).started(12_000_000)
+    found = [(event.kind, event.at_us) for event in raised()]
+    assert found == [("database-away", 1_000_000), ("database-back", 9_000_000)]
+    assert raised()[1].text.endswith("after 8.0 s")
+
+
+def test_a_start_without_an_outage_says_nothing(raised: Raised, tmp_path: Path) -> None:
+    DatabaseOutage(OutageMark(tmp_path)).started(9_000_000)
+    assert raised() == []
+
+
+@pytest.mark.parametrize("content", ["", "\0" * 21, "x" * 21, "-5"])
+def test_a_mark_of_any_content_is_no_outage(tmp_path: Path, content: str) -> None:
+    (tmp_path / FILE).write_text(content)
+    assert OutageMark(tmp_path).since_us() == 0
+
+
+def test_a_mark_needs_no_room_on_the_disk_that_it_did_not_have_before(tmp_path: Path) -> None:
+    mark = OutageMark(tmp_path)
+    size = (tmp_path / FILE).stat().st_size
+    mark.set(1_800_000_000_000_000)
+    assert (OutageMark(tmp_path).since_us(), (tmp_path / FILE).stat().st_size) == (
+        1_800_000_000_000_000,
+        size,
+    )

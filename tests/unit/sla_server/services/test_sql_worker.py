@@ -18,7 +18,7 @@ from sla_server.services.sql_worker import MORE_S, PolicyOrders, SqlState, SqlWo
 from sla_server.services.startup import Start, marker_event, read_start
 from sla_server.services.store import SqlReads
 from tests.support.agreements import simple
-from tests.support.services import GATEWAY, MINUTE_US, START_US, Away, FakeStore
+from tests.support.services import GATEWAY, MINUTE_US, START_US, Away, Bench, FakeStore
 from tests.unit.sla_server.services.test_catalog import docs
 
 HOUR_US = 60 * MINUTE_US
@@ -212,6 +212,18 @@ def test_the_start_reads_what_the_process_before_left() -> None:
 
 def test_an_empty_database_gives_the_configured_mode() -> None:
     assert read_start(FakeStore(), "enforce", START_US) == Start(mode="enforce")
+
+
+def test_a_fault_of_storage_that_goes_on_as_events_say_is_known_at_the_start() -> None:
+    store = FakeStore()
+    rows = (("storage-fault", "a", 1), ("storage-recovered", "a", 2), ("storage-fault", "b", 3))
+    store.tables["events"] = [
+        {"kind": kind, "subject": backend, "at_us": START_US + number, "details": {"fault": "fails"}}
+        for kind, backend, number in rows
+    ]
+    start = read_start(store, "observe", START_US)
+    assert start.storage_faults == {"b": "fails"}
+    assert Bench(start).controller.faults.restored == {"b": "fails"}
 
 
 def test_every_gateway_that_was_not_lost_is_awaited() -> None:

@@ -15,8 +15,8 @@ from sla_server.db import migrate
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import begin, make_engine
 from sla_server.db.errors import DatabaseUnavailable
-from sla_server.db.ingest import writer as writers
-from sla_server.db.ingest.writer import DatabaseOutage
+from sla_server.db.ingest import outage as outages
+from sla_server.db.ingest.outage import DatabaseOutage
 from tests.support.database import Rig
 from tests.support.samples import T0, assert_database_holds, cuts_message, make_cut, record_message
 
@@ -50,8 +50,8 @@ def put(rig, *items):
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(writers, "BACKOFF_FIRST_S", 0.01)
-    monkeypatch.setattr(writers, "BACKOFF_LIMIT_S", 0.05)
+    monkeypatch.setattr(outages, "BACKOFF_FIRST_S", 0.01)
+    monkeypatch.setattr(outages, "BACKOFF_LIMIT_S", 0.05)
 
 
 @pytest.mark.db
@@ -76,8 +76,8 @@ def test_a_server_that_stops_and_comes_back_needs_no_restart(
         postgres.start()
         wait_until(lambda: rig.writer.sql_seq == 6 and not rig.writer.outage.is_on, "recovery")
     assert_database_holds(rig.reader, items)
-    [row] = [row for row in rig.reader.events() if row["kind"] == "database-away"]
-    assert (row["at_us"], row["severity"], row["details"]["seconds"]) == (T0, "critical", 90.0)
+    [row] = [row for row in rig.reader.events() if row["kind"] == "database-was-away"]
+    assert (row["at_us"], row["severity"], row["details"]["seconds"]) == (T0, "info", 90.0)
     rig.close()
 
 

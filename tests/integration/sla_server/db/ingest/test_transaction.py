@@ -14,11 +14,13 @@ from pmdaemon.wire import cut as cuts
 from pmdaemon.wire import frame
 from pmdaemon.wire.cut import COL
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.stored import StoredGateway
 from sla_server.db import upsert as upserts
 from sla_server.db.errors import DatabaseUnavailable
 from sla_server.db.ingest import transaction
 from sla_server.db.ingest.intake import CorrectedWatermark
 from sla_server.db.ingest.transaction import IngestStore
+from sla_server.services.gateway_states import GatewayStates
 from tests.support.database import Rig
 from tests.support.samples import (
     EPOCH,
@@ -281,6 +283,28 @@ def test_a_new_queue_starts_at_its_own_cursor(database):
 def state_events(rig):
     """All events but those of new volumes and clients."""
     return [row for row in rig.reader.events() if not row["kind"].endswith("-new")]
+
+
+def test_what_services_raise_at_once_of_a_state_is_the_event_that_is_stored(rig):
+    up, lost = gateway_message(at_us=T0), gateway_message("lost", at_us=T0 + 3, reason="silent")
+    messages = [
+        up,
+        gateway_message("stalled", at_us=T0 + 1),
+        gateway_message("recovered", at_us=T0 + 2),
+        lost,
+        gateway_message(at_us=T0 + 4, ep=EPOCH + 1),
+        gateway_message("lost", at_us=T0 + 5, ep=EPOCH + 1, planned=True),
+        gateway_message("detached", at_us=T0 + 6, ep=EPOCH + 1),
+    ]
+    rig.feed(*messages)
+    stored = {row["event_id"]: row for row in state_events(rig)}
+    states = GatewayStates()
+    raised = [states.event(StoredGateway.read(frame.decode_own(message).header)) for message in messages]
+    found = [row for row in raised if row is not None]
+    kinds = ["gateway-stalled", "gateway-recovered", "gateway-lost", "gateway-up", "gateway-stopped"]
+    assert [row["kind"] for row in found] == kinds
+    for row in found:
+        assert {key: stored[row["event_id"]][key] for key in row} == row
 
 
 def test_a_session_that_the_server_ended_itself_is_stored_and_makes_no_event(rig):

@@ -10,6 +10,7 @@ from sqlalchemy import text
 
 from sla_server.db.archive import writer as archive_writers
 from sla_server.db.errors import ArchiveFailed, DatabaseRefused, DatabaseUnavailable
+from sla_server.db.ingest import outage as outages
 from sla_server.db.ingest import writer as writers
 from sla_server.db.ingest.transaction import CursorMoved
 from tests.support import database as support
@@ -252,7 +253,7 @@ def test_a_restored_manifest_gets_its_files_again(rig):
 
 def test_the_thread_survives_a_database_that_is_away(rig, monkeypatch):
     """``run`` waits, tries again, and finishes everything when told to."""
-    monkeypatch.setattr(writers, "BACKOFF_FIRST_S", 0.001)
+    monkeypatch.setattr(outages, "BACKOFF_FIRST_S", 0.001)
     commit = rig.store.commit
     tries = []
 

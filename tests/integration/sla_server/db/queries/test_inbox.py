@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from sla_server.services.rows import audit_row
+from sla_server.services.store import SqlReads
 from tests.support.samples import T0, record_message
 
 DELIVERY: dict[str, Any] = {
@@ -105,3 +106,15 @@ def test_events_whose_ids_begin_so(rig: Any) -> None:
     named = {part: [row["event_id"] for row in rig.reader.events_of(part, 2)] for part in ("ab", "ab_", "x")}
     assert named == {"ab": ["abc", "ab_2"], "ab_": ["ab_2", "ab_1"], "x": []}
     assert rig.reader.events_of("abc", 2)[0]["details"] == {"n": 3}
+
+
+def test_backends_at_fault_are_those_whose_newest_event_says_so(rig: Any) -> None:
+    def fault(number: int, kind: str, backend: str) -> tuple[str, dict[str, Any]]:
+        return _event(number, kind=kind, element="backend", subject=backend, details={"fault": "hangs"})
+
+    began, ended = "storage-fault", "storage-recovered"
+    rows = [fault(1, began, "a"), fault(2, ended, "a"), fault(3, began, "b"), fault(4, began, "a")]
+    rows += [fault(5, began, "c"), fault(6, ended, "c"), fault(0, began, "old")]
+    rig.feed(record_message(rows))
+    rig.drain(final=True)
+    assert SqlReads(rig.reader).storage_faults(T0 + 1_000_000) == {"a": "hangs", "b": "hangs"}

@@ -13,7 +13,7 @@ import pytest
 from pmdaemon.runtime.clock import Deadline
 from sla_server.events.documents import WebhookSpec
 from sla_server.events.recipients.alertmanager import begun, ended, question
-from sla_server.events.recipients.base import retry
+from sla_server.events.recipients.base import Notice, Status, retry
 from sla_server.events.recipients.http_client import MENDED_AFTER_S
 from sla_server.events.recipients.network import Resolver
 from sla_server.events.recipients.webhook import ZERO_TIME, HttpTarget, body, idempotency_key, signature
@@ -64,6 +64,29 @@ def test_the_fingerprint_is_the_same_at_the_beginning_and_at_the_end() -> None:
     ended = body("oncall", [closed(2)])["alerts"][0]
     other = body("oncall", [notice(1, event_fields={"details": {}, "subject": "crm/latency"})])["alerts"][0]
     assert begun["fingerprint"] == ended["fingerprint"] != other["fingerprint"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "end", "by", "label"),
+    [
+        ("plane-died", "plane-back", "subject", "part"),
+        ("throttle-set", "throttle-released", "throttle_id", "throttle_id"),
+        ("burn-rate", "burn-rate-ended", "alert", "alert"),
+    ],
+)
+def test_the_end_of_one_condition_is_not_that_of_another_one_of_the_same_subject(
+    kind: str, end: str, by: str, label: str
+) -> None:
+    def about(which: str, name: str = kind, **details: str) -> Notice:
+        status = Status.RESOLVED if name == end else Status.FIRING
+        fields = {"kind": name, "element": "gateway", "subject": "gw-1", "details": {by: which, **details}}
+        return notice(1, event_fields=fields, status=status, condition=kind.partition("-")[0])
+
+    alerts = body("oncall", [about("a", volume="v"), about("b"), about("a", end)])["alerts"]
+    first, second, ended_first = (each["fingerprint"] for each in alerts)
+    assert first == ended_first != second
+    assert [alert["labels"][label] for alert in alerts] == ["a", "b", "a"]
+    assert f'{label}="a"' in parse_qs(urlsplit(question(about("a", end))).query)["filter"]
 
 
 def test_alertmanager_is_asked_which_alerts_of_the_condition_are_active_and_ends_those() -> None:

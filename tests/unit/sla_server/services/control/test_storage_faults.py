@@ -194,3 +194,22 @@ def test_what_a_fault_ended_is_a_decision_of_the_loop_and_rests_end_with_it() ->
     for _ in range(6):
         run.second(GOOD, (400, 2.0))
     assert control.quiet_until_ns == 0
+
+
+@pytest.mark.parametrize("goes_on_s", [0, 70])
+def test_a_fault_that_a_process_before_has_reported_ends_with_an_event(goes_on_s: int) -> None:
+    run = Run(world())
+    run.made.controller.faults.restore({"disk": "hangs"}, 0)
+    for _ in range(goes_on_s):
+        run.second(NOTHING, NOTHING, waiting=ALL_WAIT)
+    assert run.kinds("backend") == [], "it was reported before"
+    for _ in range(70):
+        run.second(GOOD, (400, 2.0))
+    assert run.kinds("backend") == ["storage-recovered"]
+
+
+def test_a_fault_of_a_process_before_keeps_nothing_from_the_loop() -> None:
+    run = Run(world())
+    run.made.controller.faults.restore({"disk": "hangs"}, 0)
+    run.second(GOOD, (400, 2.0))
+    assert run.made.controller.faults.kind_of("disk") == ""

@@ -334,6 +334,23 @@ def test_alerts_are_raised_once_over_restarts_and_end() -> None:
     assert len(kinds) == len(set(kinds))
 
 
+def burn_alerts_in(found: Judgement, kind: str) -> list[str]:
+    return [row["details"]["alert"] for table, row in found.rows if table == "events" and row["kind"] == kind]
+
+
+def test_alerts_of_an_agreement_that_is_ended_end_with_events() -> None:
+    scene = Scene()
+    begun: list[str] = []
+    for minute in range(20):
+        scene.store.add_slot(at(minute), missed=600 if minute >= 5 else 0)
+        begun += burn_alerts_in(scene.run(minute + 1.1), "burn-rate")
+    assert "consecutive" in begun
+    (item,) = scene.items
+    scene.judge.set_agreements([replace(item, ended_us=at(20.2))], at(20.2))
+    assert burn_alerts_in(scene.run(20.3), "burn-rate-ended") == sorted(begun)
+    assert burn_alerts_in(scene.run(20.4), "burn-rate-ended") == []
+
+
 def test_a_deleted_agreement_has_no_standing_and_its_last_slices_are_judged() -> None:
     scene = Scene(InForce(agreement(simple()), 1, START_US, ended_us=at(1.5)))
     for minute in range(4):
