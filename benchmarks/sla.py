@@ -8,7 +8,7 @@ O_DIRECT. The same scenarios run on the simulator (``sla_simulated``), whose fig
 
 What neighbours keep is compared with the best static cap; of a disk that becomes slower with that of each
 half; of storage that hangs or fails not at all. A second is bad when the p95 of any victim's I/Os due in it
-is over the promise. Back under the promise is the first second that is followed by another good one. Whether
+is above the promise. Back under the promise is the first second that is followed by another good one. Whether
 neighbours are left alone when no agreement is at risk is asked twice: beside victims, of neighbours that ask
 for little, and of greedy ones when the victims have gone: enforced, and then only observed.
 
