@@ -141,8 +141,7 @@ class Loops:
             fault_ns = self._faults.since_ns(backend)
             if fault_ns is not None:
                 self._suspend(self._control(backend), now_ns - fault_ns, unix_us)
-                continue
-            if self._faults.may_hang(backend):
+            if fault_ns is not None or self._faults.may_hang(backend):
                 continue
             rows = risky.get(backend, [])
             scopes = self._leads(backend, rows)
