@@ -19,6 +19,7 @@ from sla_server.cluster.messages.errors import MirrorRefused, NotConfirmed
 from sla_server.cluster.messages.mirror_records import record
 from sla_server.cluster.messages.mirror_streams import delete_stream, promoted_last
 from sla_server.cluster.messages.mirrors import trim
+from sla_server.cluster.messages.transaction import MOST_LIMIT_S
 from tests.support.cluster import READY_S, configurations
 from tests.support.node_processes import Nodes, done, make_members, sla, status
 
@@ -256,7 +257,7 @@ def test_what_a_transaction_has_acknowledged_comes_from_no_promoted_mirror_again
     _mirror(nodes, name, lambda row: row["messages"] == 10 and not row["behind_messages"])
     consumer = session.consumer("tolls", "reader")
     nodes.end(node, signal.SIGKILL)
-    with session.transaction(limit_s=LIMIT_S) as transaction:
+    with session.transaction(limit_s=MOST_LIMIT_S) as transaction:
         for _ in range(3):
             received = consumer.receive(LIMIT_S)
             assert received is not None
