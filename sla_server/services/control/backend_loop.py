@@ -21,17 +21,16 @@ Pure: no clock, no I/O; ``now_ns`` is monotonic. Changed only by the controller'
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from pmdaemon.runtime.backoff import doubled
 from sla_server.services.control.cap_gate import CapGate
 from sla_server.services.control.decisions import Reason
-from sla_server.services.control.loop_step import NOTHING, LoopStep, Phase, Report
+from sla_server.services.control.effect import Effect, Freed
+from sla_server.services.control.loop_step import NOTHING, LoopStep, Moves, Notices, Phase, Report
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.sharing import (
     Neighbour,
@@ -88,15 +87,12 @@ class BackendControl:
     peaks: float = 0.0  # of the managed volumes, when it was made
     grew: bool = False  # they used clearly more until it held: what is late at first is of that
     probes: int = 0  # beyond the ceiling, in a row, that brought no promise near its threshold
-    decreases: int = 0
-    r_before: float = 0.0
-    r_free: float = 0.0  # r that such a burst has without caps, where C was set before it
+    effect: Effect = field(init=False)
     hold_up_factor: int = 1
-    moves: deque[tuple[int, int]] = field(default_factory=deque)
+    moves: Moves = field(default_factory=Moves)
     demands: deque[tuple[int, float]] = field(default_factory=deque)
     quiet_until_ns: int = 0
-    futile: int = 0  # attempts in a row that had no effect
-    reported: dict[str, Report] = field(default_factory=dict)
+    notices: Notices = field(default_factory=Notices)
     helpless_since_ns: int | None = None  # at risk without a break, and no neighbour found to slow down
     away: dict[str, float] = field(default_factory=dict)  # gateways that were lost, and the ceiling then
     rests_without: frozenset[str] = frozenset()  # those of them that were away when the last attempt ended
@@ -105,6 +101,9 @@ class BackendControl:
     fits_from_ns: dict[str, int] = field(default_factory=dict)  # since when a managed volume feels no cap
     unused_from_ns: dict[str, int] = field(default_factory=dict)  # since when a managed client uses nothing
     turned_ns: int | None = None  # when clients of managed volumes joined or left last
+
+    def __post_init__(self) -> None:
+        self.effect = Effect(self.settings)
 
     @property
     def active(self) -> bool:
@@ -161,6 +160,7 @@ class BackendControl:
         )
         if self.allowed < before:  # beyond C0, what goes may have more of C than C0 was: steps would be 0
             self.start = max(self.start, c0 * self.allowed / before)
+        self.effect.resize(ratio, more)
         self.is_learning = False  # what others used says nothing of these
         self.away = {
             gateway: rate if math.isinf(rate) else max(rate * ratio + more, 0.0)
@@ -220,18 +220,19 @@ class BackendControl:
 
     def end_rest(self) -> None:
         """The trouble that no attempt could help has ended."""
-        self.quiet_until_ns, self.rests_without = 0, frozenset()
+        self.quiet_until_ns, self.rests_without, self.effect.freed = 0, frozenset(), None
 
     def reset(self) -> None:
         """Give up C and what was learned; back-off, futile attempts and the times of reports stay."""
-        self.is_ahead, self.r_free, self.probes = False, 0.0, 0
+        self.is_ahead, self.probes = False, 0
+        self.effect.reset()
         self.is_learning, self.grew = False, False
         self.phase, self.allowed, self.start, self.ceiling = Phase.IDLE, 0.0, 0.0, 0.0
         self.managed, self.victims, self.lead = {}, set(), None
-        self.clear_since_ns, self.decreases, self.hold_up_factor, self.settling = None, 0, 1, False
+        self.clear_since_ns, self.hold_up_factor, self.settling = None, 1, False
         self.ends, self.fits_from_ns, self.unused_from_ns = {}, {}, {}
         self.away = dict.fromkeys(self.away, float("inf"))  # of another C nothing is known yet
-        self.moves.clear()
+        self.moves.made.clear()
         self.demands.clear()
 
     def pre_position(
@@ -252,7 +253,7 @@ class BackendControl:
         self.phase, self.managed, self.victims, self.lead = Phase.HOLD, dict(managed), set(victims), lead
         self.allowed, self.start, self.ceiling = allowed, loop.start, loop.ceiling
         self.changed_ns = self.calm_since_ns = now_ns
-        self.is_ahead, self.r_free = True, r_free
+        self.is_ahead, self.effect.r_free = True, r_free
 
     def step(self, victims: Sequence[Victim], neighbours: Mapping[str, Neighbour], now_ns: int) -> LoopStep:
         """At most one change. Call it with the windows of this gate only."""
@@ -357,11 +358,12 @@ class BackendControl:
     ) -> LoopStep:
         s = self.settings
         if now_ns < self.quiet_until_ns:
-            return NOTHING
+            freed = self.effect.take_back(at_risk, now_ns)
+            return NOTHING if freed is None else self._take_back(freed, lead, neighbours, now_ns)
         if self.active and now_ns - self.changed_ns < s.hold_down_for(lead.signal.latency_us / 1e6) * 1e9:
             return NOTHING
         factor = min(max(1 / max(lead.signal.r_step, 1e-9), s.decrease_min), s.decrease_max)
-        no_effect = self.active and self._had_no_effect(lead)
+        no_effect = self.active and self.effect.had_none(lead.signal.r_step, self.allowed)
         rose = self._manage(lead, neighbours, factor, no_effect)
         if not self.managed:
             return self._helpless(
@@ -376,17 +378,16 @@ class BackendControl:
         # A cap above what the storage gives any more is not felt: as a first cut, the step is from the use.
         used = sum(n.cost_per_s for n in self.managed.values())
         felt = max(used, s.decrease_min * self.allowed) if self._is_slack() else self.allowed
-        wanted = max(floors, felt * factor)
+        least = max(floors, self.effect.least(lead.signal.r_step, now_ns))
+        wanted = max(least, felt * factor)
         if not self.grew:  # else the storage still has what came before the first cut
             self.ceiling = min(self.ceiling, felt, self._given())
         if wanted >= self.allowed * 0.999:
-            return self._at_floor(lead, now_ns)
+            return self._at_floor(lead, least > floors, now_ns)
         self.helpless_since_ns, self.grew = None, False
         if not self.active:
             self.is_learning, self.peaks = True, sum(n.peak for n in self.managed.values())
-        if not self.active or not self.decreases:
-            self.r_before, self.r_free = max(lead.signal.r_step, self.r_free), 0.0
-        self.decreases += 1
+        self.effect.count(lead.signal.r_step, self.allowed, is_first=not self.active)
         self.lead = lead
         others = helped_with(lead, at_risk, self.managed)
         self.victims |= {v.key for v in (lead, *others)}
@@ -438,7 +439,7 @@ class BackendControl:
                     # A client more of what is managed shares what the others have.
                     self._let_in(n, lead, 0.0 if part_of(n) in parts else n.cost_per_s)
         if rose and self.active:
-            self.decreases = 0  # the effect is measured from here on
+            self.effect.others()
         return rose
 
     def _let_in(self, n: Neighbour, lead: Victim, more: float) -> None:
@@ -462,52 +463,63 @@ class BackendControl:
             return NOTHING
         return self._report(kind, now_ns, lead, why)
 
-    def _had_no_effect(self, lead: Victim) -> bool:
-        """After enough decreases r must have fallen, else the volumes slowed down are not the cause."""
-        s = self.settings
-        if self.decreases < s.effective_decreases:
-            return False
-        if lead.signal.r_step >= self.r_before * (1 - s.effective_ratio):
-            return True
-        self.decreases, self.r_before = 0, lead.signal.r_step  # it helped: measure the next ones from here
-        self.futile = 0
-        return False
-
     def _restore(self, lead: Victim, now_ns: int) -> LoopStep:
-        # A cause that is elsewhere may stay there for hours: each attempt costs the neighbours some seconds.
-        if now_ns - self.quiet_until_ns > self.settings.backoff_max_s * 1e9:
-            self.futile = 0
-        quiet_s = doubled(self.settings.backoff_s, self.futile, self.settings.backoff_max_s)
-        text = (
-            f"{figures_of(lead)}; {self.decreases} decreases of {named(self.managed)} from "
-            f"{self.start:.0f} to {self.allowed:.0f} weighted IOPS changed r from {self.r_before:.2f} "
-            f"to {lead.signal.r_step:.2f} only: the cause is elsewhere. "
-            f"Restored for {quiet_s:g} s"
+        r, effect = lead.signal.r_step, self.effect
+        found = (
+            f"{effect.decreases} decreases of {named(self.managed)} from {self.start:.0f} to "
+            f"{self.allowed:.0f} weighted IOPS changed r from {effect.r_before:.2f} to {r:.2f} only"
         )
+        if (least := effect.stop_at(r, now_ns)) is not None:
+            why = f"{found}, but r rises without them: back to {least:.0f}, as far as slowing down helps"
+            said = self._report("infeasible", now_ns, lead, why)
+            text = f"{figures_of(lead)}; {why}"
+            step = self._move(max(least, self.allowed), Phase.HOLD, Reason.RECOVERY, text, lead, now_ns)
+            return (
+                step if step.notice else replace(said, changed=True, reason=step.reason, text=text, lead=lead)
+            )
+        quiet_s = effect.rest_s(self.quiet_until_ns, now_ns)
+        text = f"{figures_of(lead)}; {found}: the cause is elsewhere. Restored for {quiet_s:g} s"
+        kept = effect.c_before, self.start, self.ceiling
+        effect.freed = Freed(lead.key, r, frozenset(self.managed), frozenset(self.victims), *kept)
         self.reset()
-        self.futile += 1
         self.quiet_until_ns, self.rests_without = now_ns + round(quiet_s * 1e9), frozenset(self.away)
-        self.reported["unattributed"] = Report(now_ns, quiet_s)
+        self.notices.given["unattributed"] = Report(now_ns, quiet_s)
         return LoopStep(True, Reason.UNATTRIBUTED, text, "unattributed", text, lead.signal.u > 1, lead)
 
-    def _at_floor(self, lead: Victim, now_ns: int) -> LoopStep:
+    def _take_back(
+        self, freed: Freed, lead: Victim, neighbours: Mapping[str, Neighbour], now_ns: int
+    ) -> LoopStep:
+        """They are slowed down as before the decreases that seemed to have no effect."""
+        self.end_rest()
+        if not freed.managed <= neighbours.keys():
+            return NOTHING  # others are there: the next step finds out who
+        self.managed = {v: neighbours[v] for v in freed.managed}
+        self.victims = {*freed.victims, lead.key}
+        self.allowed, self.start, self.ceiling, self.lead = freed.allowed, freed.start, freed.ceiling, lead
+        text = (
+            f"{figures_of(lead)}; r rose from {freed.r:.2f} while {named(self.managed)} had no caps: "
+            f"slowing down helps. Back to {freed.allowed:.0f} weighted IOPS"
+        )
+        reason = Reason.PROMISE_VIOLATED if lead.signal.u > 1 else Reason.PROMISE_AT_RISK
+        return self._move(freed.allowed, Phase.DECREASE, reason, text, lead, now_ns)
+
+    def _at_floor(self, lead: Victim, is_useless: bool, now_ns: int) -> LoopStep:
         if not self.active:
             names = named(self.managed)
             self.reset()  # nothing was in force: the managed set was only a trial
             why = f"{names} use no more than their floors already"
             return self._helpless(lead, "unattributed", f"nobody to slow down: {why}", now_ns)
-        if self.decreases and lead.signal.r_step >= self.r_before * (1 - self.settings.effective_ratio):
+        if self.effect.is_nil(lead.signal.r_step, self.allowed):
             return self._restore(lead, now_ns)
-        return self._report("infeasible", now_ns, lead, "its neighbours are at their floors already")
+        why = (
+            "slowing its neighbours down further did not help"
+            if is_useless
+            else "its neighbours are at their floors already"
+        )
+        return self._report("infeasible", now_ns, lead, why)
 
     def _report(self, kind: str, now_ns: int, lead: Victim, why: str) -> LoopStep:
-        """Once, and again after a time that doubles while it goes on."""
-        report = Report.due(self.reported.get(kind), now_ns, self.settings)
-        if report is None:
-            return NOTHING
-        self.reported[kind] = report
-        text = f"{figures_of(lead)}; {why}"
-        return LoopStep(notice=kind, notice_text=text, violated=lead.signal.u > 1, lead=lead)
+        return self.notices.step(kind, now_ns, lead, why, self.settings)
 
     def _recover(self, asking: Sequence[Victim], now_ns: int) -> LoopStep:
         throttled = frozenset(self.managed)
@@ -535,7 +547,7 @@ class BackendControl:
         if wanted <= self.allowed:
             self.phase = Phase.HOLD
             return NOTHING
-        self.decreases = self.futile = 0
+        self.effect.helped()
         names = named(throttled)
         text = f"{figures_of(worst)}: {names} from {self.allowed:.0f} to {wanted:.0f} weighted IOPS"
         return self._move(wanted, Phase.INCREASE, Reason.RECOVERY, text, worst, now_ns)
@@ -580,19 +592,8 @@ class BackendControl:
         sign = 1 if wanted > self.allowed else -1
         self.is_ahead = self.is_ahead and sign > 0
         self.allowed, self.phase, self.changed_ns, self.clear_since_ns = wanted, phase, now_ns, None
-        notice = self._oscillates(sign, now_ns)
+        notice = ""
+        if self.moves.turn_often(sign, now_ns, self.settings):
+            most = max(1, round(self.settings.hold_up_max_s / max(self.settings.hold_up_s, 1e-9)))
+            self.hold_up_factor, notice = min(self.hold_up_factor * 2, most), "control-oscillation"
         return LoopStep(True, reason, text, notice, text if notice else "", lead=lead)
-
-    def _oscillates(self, sign: int, now_ns: int) -> str:
-        s = self.settings
-        self.moves.append((now_ns, sign))
-        while now_ns - self.moves[0][0] > s.oscillation_window_s * 1e9:
-            self.moves.popleft()
-        signs = [sign for _, sign in self.moves]
-        if sum(a != b for a, b in itertools.pairwise(signs)) <= s.oscillation_changes:
-            return ""
-        self.hold_up_factor = min(
-            self.hold_up_factor * 2, max(1, round(s.hold_up_max_s / max(s.hold_up_s, 1e-9)))
-        )
-        self.moves.clear()
-        return "control-oscillation"

@@ -145,7 +145,7 @@ class Watched:
             self.least = min(known, park_ratio * ceiling, control.settings.decrease_min * control.start)
             known = max(known, self.allowed)
             if not before.active:
-                self.r_free = control.r_before
+                self.r_free = control.effect.r_before
         self.allowed = max(min(known, park_ratio * ceiling), self.least)
         self.ceiling = ceiling
         self.start, self.learned_ns = control.start, now_ns

@@ -172,7 +172,7 @@ def test_oscillation_halves_the_step_and_doubles_hold_up(control):
     for _ in range(4):
         now += 3
         notices.append(control.step([victim(r=1.0, u=0.8)], found, now * S).notice)
-        control.decreases = 0
+        control.effect.decreases = 0
         for _ in range(3):
             now += 1
             notices.append(control.step([clear(r=0.2)], found, now * S).notice)

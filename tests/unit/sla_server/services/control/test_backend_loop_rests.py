@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from sla_server.agreements.promise import Priority
+from sla_server.services.control.backend_loop import BackendControl
 from sla_server.services.control.decisions import Reason
 from sla_server.services.control.victims import Need
 from tests.support.loop_steps import S, clear, neighbour, resting, settled, victim, world
@@ -62,11 +65,11 @@ def test_without_effect_it_restores_and_backs_off(control):
 
 
 def test_a_cause_that_is_elsewhere_for_weeks_keeps_the_longest_rest(control):
-    control.futile = 1100  # one attempt in sixteen minutes: twelve days of it
+    control.effect.futile = 1100  # one attempt in sixteen minutes: twelve days of it
     control.step([victim(r=3.0)], world(neighbour(cost=60.0)), 0)
     step = control.step([victim(r=2.95)], world(neighbour(cost=53.0)), 3 * S)
     assert "Restored for 960 s" in step.text
-    assert control.futile == 1101
+    assert control.effect.futile == 1101
 
 
 def test_at_its_floor_without_effect_is_unattributed_too(control):
@@ -119,3 +122,71 @@ def test_a_rest_that_began_while_a_gateway_was_away_ends_when_it_is_back(control
     resting(control)
     control.came_back("B")
     assert control.quiet_until_ns == 0
+
+
+def _gave_up(control: BackendControl, r: float = 1.2) -> int:
+    """Attempts at a promise that slowing down does not help any further; the second in which it rests."""
+    found, second = world(neighbour(cost=4000.0)), 100
+    while not control.quiet_until_ns:
+        control.step([victim(r=r)], found, second * S)
+        second += 3
+    return second
+
+
+def test_caps_come_back_at_once_when_r_rises_without_them(control):
+    found = world(neighbour(cost=4000.0, queueing=True))
+    second = _gave_up(control)
+    step = control.step([victim(r=16.0)], found, second * S)
+    assert (step.changed, control.allowed) == (True, 4000.0)
+    assert "r rose from 1.20" in step.text
+    assert control.quiet_until_ns == 0
+
+
+def test_caps_come_back_for_the_promise_that_they_were_for_only(control):
+    second = _gave_up(control)
+    assert not control.step([victim(r=16.0, name="gold3")], world(neighbour(cost=4000.0)), second * S).changed
+    assert not control.step([victim(r=1.7)], world(neighbour(cost=4000.0)), second * S).changed
+
+
+def test_caps_of_which_one_has_gone_do_not_come_back_but_the_rest_ends(control):
+    second = _gave_up(control)
+    assert not control.step([victim(r=16.0)], world(), second * S).changed
+    assert control.quiet_until_ns == 0
+    assert control.step([victim(r=16.0)], world(neighbour("other")), (second + 1) * S).changed
+
+
+def test_proven_caps_go_no_lower_than_they_help_and_it_is_said(control):
+    found = world(neighbour(cost=4000.0, queueing=True))
+    second = _gave_up(control)
+    control.step([victim(r=16.0)], found, second * S)
+    steps = [control.step([victim(r=1.2)], found, (second + n) * S) for n in range(3, 60, 3)]
+    assert [step.notice for step in steps if step.notice] == ["infeasible"]
+    assert not any(step.changed for step in steps)
+    assert control.allowed == 4000.0
+
+
+def test_whether_proven_caps_help_is_tried_again_and_ever_more_rarely(control):
+    found = world(neighbour(cost=4000.0, queueing=True))
+    freed, was_active = [], False
+    for second in range(100, 3700, 3):
+        r = 1.2 if control.active else 16.0  # as it is, whatever C
+        was_active = control.active
+        control.step([victim(r=r)], found, second * S)
+        if was_active and not control.active:
+            freed.append(second)
+    assert 4 <= len(freed) <= 7
+    gaps = [after - before for before, after in itertools.pairwise(freed)]
+    assert gaps == sorted(gaps)
+    assert gaps[-1] > 4 * gaps[0]
+
+
+def test_proven_caps_go_lower_when_it_becomes_worse_and_back_when_that_did_not_help(control):
+    found = world(neighbour(cost=4000.0, queueing=True))
+    second = _gave_up(control)
+    control.step([victim(r=16.0)], found, second * S)
+    control.step([victim(r=1.2)], found, (second + 3) * S)
+    steps = [control.step([victim(r=2.0)], found, (second + n) * S) for n in range(6, 24, 3)]
+    assert [step.changed for step in steps] == [True] * 5 + [False]
+    assert control.allowed == 4000.0
+    assert "back to 4000" in steps[4].text
+    assert not control.quiet_until_ns

@@ -143,6 +143,20 @@ def test_a_backend_that_becomes_slower_half_way():
     assert capped.least_cost >= 100, "no further than needed"
 
 
+def test_a_backend_that_becomes_half_as_fast_is_not_left_to_the_neighbour():
+    """To 250 I/Os a second: with the neighbour at its floor r is 1, without caps it is 16."""
+    made = plan([GOLD, greedy()], 155)
+    slower = DeviceModel(spread=0, read=[CostPoint(kib=4, ms=4.0)])
+
+    def disturb(sim: Simulation) -> None:
+        (device,) = sim.storage.values()
+        assert isinstance(device, QueueingDevice)
+        sim.world.at(35, lambda: device.become(slower))
+
+    figures, _ = enforced(made, disturb)
+    assert bad_within(figures, 72, 155) <= 30, "near its threshold; 67 if let go for a minute"
+
+
 @pytest.mark.parametrize("lag_s", [0.5, 1.0, 1.5, 2.0, 2.5, 2.9])
 def test_cuts_and_caps_that_are_polls_late(lag_s):
     """Each way: from a cut to what its caps do it is twice as long, one to five polls and more."""
