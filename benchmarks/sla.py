@@ -458,7 +458,7 @@ class Run:
 def _nbdkit(stage: Stage) -> Iterator[int]:
     """The pid of an nbdkit instead of the modelled disk: one request at a time, of all connections."""
     filters = [f"--filter={name}" for name in ("noparallel", "delay", "error")]
-    command = ["nbdkit", "--foreground", "--log=null", "--threads=48", *filters]
+    command = ["nbdkit", "--foreground", "--log=null", "--threads=32", *filters]
     command += ["--unix", f"{stage.sockets}/disk.sock", "memory", "64M", "serialize=all-requests"]
     command += ["rdelay=3ms", "wdelay=3ms", "error=EIO", "error-rate=100%"]
     process = subprocess.Popen([*command, f"error-file={stage.folder / FAILS_FILE}"])

@@ -1,17 +1,21 @@
 """Policies and their caps: which is the newest, what it caps, and what differs between two.
 
 A policy that was published never changes but for its state, so pages of it may be asked for at any time.
-Pure: statements only.
+Pure: statements, and how they are asked one after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Integer, Select, and_, case, cast, func, select, tuple_
 
 from sla_server.db import schema
+from sla_server.rows import Row
+
+CAPS_A_PAGE: Final = 10_000
+"""A policy of a large fleet has millions."""
 
 
 def listed(limit: int, before: int | None) -> Select[Any]:
@@ -61,6 +65,14 @@ def caps(
     if volume is not None:
         statement = statement.where(table.c.volume == volume)
     return statement.where(table.c.cost_per_s.is_not(None)) if is_capped else statement
+
+
+def capped_hours(read: Callable[[Select[Any]], list[Row]], version: int) -> Iterator[Row]:
+    """The hours of one policy version with a cap, by volume and hour, a page of them at a time."""
+    after = ""
+    while page := read(caps(version, limit=CAPS_A_PAGE, after=after, is_capped=True)):
+        yield from page
+        after = f"{page[-1]['volume']}:{page[-1]['hour_of_week']}"
 
 
 def changes(before: int, after: int, limit: int, after_volume: str = "") -> Select[Any]:

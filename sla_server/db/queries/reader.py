@@ -14,17 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import (
-    Engine,
-    Executable,
-    Select,
-    Table,
-    and_,
-    func,
-    or_,
-    select,
-    tuple_,
-)
+from sqlalchemy import Engine, Executable, Select, Table, and_, func, or_, select, tuple_
 
 from sla_server.db import schema
 from sla_server.db.config import DatabaseConfig
@@ -47,7 +37,6 @@ __all__ = ["STREAM_SUMS", "Row", "SliceInputs", "SqlReader", "open_reader"]
 
 IN_FORCE_STATES: Final = ("requested", "sent", "confirmed", "seen")
 """States of a throttle that holds, or is about to hold, I/O back."""
-CAPS_A_PAGE: Final = 10_000  # of a policy; a large fleet has millions
 
 
 class SqlReader:
@@ -433,10 +422,7 @@ class SqlReader:
 
     def capped_hours(self, version: int) -> Iterator[Row]:
         """The hours of one policy version with a cap, by volume and hour, a page of them at a time."""
-        after = ""
-        while page := self.policy_caps(version, limit=CAPS_A_PAGE, after=after, is_capped=True):
-            yield from page
-            after = f"{page[-1]['volume']}:{page[-1]['hour_of_week']}"
+        return policies.capped_hours(self._rows, version)
 
     def policy_changes(self, before: int, after: int, limit: int, after_volume: str = "") -> list[Row]:
         """See ``policies.changes``."""

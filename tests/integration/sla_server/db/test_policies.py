@@ -11,7 +11,7 @@ from sqlalchemy import event, text
 from sla_server.db import policies
 from sla_server.db.errors import DatabaseRefused
 from sla_server.db.policies import open_policies
-from sla_server.db.queries import reader
+from sla_server.db.queries import policies as policy_queries
 from sla_server.errors import JobRunning
 from sla_server.jobs import noted
 from tests.support.samples import cuts_message, make_cut, record_message
@@ -75,7 +75,7 @@ def test_caps_of_a_large_fleet_come_as_a_stream(store, rig, monkeypatch):
 
 def test_hours_with_a_cap_come_in_pages(store, rig, monkeypatch):
     """Those without one, of a large fleet some millions, do not come at all."""
-    monkeypatch.setattr(reader, "CAPS_A_PAGE", 2)
+    monkeypatch.setattr(policy_queries, "CAPS_A_PAGE", 2)
     caps = [
         {**CAP, "volume": volume, "hour_of_week": hour, "cost_per_s": 5.0 if hour % 2 else None}
         for volume in ("a", "a:b", "c")
