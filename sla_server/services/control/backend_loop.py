@@ -31,6 +31,7 @@ from sla_server.services.control.cap_gate import CapGate
 from sla_server.services.control.decisions import Reason
 from sla_server.services.control.effect import Effect, Freed
 from sla_server.services.control.loop_step import NOTHING, LoopStep, Moves, Notices, Phase, Report
+from sla_server.services.control.nearness import Nearness
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.sharing import (
     Neighbour,
@@ -88,6 +89,7 @@ class BackendControl:
     grew: bool = False  # they used clearly more until it held: what is late at first is of that
     probes: int = 0  # beyond the ceiling, in a row, that brought no promise near its threshold
     effect: Effect = field(init=False)
+    near: Nearness = field(init=False)
     hold_up_factor: int = 1
     moves: Moves = field(default_factory=Moves)
     demands: deque[tuple[int, float]] = field(default_factory=deque)
@@ -103,7 +105,7 @@ class BackendControl:
     turned_ns: int | None = None  # when clients of managed volumes joined or left last
 
     def __post_init__(self) -> None:
-        self.effect = Effect(self.settings)
+        self.effect, self.near = Effect(self.settings), Nearness(self.settings)
 
     @property
     def active(self) -> bool:
@@ -226,6 +228,7 @@ class BackendControl:
         """Give up C and what was learned; back-off, futile attempts and the times of reports stay."""
         self.is_ahead, self.probes = False, 0
         self.effect.reset()
+        self.near.reset()
         self.is_learning, self.grew = False, False
         self.phase, self.allowed, self.start, self.ceiling = Phase.IDLE, 0.0, 0.0, 0.0
         self.managed, self.victims, self.lead = {}, set(), None
@@ -267,7 +270,8 @@ class BackendControl:
             self.calm_since_ns, self.probes = now_ns, 0
             return self._protect(max(at_risk, key=rank_of), at_risk, neighbours, now_ns)
         if self.active and self.gate.is_open:
-            return self._recover([v for v in victims if v.need not in ASKS_NOTHING], now_ns)
+            carried = sum(n.cost_per_s for n in neighbours.values())
+            return self._recover([v for v in victims if v.need not in ASKS_NOTHING], carried, now_ns)
         return NOTHING
 
     # What the step is made of.
@@ -521,13 +525,14 @@ class BackendControl:
     def _report(self, kind: str, now_ns: int, lead: Victim, why: str) -> LoopStep:
         return self.notices.step(kind, now_ns, lead, why, self.settings)
 
-    def _recover(self, asking: Sequence[Victim], now_ns: int) -> LoopStep:
+    def _recover(self, asking: Sequence[Victim], carried: float, now_ns: int) -> LoopStep:
         throttled = frozenset(self.managed)
         # A throttled volume's own promise suffers from our throttle; it must not keep the throttle in place.
         others = [v for v in asking if not v.volumes & throttled]
         known = [v for v in others if v.need is not Need.UNKNOWN]
         if known:
-            self.grew, self.probes = False, self.probes if self._are_far(known) else 0
+            self.near.see(known)
+            self.grew, self.probes = False, self.probes if self.near.are_far(known) else 0
         if not others or any(v.need is not Need.CLEAR for v in others):
             self.clear_since_ns = None
             self.phase = (
@@ -543,7 +548,7 @@ class BackendControl:
             self.phase = Phase.HOLD  # a cap that is not felt is not evidence for a higher one
             return NOTHING
         worst = max(others, key=lambda v: v.signal.r)
-        wanted = self._target(worst.signal.r, self._are_far(others), now_ns)
+        wanted = self._target(worst.signal.r, self.near.are_far(others), carried, now_ns)
         if wanted <= self.allowed:
             self.phase = Phase.HOLD
             return NOTHING
@@ -554,15 +559,11 @@ class BackendControl:
 
     def _hold_up_ns(self, others: Sequence[Victim]) -> float:
         s = self.settings
-        far = self._are_far(others) and not self.is_ahead  # no decrease that overshot
+        far = self.near.are_spare(others) and not self.is_ahead  # no decrease that overshot
         hold_s = s.hold_up_far_s if far else s.hold_up_s
         return min(hold_s * self.hold_up_factor, s.hold_up_max_s) * 1e9
 
-    def _are_far(self, others: Sequence[Victim]) -> bool:
-        s = self.settings
-        return all(v.signal.r <= s.far_clear_r and v.signal.u <= s.far_clear_u for v in others)
-
-    def _target(self, r: float, is_far: bool, now_ns: int) -> float:
+    def _target(self, r: float, is_far: bool, carried: float, now_ns: int) -> float:
         """The next C on the way to the parking place below the ceiling; beyond it only by a rare probe.
 
         Latency turns up steeply near saturation, so steps shrink as ``r`` nears ``park_r`` and end there.
@@ -572,13 +573,12 @@ class BackendControl:
         after_s = s.probe_after_s / 2 if self.probes > 1 and is_far else s.probe_after_s
         if now_ns - self.calm_since_ns >= after_s * 1e9 * self.hold_up_factor:
             self.calm_since_ns = now_ns
-            step = self.start / s.increase_divisor / self.hold_up_factor
+            step = max(self.start, carried) / s.increase_divisor / self.hold_up_factor
             self.ceiling += min(
                 step * 2 ** min(max(self.probes - 1, 0), MOST_DOUBLED), max(step, self.ceiling / 2)
             )
             self.probes = self.probes + 1 if is_far else 0
-        margin = min(max(4 * (1 - r / s.park_r), 0.0), 1.0)
-        room = (s.park_ratio * self.ceiling - self.allowed) * margin
+        room = (s.park_ratio * self.ceiling - self.allowed) * self.near.margin(r)
         # A change that small is not worth new evidence; of C far beyond C0 it would not even be sent.
         smallest = max(self.start, self.allowed) / s.increase_divisor / 4
         if room < smallest:

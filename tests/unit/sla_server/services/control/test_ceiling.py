@@ -194,15 +194,39 @@ def test_from_the_third_step_beyond_the_ceiling_on_each_is_twice_as_long_after_h
         found = world(neighbour(cost=control.allowed, queueing=True))
         control.step([clear(r=0.2)], found, second * S)
         if control.ceiling != before:
-            steps.append((second - 100, control.ceiling - before))
+            carried = sum(n.cost_per_s for n in found.values())
+            steps.append((second - 100, (control.ceiling - before) / (carried / 16)))
             before = control.ceiling
-    assert [rate for _, rate in steps[:6]] == [10.0, 10.0, 20.0, 40.0, 80.0, 160.0]
-    assert steps[6][1] == 240.0, "half of the ceiling at most"
+    assert [rate for _, rate in steps[:4]] == [pytest.approx(rate) for rate in (1, 1, 2, 4)]
+    assert steps[4][1] < 8, "half of the ceiling at most"
     at = [second for second, _ in steps]
     assert [later - earlier for earlier, later in itertools.pairwise(at)] == [
         30,
         *[15] * (len(at) - 2),
     ]
+
+
+def test_steps_are_shares_of_all_that_the_storage_carries_and_at_least_of_c0(control):
+    """Of a little beside much, a sixteenth would take hours."""
+    control.step([victim()], world(neighbour(cost=160.0)), 100 * S)
+    before, found = control.ceiling, world(neighbour(cost=100.0, queueing=True))
+    found |= {"large": neighbour("large", 1000.0, Priority.GOLD)}
+    for second in range(101, 132):
+        control.step([clear(r=0.2)], found, second * S)
+    assert control.ceiling == before + (85.0 + 100.0 + 1000.0) / 16
+    alone = world(neighbour(cost=10.0, queueing=True))
+    for second in range(132, 162):
+        control.step([clear(r=0.2)], alone, second * S)
+    assert control.ceiling == before + (85.0 + 100.0 + 1000.0) / 16 + 160.0 / 16
+
+
+@pytest.mark.parametrize(("r", "hurries"), [(0.58, True), (0.64, False)])
+def test_of_storage_that_takes_half_of_what_is_promised_anyway_more_is_far(control, r, hurries):
+    control.step([victim()], world(neighbour(cost=160.0)), 100 * S)
+    for second in range(101, 300):
+        found = world(neighbour(cost=control.allowed, queueing=True))
+        control.step([clear(r=0.5 if second < 130 else r)], found, second * S)
+    assert (control.probes > 2) is hurries
 
 
 @pytest.mark.parametrize("near", [victim(Need.HOLD, r=0.8, u=0.5), clear(r=0.6), clear(r=0.3, u=0.2)])
@@ -213,7 +237,8 @@ def test_a_promise_near_its_threshold_between_two_steps_has_them_begin_again(con
     control.step([near], found, second * S)
     for more in range(1, 29):
         control.step([clear(r=0.2)], found, (second + more) * S)
-    assert control.ceiling <= before + 10.0, "a single step, and not after half the time"
+    single = sum(n.cost_per_s for n in found.values()) / 16
+    assert control.ceiling <= before + single, "a single step, and not after half the time"
 
 
 def test_no_step_is_made_for_time_in_which_the_cap_was_not_felt(control):
@@ -223,7 +248,7 @@ def test_no_step_is_made_for_time_in_which_the_cap_was_not_felt(control):
         found = world(neighbour(cost=80.0 if is_burst else 0.0, queueing=is_burst))
         control.step([clear(r=0.55)], found, second * S)
     assert control.active
-    assert control.ceiling <= 160.0 + 20.0, "60 s of 300"
+    assert control.ceiling <= 160.0 + 2 * (160.0 + 85.0) / 16, "60 s of 300"
 
 
 def test_a_first_cut_after_a_recovery_is_not_the_first_one(control):
