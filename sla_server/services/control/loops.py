@@ -42,6 +42,7 @@ from sla_server.services.control.scopes import Key, PromiseScope
 from sla_server.services.control.sharing import Neighbour, allot, claims, cost_of
 from sla_server.services.control.targets import client_of, is_glob, named, volume_of
 from sla_server.services.control.throttle import LoopMemory, Throttle, new_id
+from sla_server.services.control.unneeded import unneeded
 from sla_server.services.control.usage import GatewayTable
 from sla_server.services.control.victims import Need, Victim
 
@@ -292,10 +293,9 @@ class Loops:
             self._observed.pop(backend, None)
             if backend in self._shadows:
                 self._shadows[backend].helpless_since_ns = None
-        resting = now_ns < control.quiet_until_ns
         if is_carried:
             return decisions  # what is known is of clients that were free until now
-        if control.active or resting or any(v.need is Need.AT_RISK for v in victims):
+        if control.active or now_ns < control.quiet_until_ns or any(v.need is Need.AT_RISK for v in victims):
             keys = {key for key in at_risk if self._policy.mode_of(backend, key[0]) == "enforce"}
             decisions += self._enforce(control, victims, keys, neighbours, now_ns, unix_us)
         else:
@@ -326,7 +326,7 @@ class Loops:
                 return []  # what is known is of clients that were free until now
         if control.active and control.gate.is_open:
             shares = partial(self._shares, control, neighbours)
-            if found := control.unneeded(shares, victims, now_ns):
+            if found := unneeded(control, shares, victims, now_ns):
                 text = f"{named(found)}: no promise needs that it is slowed down any more"
                 self._let_go(control, found, shares(), Reason.WITHDRAWN, text, neighbours, unix_us)
         before, slowed = LoopBefore.of(control), frozenset(control.managed)
