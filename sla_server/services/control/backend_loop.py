@@ -360,7 +360,7 @@ class BackendControl:
             self.is_learning, self.peaks = True, sum(n.peak for n in self.managed.values())
         self.effect.count(lead, at_risk, self.allowed, is_first=not self.active)
         self.lead = lead
-        others = helped_with(lead, at_risk, self.managed)
+        others = helped_with(lead, [v for v in at_risk if v.key not in self.effect.useless], self.managed)
         self.victims |= {v.key for v in (lead, *others)}
         names, also = (
             named(self.managed),
@@ -453,9 +453,9 @@ class BackendControl:
             return (
                 step if step.notice else replace(said, changed=True, reason=step.reason, text=text, lead=lead)
             )
-        loop = self.allowed, self.start, self.ceiling
-        effect.free(lead, victims, self.managed, self.victims, loop, now_ns)
         quiet_s = effect.rest_s(self.quiet_until_ns, now_ns)
+        loop = self.allowed, self.start, self.ceiling
+        effect.free(lead, victims, self.managed, self.victims, loop, quiet_s, now_ns)
         text = f"{figures_of(lead)}; {found}: the cause {where}. Restored for {quiet_s:g} s"
         self.reset()
         self.quiet_until_ns, self.rests_without = now_ns + round(quiet_s * 1e9), frozenset(self.away)
@@ -473,7 +473,7 @@ class BackendControl:
         """They are slowed down as before the decreases that seemed to have no effect."""
         self.quiet_until_ns, self.rests_without = now_ns, frozenset()
         self.managed = {v: neighbours.get(v, n) for v, n in freed.managed.items()}
-        self.victims = {lead.key, *(freed.victims & {v.key for v in victims})}
+        self.victims = {lead.key, *(freed.victims & {v.key for v in victims} - freed.unhelped.keys())}
         self.allowed, self.start, self.ceiling, self.lead = freed.allowed, freed.start, freed.ceiling, lead
         able = {v for v, n in neighbours.items() if v not in lead.volumes and gives_way(lead.priority, n)}
         self.leave_out(sorted(self.managed.keys() - able))

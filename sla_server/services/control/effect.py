@@ -8,7 +8,7 @@
                none was known of it, they come back at once
     trial      the time after that. When r falls again, they had an effect after all: they are *proven*. When
                it does not, the next rest is longer, does not end for that promise a second time, nor for
-               others within ``backoff_s``
+               others in its first half
     useless    C below which decreases had no effect on a promise: while caps are proven, C goes no lower for
                it, and up to that although it is at risk
 
@@ -22,7 +22,7 @@ Pure: no clock, no I/O; ``now_ns`` is monotonic.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -86,6 +86,8 @@ class Effect:
 
     def count(self, lead: Victim, at_risk: Iterable[Victim], allowed: float, *, is_first: bool) -> None:
         """One decrease of C from ``allowed``, for ``lead``; ``is_first``: nothing is slowed down yet."""
+        if is_first:
+            self.freed = None  # of a rest that has ended
         if is_first or not self.decreases:
             self.r_before = max(lead.signal.r_step, self.r_free)
             self.before = {v.key: v.signal.r_step for v in at_risk} | {lead.key: self.r_before}
@@ -155,6 +157,7 @@ class Effect:
         managed: Mapping[str, Neighbour],
         helped: Iterable[Key],
         loop: tuple[float, float, float],
+        quiet_s: float,
         now_ns: int,
     ) -> None:
         """Caps without effect are taken off.
@@ -165,6 +168,7 @@ class Effect:
             managed: what they slowed down; ``helped``: for whom.
             helped: see there.
             loop: C, C0 and ceiling.
+            quiet_s: length of the rest.
             now_ns: monotonic.
         """
         allowed, start, ceiling = loop
@@ -172,7 +176,7 @@ class Effect:
         if self.trial is None:
             self.tried.clear()
         else:
-            from_ns += round(self.settings.backoff_s * 1e9)
+            from_ns += round(quiet_s / 2 * 1e9)
         r = {v.key: v.signal.r_step for v in victims if v.signal.r_step}
         unhelped = {v.key: r[v.key] for v in victims if v.need is Need.AT_RISK and self.is_nil(v, allowed)}
         if lead.key in unhelped:
@@ -239,6 +243,11 @@ class Effect:
         """The promise that decides: of those that a C below ``allowed`` may help, if there are any."""
         helped = [v for v in at_risk if self._limit_of(v) < SAME_RATIO * allowed]
         return max(helped or at_risk, key=rank_of)
+
+    @property
+    def unhelped(self) -> Collection[Key]:
+        """Promises at risk that caps, in force now or taken off, were found not to help."""
+        return self.freed.unhelped if self.freed is not None else self.useless
 
     def _limit_of(self, victim: Victim) -> float:
         """0 if there is none, or its trouble grew worse."""

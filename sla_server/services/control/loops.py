@@ -220,15 +220,16 @@ class Loops:
         return chosen
 
     def _leads(self, backend: str, rows: Sequence[int]) -> list[PromiseScope]:
-        """Of promises at risk those that ask loudest: one of those enforced, one of those only observed."""
-        table, found = self._scopes.table, dict[str, tuple[tuple[int, float, float], Key]]()
+        """Of promises at risk those that ask loudest, one enforced and one observed; unhelped ones last."""
+        table, found = self._scopes.table, dict[str, tuple[tuple[bool, int, float, float], Key]]()
+        unhelped, urgency, u = self._control(backend).effect.unhelped, self._inventory.urgency_of, table.u
         for row in rows:
             promise = table.promises[row]
             if promise is not None:
-                rank = int(promise.priority), self._inventory.urgency_of(promise.key), table.u.item(row)
-                mode = self._policy.mode_of(backend, promise.sla)
+                key, mode = promise.key, self._policy.mode_of(backend, promise.sla)
+                rank = key not in unhelped, int(promise.priority), urgency(key), u.item(row)
                 if mode not in found or rank > found[mode][0]:
-                    found[mode] = rank, promise.key
+                    found[mode] = rank, key
         return [self._scopes.on(backend, key) for _, key in found.values()]
 
     def _deciding(self, backend: str, leads: list[PromiseScope], now_ns: int) -> list[PromiseScope]:
@@ -426,10 +427,8 @@ class Loops:
         self, backend: str, neighbours: Mapping[str, Neighbour], now_ns: int
     ) -> list[Decision]:
         """Volumes that take a large part and that nothing can slow down; named once in ``NAMED_AGAIN_S``."""
-        found, named = (
-            self._inventory.out_of_reach(backend, neighbours),
-            self._left_out.setdefault(backend, {}),
-        )
+        found = self._inventory.out_of_reach(backend, neighbours)
+        named = self._left_out.setdefault(backend, {})
         new = [v for v in found if v not in named or now_ns - named[v] >= NAMED_AGAIN_S * 1e9]
         if not new:
             return []

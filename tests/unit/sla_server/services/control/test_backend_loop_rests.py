@@ -337,3 +337,13 @@ def test_a_promise_at_risk_that_is_kept_with_neighbours_at_their_floors_does_not
     for second in range(3, 200, 3):
         control.step([victim(r=0.96, u=0.9)], world(neighbour(cost=60.0)), second * S)
     assert control.allowed == 53.0
+
+
+def test_caps_that_help_one_promise_end_with_it_whatever_becomes_of_one_that_they_do_not_help(control):
+    second, found = _gave_up(control), world(neighbour(cost=4000.0, queueing=True))
+    lame = victim(r=1.2, u=19.0)
+    for more in (0, 3):
+        control.step([lame, victim(name="gold3")], found, (second + more) * S)
+    assert control.victims == {("gold3", "latency")}
+    step = control.step([lame, victim(Need.IDLE, name="gold3")], found, (second + 6) * S)
+    assert (step.reason, control.active) == (Reason.VICTIM_IDLE, False)
