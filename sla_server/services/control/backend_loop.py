@@ -23,13 +23,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from sla_server.services.control.cap_gate import CapGate
 from sla_server.services.control.decisions import Reason
-from sla_server.services.control.effect import Effect, Freed
+from sla_server.services.control.effect import SAME_RATIO, Effect, Freed
 from sla_server.services.control.loop_step import NOTHING, LoopStep, Moves, Notices, Phase, Report
 from sla_server.services.control.nearness import Nearness
 from sla_server.services.control.settings import ControlSettings
@@ -51,7 +51,6 @@ from sla_server.services.control.victims import (
     Victim,
     figures_of,
     helped_with,
-    rank_of,
     why_over,
 )
 
@@ -74,6 +73,7 @@ class BackendControl:
     phase: Phase = Phase.IDLE
     allowed: float = 0.0
     start: float = 0.0
+    carried: float = 0.0  # by the storage, of all its volumes
     ceiling: float = 0.0
     managed: dict[str, Neighbour] = field(default_factory=dict)
     lead: Victim | None = None
@@ -169,45 +169,6 @@ class BackendControl:
             for gateway, rate in self.away.items()
         }
 
-    def unneeded(
-        self, shares: Callable[[], Mapping[str, float]], victims: Sequence[Victim], now_ns: int
-    ) -> list[str]:
-        """Managed volumes that are to be let go.
-
-        A volume that has not felt its cap for ``hold_up_s`` is, when its demand is inside its own curve again
-        or the classes below it have more than their floors; and one that none of the victims that are left
-        may slow down, whether it feels its cap or not.
-
-        Args:
-            shares: what each managed volume has of C; asked only if there may be such a volume.
-            victims: of this step.
-            now_ns: monotonic.
-        """
-        asking = [v.priority for v in victims if v.key in self.victims and v.need not in ASKS_NOTHING]
-        if self.settling or not asking:
-            return []
-        highest = max(asking)
-        ranks = {v: class_of(highest, n) for v, n in self.managed.items()}
-        spared = {v for v, n in self.managed.items() if v not in self.ends and not gives_way(highest, n)}
-        if len(set(ranks.values())) < 2 and not spared and not self.ends:
-            return []
-        has, s = shares(), self.settings
-        settled = now_ns - self.changed_ns >= s.settled_s * 1e9
-        fits = {v for v, from_ns in self.fits_from_ns.items() if now_ns - from_ns >= s.hold_up_s * 1e9}
-        lowest_above = min(
-            (
-                ranks[v]
-                for v, n in self.managed.items()
-                if has.get(v, 0.0) > PLENTY_RATIO * floor_for(highest, n)
-            ),
-            default=max(ranks.values()),
-        )
-        return [
-            v
-            for v in self.managed
-            if (settled and v in spared) or (v in fits and (v in self.ends or ranks[v] > lowest_above))
-        ]
-
     def lost(self, gateway_id: str) -> None:
         """A gateway with volumes of this backend is lost: from its lease's end on its caps do not hold."""
         self.gate.awaiting.pop(gateway_id, None)
@@ -265,13 +226,22 @@ class BackendControl:
             return released
         at_risk = [v for v in victims if v.need is Need.AT_RISK]
         self._follow_trouble(victims, now_ns)
+        if self.gate.is_open:
+            self.effect.follow(victims, now_ns)
+        asking = [v for v in victims if v.need not in ASKS_NOTHING]
         if at_risk and self.gate.is_open:
-            self.clear_since_ns = None
-            self.calm_since_ns, self.probes = now_ns, 0
-            return self._protect(max(at_risk, key=rank_of), at_risk, neighbours, now_ns)
+            most = min(self.effect.least(v, now_ns) for v in at_risk)
+            if self.active and self.allowed < SAME_RATIO * most:  # up to there C makes no difference to them
+                step = self._recover([v for v in asking if v not in at_risk], now_ns, most)
+                if step.changed:
+                    return step
+            else:
+                self.clear_since_ns = None
+                self.calm_since_ns, self.probes = now_ns, 0
+            lead = self.effect.lead_of(at_risk, self.allowed)
+            return self._protect(lead, victims, neighbours, now_ns)
         if self.active and self.gate.is_open:
-            carried = sum(n.cost_per_s for n in neighbours.values())
-            return self._recover([v for v in victims if v.need not in ASKS_NOTHING], carried, now_ns)
+            return self._recover(asking, now_ns)
         return NOTHING
 
     # What the step is made of.
@@ -280,6 +250,7 @@ class BackendControl:
         self.managed = {v: self._seen(neighbours.get(v, n), now_ns) for v, n in self.managed.items()}
         if not self.active:
             return
+        self.carried = sum(n.cost_per_s for n in neighbours.values())
         if self.settling and not self.changed_ns:
             self.changed_ns = self.calm_since_ns = now_ns
         if self.is_learning:
@@ -358,17 +329,18 @@ class BackendControl:
         return LoopStep(changed=True, reason=reason, text=text)
 
     def _protect(
-        self, lead: Victim, at_risk: Sequence[Victim], neighbours: Mapping[str, Neighbour], now_ns: int
+        self, lead: Victim, victims: Sequence[Victim], neighbours: Mapping[str, Neighbour], now_ns: int
     ) -> LoopStep:
-        s = self.settings
+        s, at_risk = self.settings, [v for v in victims if v.need is Need.AT_RISK]
         if now_ns < self.quiet_until_ns:
-            freed = self.effect.take_back(at_risk, now_ns)
-            return NOTHING if freed is None else self._take_back(freed, lead, neighbours, now_ns)
+            found = self.effect.take_back(at_risk, now_ns)
+            return NOTHING if found is None else self._take_back(*found, victims, neighbours, now_ns)
         if self.active and now_ns - self.changed_ns < s.hold_down_for(lead.signal.latency_us / 1e6) * 1e9:
             return NOTHING
         factor = min(max(1 / max(lead.signal.r_step, 1e-9), s.decrease_min), s.decrease_max)
-        no_effect = self.active and self.effect.had_none(lead.signal.r_step, self.allowed)
-        rose = self._manage(lead, neighbours, factor, no_effect)
+        no_effect = self.active and self.effect.had_none(lead, self.allowed)
+        is_least = self.active and self.effect.least(lead, now_ns) >= SAME_RATIO * self.allowed
+        rose = self._manage(lead, neighbours, factor, no_effect or is_least)
         if not self.managed:
             return self._helpless(
                 lead, *why_none(lead.volumes, lead.priority, lead.urgency, neighbours, s), now_ns
@@ -377,23 +349,23 @@ class BackendControl:
             # The caps in force were set for a more important promise: it decides what is slowed down next.
             return self._report("infeasible", now_ns, lead, "the backend works for a higher priority")
         if no_effect and not rose:
-            return self._restore(lead, now_ns)
+            return self._restore(lead, victims, now_ns)
         floors = self._floors(lead)
         # A cap above what the storage gives any more is not felt: as a first cut, the step is from the use.
         used = sum(n.cost_per_s for n in self.managed.values())
         felt = max(used, s.decrease_min * self.allowed) if self._is_slack() else self.allowed
-        least = max(floors, self.effect.least(lead.signal.r_step, now_ns))
+        least = max(floors, self.effect.least(lead, now_ns))
         wanted = max(least, felt * factor)
-        if not self.grew:  # else the storage still has what came before the first cut
+        if not self.grew and least < SAME_RATIO * self.allowed:  # else what is late is of before, or of no C
             self.ceiling = min(self.ceiling, felt, self._given())
-        if wanted >= self.allowed * 0.999:
-            return self._at_floor(lead, least > floors, now_ns)
+        if wanted >= SAME_RATIO * self.allowed:
+            return self._at_floor(lead, victims, least > floors, now_ns)
         self.helpless_since_ns, self.grew = None, False
         if not self.active:
             self.is_learning, self.peaks = True, sum(n.peak for n in self.managed.values())
-        self.effect.count(lead.signal.r_step, self.allowed, is_first=not self.active)
+        self.effect.count(lead, at_risk, self.allowed, is_first=not self.active)
         self.lead = lead
-        others = helped_with(lead, at_risk, self.managed)
+        others = helped_with(lead, [v for v in at_risk if v.key not in self.effect.useless], self.managed)
         self.victims |= {v.key for v in (lead, *others)}
         names, also = (
             named(self.managed),
@@ -467,13 +439,18 @@ class BackendControl:
             return NOTHING
         return self._report(kind, now_ns, lead, why)
 
-    def _restore(self, lead: Victim, now_ns: int) -> LoopStep:
+    def _restore(self, lead: Victim, victims: Sequence[Victim], now_ns: int) -> LoopStep:
         r, effect = lead.signal.r_step, self.effect
-        found = (
-            f"{effect.decreases} decreases of {named(self.managed)} from {self.start:.0f} to "
-            f"{self.allowed:.0f} weighted IOPS changed r from {effect.r_before:.2f} to {r:.2f} only"
-        )
-        if (least := effect.stop_at(r, now_ns)) is not None:
+        names, where = named(self.managed), "is elsewhere"
+        if effect.is_nil(lead, self.allowed):
+            found = (
+                f"{effect.decreases} decreases of {names} from {self.start:.0f} to {self.allowed:.0f} "
+                f"weighted IOPS changed r from {effect.before[lead.key]:.2f} to {r:.2f} only"
+            )
+        else:
+            found, where = f"{names} at their floors did not suffice", "may be elsewhere"
+        if (least := effect.stop_at(victims, self.allowed, now_ns)) is not None:
+            self.ceiling = max(self.ceiling, least)
             why = f"{found}, but r rises without them: back to {least:.0f}, as far as slowing down helps"
             said = self._report("infeasible", now_ns, lead, why)
             text = f"{figures_of(lead)}; {why}"
@@ -482,39 +459,49 @@ class BackendControl:
                 step if step.notice else replace(said, changed=True, reason=step.reason, text=text, lead=lead)
             )
         quiet_s = effect.rest_s(self.quiet_until_ns, now_ns)
-        text = f"{figures_of(lead)}; {found}: the cause is elsewhere. Restored for {quiet_s:g} s"
-        kept = effect.c_before, self.start, self.ceiling
-        effect.freed = Freed(lead.key, r, frozenset(self.managed), frozenset(self.victims), *kept)
+        loop = self.allowed, self.start, self.ceiling
+        effect.free(lead, victims, self.managed, self.victims, loop, quiet_s, now_ns)
+        text = f"{figures_of(lead)}; {found}: the cause {where}. Restored for {quiet_s:g} s"
         self.reset()
         self.quiet_until_ns, self.rests_without = now_ns + round(quiet_s * 1e9), frozenset(self.away)
         self.notices.given["unattributed"] = Report(now_ns, quiet_s)
         return LoopStep(True, Reason.UNATTRIBUTED, text, "unattributed", text, lead.signal.u > 1, lead)
 
     def _take_back(
-        self, freed: Freed, lead: Victim, neighbours: Mapping[str, Neighbour], now_ns: int
+        self,
+        freed: Freed,
+        lead: Victim,
+        victims: Sequence[Victim],
+        neighbours: Mapping[str, Neighbour],
+        now_ns: int,
     ) -> LoopStep:
         """They are slowed down as before the decreases that seemed to have no effect."""
-        self.end_rest()
-        if not freed.managed <= neighbours.keys():
-            return NOTHING  # others are there: the next step finds out who
-        self.managed = {v: neighbours[v] for v in freed.managed}
-        self.victims = {*freed.victims, lead.key}
+        self.quiet_until_ns, self.rests_without = now_ns, frozenset()
+        self.managed = {v: neighbours.get(v, n) for v, n in freed.managed.items()}
+        self.victims = {lead.key, *(freed.victims & {v.key for v in victims} - freed.unhelped.keys())}
         self.allowed, self.start, self.ceiling, self.lead = freed.allowed, freed.start, freed.ceiling, lead
+        able = {v for v, n in neighbours.items() if v not in lead.volumes and gives_way(lead.priority, n)}
+        self.leave_out(sorted(self.managed.keys() - able))
+        if not self.managed:
+            return NOTHING  # others are there: the next step finds out who
+        r = freed.r.get(lead.key)
+        rose = "nothing was known of it" if r is None else f"r rose from {r:.2f}"
         text = (
-            f"{figures_of(lead)}; r rose from {freed.r:.2f} while {named(self.managed)} had no caps: "
-            f"slowing down helps. Back to {freed.allowed:.0f} weighted IOPS"
+            f"{figures_of(lead)}; {rose} while {named(self.managed)} had no caps. "
+            f"Back to {self.allowed:.0f} weighted IOPS"
         )
         reason = Reason.PROMISE_VIOLATED if lead.signal.u > 1 else Reason.PROMISE_AT_RISK
-        return self._move(freed.allowed, Phase.DECREASE, reason, text, lead, now_ns)
+        return self._move(self.allowed, Phase.DECREASE, reason, text, lead, now_ns)
 
-    def _at_floor(self, lead: Victim, is_useless: bool, now_ns: int) -> LoopStep:
+    def _at_floor(self, lead: Victim, victims: Sequence[Victim], is_useless: bool, now_ns: int) -> LoopStep:
         if not self.active:
             names = named(self.managed)
             self.reset()  # nothing was in force: the managed set was only a trial
             why = f"{names} use no more than their floors already"
             return self._helpless(lead, "unattributed", f"nobody to slow down: {why}", now_ns)
-        if self.effect.is_nil(lead.signal.r_step, self.allowed):
-            return self._restore(lead, now_ns)
+        is_doubtful = self.effect.is_doubtful(lead, (now_ns - self.changed_ns) / 1e9, now_ns)
+        if not is_useless and (is_doubtful or self.effect.is_nil(lead, self.allowed)):
+            return self._restore(lead, victims, now_ns)
         why = (
             "slowing its neighbours down further did not help"
             if is_useless
@@ -525,7 +512,8 @@ class BackendControl:
     def _report(self, kind: str, now_ns: int, lead: Victim, why: str) -> LoopStep:
         return self.notices.step(kind, now_ns, lead, why, self.settings)
 
-    def _recover(self, asking: Sequence[Victim], carried: float, now_ns: int) -> LoopStep:
+    def _recover(self, asking: Sequence[Victim], now_ns: int, most: float = math.inf) -> LoopStep:
+        """C goes up, to ``most``, if all that ask are clear."""
         throttled = frozenset(self.managed)
         # A throttled volume's own promise suffers from our throttle; it must not keep the throttle in place.
         others = [v for v in asking if not v.volumes & throttled]
@@ -548,11 +536,12 @@ class BackendControl:
             self.phase = Phase.HOLD  # a cap that is not felt is not evidence for a higher one
             return NOTHING
         worst = max(others, key=lambda v: v.signal.r)
-        wanted = self._target(worst.signal.r, self.near.are_far(others), carried, now_ns)
+        wanted = min(self._target(worst.signal.r, self.near.are_far(others), now_ns), most)
         if wanted <= self.allowed:
             self.phase = Phase.HOLD
             return NOTHING
-        self.effect.helped()
+        if most == math.inf:
+            self.effect.helped()
         names = named(throttled)
         text = f"{figures_of(worst)}: {names} from {self.allowed:.0f} to {wanted:.0f} weighted IOPS"
         return self._move(wanted, Phase.INCREASE, Reason.RECOVERY, text, worst, now_ns)
@@ -563,7 +552,7 @@ class BackendControl:
         hold_s = s.hold_up_far_s if far else s.hold_up_s
         return min(hold_s * self.hold_up_factor, s.hold_up_max_s) * 1e9
 
-    def _target(self, r: float, is_far: bool, carried: float, now_ns: int) -> float:
+    def _target(self, r: float, is_far: bool, now_ns: int) -> float:
         """The next C on the way to the parking place below the ceiling; beyond it only by a rare probe.
 
         Latency turns up steeply near saturation, so steps shrink as ``r`` nears ``park_r`` and end there.
@@ -573,7 +562,7 @@ class BackendControl:
         after_s = s.probe_after_s / 2 if self.probes > 1 and is_far else s.probe_after_s
         if now_ns - self.calm_since_ns >= after_s * 1e9 * self.hold_up_factor:
             self.calm_since_ns = now_ns
-            step = max(self.start, carried) / s.increase_divisor / self.hold_up_factor
+            step = max(self.start, self.carried) / s.increase_divisor / self.hold_up_factor
             self.ceiling += min(
                 step * 2 ** min(max(self.probes - 1, 0), MOST_DOUBLED), max(step, self.ceiling / 2)
             )

@@ -1,46 +1,69 @@
-"""Whether slowing volumes down helps a promise: what the loop of one backend measures of its decreases.
+"""Whether slowing volumes down helps promises: what the loop of one backend measures of its decreases.
 
-    decreases  counted with r and C as they were before the first of them. After a few, r must have fallen by
-               a tenth, else they had no effect; if it has, the next ones are measured from there
-    freed      what was slowed down without effect and has no caps any more, with r under them. If r is half
-               as high again now, they had an effect after all: they come back at once, and are *proven*
-    useless    C below which decreases had no effect: it goes no lower while the caps are proven
+    decreases  counted, with C and r of each promise at risk as they were before the first of them. After a
+               few, r must have fallen by a tenth, else they had no effect on that promise; if it has, the
+               next ones are measured from there
+    freed      what was slowed down without effect, or to its floors for a minute and not enough, and has no
+               caps any more, with r of all promises under them. If r of one is half as high again now, or
+               none was known of it, they come back at once
+    trial      the time after that. When r falls again, they had an effect after all: they are *proven*. When
+               it does not, the next rest is longer, does not end for that promise a second time, nor for
+               others in its first half
+    useless    C below which decreases had no effect on a promise: while caps are proven, C goes no lower for
+               it, and up to that although it is at risk
 
-So a promise that its storage cannot keep even without neighbours is not given up to them: r may be 1.2 with
-caps on them, and 16 without. See docs/adr/0065-what-caps-are-proven-by.md.
+So a promise that its storage cannot keep even without neighbours is not given up to them (r may be 1.2 with
+caps on them, and 16 without), and one that caps help does not lose them to one that they do not help. See
+docs/adr/0065-what-caps-are-proven-by.md.
 
 Pure: no clock, no I/O; ``now_ns`` is monotonic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from pmdaemon.runtime.backoff import doubled
 from sla_server.services.control.settings import ControlSettings
-from sla_server.services.control.victims import Key, Victim
+from sla_server.services.control.sharing import Neighbour
+from sla_server.services.control.victims import Key, Need, Victim, rank_of
 
 ROSE_RATIO: Final = 1.5
 """r without caps above r with them: more than the storage's own noise, which is some 10 % of a percentile."""
+SAME_RATIO: Final = 0.999
+"""C that is lowered by less is the same."""
+_MEASURED: Final = frozenset((Need.AT_RISK, Need.HOLD, Need.CLEAR))
 
 
 class Freed(NamedTuple):
     """What was slowed down when its caps were taken off as without effect.
 
     Attributes:
-        key: the promise whose r, in ``r``, they did not change.
+        r: of each promise that was measured under the caps; infinite for one that a trial has not helped.
+        unhelped: those of them at risk that the decreases have not changed, and their r.
+        managed, victims: of the loop then.
         allowed, start, ceiling: C before the decreases that had no effect, and what was known of it.
+        from_ns: when it may come back.
     """
 
-    key: Key
-    r: float
-    managed: frozenset[str]
+    r: Mapping[Key, float]
+    unhelped: Mapping[Key, float]
+    managed: Mapping[str, Neighbour]
     victims: frozenset[Key]
     allowed: float
     start: float
     ceiling: float
+    from_ns: int
+
+
+class Limit(NamedTuple):
+    """C below which decreases had no effect on a promise, and its r there."""
+
+    allowed: float
+    r: float
 
 
 @dataclass(slots=True)
@@ -49,55 +72,72 @@ class Effect:
 
     settings: ControlSettings
     decreases: int = 0
-    r_before: float = 0.0
+    before: dict[Key, float] = field(default_factory=dict)  # r of each promise at risk
+    r_before: float = 0.0  # of the one that led
     c_before: float = 0.0
     r_free: float = 0.0  # r that a burst has without caps, where C was set before it
     futile: int = 0  # attempts in a row that had no effect
     freed: Freed | None = None
+    trial: tuple[Key, float] | None = None  # the promise whose r rose, and how high
+    tried: set[Key] = field(default_factory=set)  # since the last attempt that began after a whole rest
     proofs: int = 0  # in a row
     proven_until_ns: int = 0
-    useless: float = 0.0
-    useless_r: float = 0.0
+    useless: dict[Key, Limit] = field(default_factory=dict)
 
-    def count(self, r: float, allowed: float, *, is_first: bool) -> None:
-        """One decrease of C from ``allowed``, decided at ``r``; ``is_first``: nothing is slowed down yet."""
+    def count(self, lead: Victim, at_risk: Iterable[Victim], allowed: float, *, is_first: bool) -> None:
+        """One decrease of C from ``allowed``, for ``lead``; ``is_first``: nothing is slowed down yet."""
+        if is_first:
+            self.freed = None  # of a rest that has ended
         if is_first or not self.decreases:
-            self.r_before, self.r_free, self.c_before = max(r, self.r_free), 0.0, allowed
+            self.r_before = max(lead.signal.r_step, self.r_free)
+            self.before = {v.key: v.signal.r_step for v in at_risk} | {lead.key: self.r_before}
+            self.r_free, self.c_before = 0.0, allowed
         self.decreases += 1
 
-    def is_nil(self, r: float, allowed: float) -> bool:
-        """Whether the decreases that are counted changed nothing: C is ``allowed`` now, clearly less."""
+    def is_nil(self, victim: Victim, allowed: float) -> bool:
+        """Whether the decreases counted changed nothing for it: C is ``allowed`` now, clearly less."""
         least_change = 1 - self.settings.effective_ratio
         is_less = self.decreases > 0 and allowed <= least_change * self.c_before
-        return is_less and r >= least_change * self.r_before
+        return is_less and victim.signal.r_step >= least_change * self.before.get(victim.key, math.inf)
 
-    def had_none(self, r: float, allowed: float) -> bool:
+    def had_none(self, lead: Victim, allowed: float) -> bool:
         """Whether enough decreases changed nothing, so that the volumes slowed down are not the cause."""
         if self.decreases < self.settings.effective_decreases:
             return False
-        if self.is_nil(r, allowed):
+        if self.is_nil(lead, allowed):
             return True
-        self.decreases = self.futile = 0  # it helped: measure the next ones from here
-        self.r_before = r
+        if lead.key in self.before:
+            self.futile = 0  # it helped
+        self.decreases = 0  # measure the next ones from here
         return False
+
+    def is_doubtful(self, lead: Victim, lasted_s: float, now_ns: int) -> bool:
+        """Whether C, at the floors for ``lasted_s``, may be in vain: nothing proves an effect now."""
+        is_long = lasted_s >= self.settings.backoff_s and now_ns >= self.proven_until_ns
+        return is_long and lead.signal.u > 1
 
     def others(self) -> None:
         """More volumes are slowed down: the effect is measured from here on."""
         self.decreases = 0
+        self.useless.clear()
 
     def helped(self) -> None:
-        """The promise is kept: no attempt, and no decrease, was in vain."""
+        """The promises are kept: no attempt, and no decrease, was in vain."""
         self.decreases = self.futile = self.proofs = 0
-        self.useless = 0.0
+        self.useless.clear()
+        self.tried.clear()
 
     def resize(self, ratio: float, more: float) -> None:
-        """The managed volumes are others, and C with them."""
-        self.c_before = max(self.c_before * ratio + more, 0.0)
-        self.useless = max(self.useless * ratio + more, 0.0) if self.useless else 0.0
+        """The managed volumes are others, and C with them; of those that come nothing is known."""
+        self.c_before, less = max(self.c_before * ratio + more, 0.0), min(more, 0.0)
+        self.useless = {
+            key: Limit(max(each.allowed * ratio + less, 0.0), each.r) for key, each in self.useless.items()
+        }
 
     def reset(self) -> None:
         """C is given up; futile attempts and what was proven stay."""
-        self.decreases, self.r_free, self.useless = 0, 0.0, 0.0
+        self.decreases, self.r_free, self.trial = 0, 0.0, None
+        self.useless.clear()
 
     # Caps without effect: a rest, or no further.
 
@@ -110,29 +150,108 @@ class Effect:
         self.futile += 1
         return wait_s
 
-    def take_back(self, at_risk: Iterable[Victim], now_ns: int) -> Freed | None:
-        """What is slowed down again, as r rose when it was free; asked in the rest after it was freed."""
+    def free(
+        self,
+        lead: Victim,
+        victims: Sequence[Victim],
+        managed: Mapping[str, Neighbour],
+        helped: Iterable[Key],
+        loop: tuple[float, float, float],
+        quiet_s: float,
+        now_ns: int,
+    ) -> None:
+        """Caps without effect are taken off.
+
+        Args:
+            lead: the promise that decided.
+            victims: all promises.
+            managed: what they slowed down; ``helped``: for whom.
+            helped: see there.
+            loop: C, C0 and ceiling.
+            quiet_s: length of the rest.
+            now_ns: monotonic.
+        """
+        allowed, start, ceiling = loop
+        from_ns = now_ns
+        if self.trial is None:
+            self.tried.clear()
+        else:
+            from_ns += round(quiet_s / 2 * 1e9)
+        r = {v.key: v.signal.r_step for v in victims if v.signal.r_step}
+        unhelped = {v.key: r[v.key] for v in victims if v.need is Need.AT_RISK and self.is_nil(v, allowed)}
+        if lead.key in unhelped:
+            allowed = self.c_before
+        self.freed = Freed(
+            r | dict.fromkeys(self.tried, math.inf),
+            unhelped | {lead.key: lead.signal.r_step},
+            dict(managed),
+            frozenset(helped),
+            allowed,
+            start,
+            max(ceiling, allowed),  # what had no effect says nothing of where risk is met
+            from_ns,
+        )
+
+    def take_back(self, at_risk: Iterable[Victim], now_ns: int) -> tuple[Freed, Victim] | None:
+        """What is slowed down again, and for whom; asked in the rest after it was freed.
+
+        r of that promise rose when it was free; or none was known, as the promise had no I/O then.
+        """
         freed = self.freed
-        if freed is None:
+        if freed is None or now_ns < freed.from_ns:
             return None
-        if not any(v.key == freed.key and v.signal.r_step >= ROSE_RATIO * freed.r for v in at_risk):
+        rose = [v for v in at_risk if v.signal.r_step >= ROSE_RATIO * freed.r.get(v.key, 0.0)]
+        if not rose:
             return None
+        lead = max(rose, key=rank_of)
+        self.freed, self.decreases, self.r_before = None, 0, lead.signal.r_step
+        self.trial = lead.key, lead.signal.r_step
+        self.tried.add(lead.key)
+        self.useless = {key: Limit(freed.allowed, r) for key, r in freed.unhelped.items()}
+        return freed, lead
+
+    def follow(self, victims: Iterable[Victim], now_ns: int) -> None:
+        """What the victims' windows under the caps in force say of a trial."""
+        if self.trial is None:
+            return
+        key, r_free = self.trial
+        seen = next((v for v in victims if v.key == key and v.need in _MEASURED), None)
+        if seen is None or (seen.need is Need.AT_RISK and ROSE_RATIO * seen.signal.r_step > r_free):
+            return
         s = self.settings
         self.proven_until_ns = now_ns + round(doubled(s.backoff_s, self.proofs, s.backoff_max_s) * 1e9)
         self.proofs += 1
-        self.useless, self.useless_r = freed.allowed, freed.r
-        self.freed, self.decreases, self.futile = None, 0, 0
-        return freed
+        self.futile = self.decreases = 0  # the effect of the next ones is measured from here
+        self.trial = None
+        self.tried.clear()
 
-    def stop_at(self, r: float, now_ns: int) -> float | None:
+    def stop_at(self, victims: Iterable[Victim], allowed: float, now_ns: int) -> float | None:
         """C to go back to, as lower ones had no effect, but caps have; None if that is not proven now."""
         if now_ns >= self.proven_until_ns:
             return None
-        self.useless, self.useless_r, self.decreases = self.c_before, r, 0
-        return self.useless
+        for v in victims:
+            if v.need is Need.AT_RISK and self.is_nil(v, allowed):
+                self.useless[v.key] = Limit(self.c_before, v.signal.r_step)
+        self.decreases = 0
+        return self.c_before
 
-    def least(self, r: float, now_ns: int) -> float:
-        """C below which decreases are known to have no effect; 0 if none is, or the trouble grew worse."""
-        if now_ns >= self.proven_until_ns or r >= ROSE_RATIO * self.useless_r:
-            self.useless = 0.0
-        return self.useless
+    def least(self, victim: Victim, now_ns: int) -> float:
+        """C below which decreases are known not to help it, while caps are proven; else 0."""
+        return self._limit_of(victim) if now_ns < self.proven_until_ns else 0.0
+
+    def lead_of(self, at_risk: Sequence[Victim], allowed: float) -> Victim:
+        """The promise that decides: of those that a C below ``allowed`` may help, if there are any."""
+        helped = [v for v in at_risk if self._limit_of(v) < SAME_RATIO * allowed]
+        return max(helped or at_risk, key=rank_of)
+
+    @property
+    def unhelped(self) -> Collection[Key]:
+        """Promises at risk that caps, in force now or taken off, were found not to help."""
+        return self.freed.unhelped if self.freed is not None else self.useless
+
+    def _limit_of(self, victim: Victim) -> float:
+        """0 if there is none, or its trouble grew worse."""
+        limit = self.useless.get(victim.key)
+        if limit is None or victim.signal.r_step >= ROSE_RATIO * limit.r:
+            return 0.0
+        return limit.allowed

@@ -42,6 +42,7 @@ from sla_server.services.control.scopes import Key, PromiseScope
 from sla_server.services.control.sharing import Neighbour, allot, claims, cost_of
 from sla_server.services.control.targets import client_of, is_glob, named, volume_of
 from sla_server.services.control.throttle import LoopMemory, Throttle, new_id
+from sla_server.services.control.unneeded import unneeded
 from sla_server.services.control.usage import GatewayTable
 from sla_server.services.control.victims import Need, Victim
 
@@ -219,15 +220,16 @@ class Loops:
         return chosen
 
     def _leads(self, backend: str, rows: Sequence[int]) -> list[PromiseScope]:
-        """Of promises at risk those that ask loudest: one of those enforced, one of those only observed."""
-        table, found = self._scopes.table, dict[str, tuple[tuple[int, float, float], Key]]()
+        """Of promises at risk those that ask loudest, one enforced and one observed; unhelped ones last."""
+        table, found = self._scopes.table, dict[str, tuple[tuple[bool, int, float, float], Key]]()
+        unhelped, urgency, u = self._control(backend).effect.unhelped, self._inventory.urgency_of, table.u
         for row in rows:
             promise = table.promises[row]
             if promise is not None:
-                rank = int(promise.priority), self._inventory.urgency_of(promise.key), table.u.item(row)
-                mode = self._policy.mode_of(backend, promise.sla)
+                key, mode = promise.key, self._policy.mode_of(backend, promise.sla)
+                rank = key not in unhelped, int(promise.priority), urgency(key), u.item(row)
                 if mode not in found or rank > found[mode][0]:
-                    found[mode] = rank, promise.key
+                    found[mode] = rank, key
         return [self._scopes.on(backend, key) for _, key in found.values()]
 
     def _deciding(self, backend: str, leads: list[PromiseScope], now_ns: int) -> list[PromiseScope]:
@@ -292,10 +294,9 @@ class Loops:
             self._observed.pop(backend, None)
             if backend in self._shadows:
                 self._shadows[backend].helpless_since_ns = None
-        resting = now_ns < control.quiet_until_ns
         if is_carried:
             return decisions  # what is known is of clients that were free until now
-        if control.active or resting or any(v.need is Need.AT_RISK for v in victims):
+        if control.active or now_ns < control.quiet_until_ns or any(v.need is Need.AT_RISK for v in victims):
             keys = {key for key in at_risk if self._policy.mode_of(backend, key[0]) == "enforce"}
             decisions += self._enforce(control, victims, keys, neighbours, now_ns, unix_us)
         else:
@@ -326,7 +327,7 @@ class Loops:
                 return []  # what is known is of clients that were free until now
         if control.active and control.gate.is_open:
             shares = partial(self._shares, control, neighbours)
-            if found := control.unneeded(shares, victims, now_ns):
+            if found := unneeded(control, shares, victims, now_ns):
                 text = f"{named(found)}: no promise needs that it is slowed down any more"
                 self._let_go(control, found, shares(), Reason.WITHDRAWN, text, neighbours, unix_us)
         before, slowed = LoopBefore.of(control), frozenset(control.managed)
@@ -426,10 +427,8 @@ class Loops:
         self, backend: str, neighbours: Mapping[str, Neighbour], now_ns: int
     ) -> list[Decision]:
         """Volumes that take a large part and that nothing can slow down; named once in ``NAMED_AGAIN_S``."""
-        found, named = (
-            self._inventory.out_of_reach(backend, neighbours),
-            self._left_out.setdefault(backend, {}),
-        )
+        found = self._inventory.out_of_reach(backend, neighbours)
+        named = self._left_out.setdefault(backend, {})
         new = [v for v in found if v not in named or now_ns - named[v] >= NAMED_AGAIN_S * 1e9]
         if not new:
             return []

@@ -57,9 +57,11 @@ NO_VOLUME: Final = ""
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-_END, _SEEN, _LASTED, _AS_SEEN = 12, 13, 14, 15
+_END, _SEEN, _DRY, _PROOF, _AS_SEEN = 12, 13, 14, 15, 16
 _SAME_US: Final = 1000.0
 """Two times of the server's that differ by less are one."""
+_WHOLE_RATIO: Final = 0.9
+"""Of a time, which cuts show to have passed: a poll may be that much shorter than the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +80,12 @@ class UsageTable:
     ``values`` has the shape (len(COLUMNS), places): smoothed cost, ops and bytes, a fading peak of cost, the
     newest cut's cost, ops and bytes, held, inflight, failed a second, for how long at least (us) nothing has
     completed of what was sent upstream, and reads and writes outstanding (-1: not known); when the newest cut
-    with the place ended (agent's clock, us) and came (ns), how many seconds the newest cut is of, and the
-    first three as they were when that with the place came. Grown by doubling. ``streams``: of all gateways.
+    with the place ended (agent's clock, us) and came (ns); for how long at least (us) no I/O has completed;
+    when the newest cut began in which I/Os completed, most of them well (us); and the first three as they
+    were when the newest cut with the place came. Grown by doubling. ``streams``: of all gateways.
     """
 
-    COLUMNS: Final = 18
+    COLUMNS: Final = 19
 
     def __init__(self, silent_s: float = 3.0) -> None:
         self._silent_ns, self._least_s = silent_s * 1e9, PEAK_PART * silent_s
@@ -103,7 +106,7 @@ class UsageTable:
             self._is_gap = np.concatenate((self._is_gap, np.zeros_like(self._is_gap)))
         self.volumes.append(volume)
         place = len(self.volumes) - 1
-        self.values[11, place] = -1.0
+        self.values[11, place], self.values[_DRY, place] = -1.0, np.inf
         self.move(place, backend)
         return place
 
@@ -114,7 +117,7 @@ class UsageTable:
     def clear(self, place: int) -> None:
         """A place is of no volume any more."""
         self.values[:, place] = 0.0
-        self.values[11, place] = -1.0
+        self.values[11, place], self.values[_DRY, place] = -1.0, np.inf
 
     def move(self, place: int, backend: str) -> None:
         """The volume of a place is on this backend."""
@@ -153,7 +156,16 @@ class UsageTable:
         stuck = (sums[1] == 0) & (before[8] > 0) & (inflight > 0)
         stuck &= (sums[6] > before[7]) & (outstanding > held)
         self.values[10, at] = (before[10] + seconds * 1e6) * stuck
-        self.values[11, at], self.values[_LASTED, at] = outstanding, seconds
+        self.values[11, at] = outstanding
+        self.values[_DRY, at] = np.where(sums[1] > 0, 0.0, before[_DRY] + seconds * 1e6)
+        # Of cuts that come together only the last one ended when it came.
+        began_us, later_us = (
+            span.now_ns / 1000 - seconds * 1e6,
+            seconds * 1e6 * (span.now_ns == before[_SEEN]),
+        )
+        self.values[_PROOF, at] = np.where(
+            sums[5] < FAILING_RATIO * sums[1], began_us, before[_PROOF] - later_us
+        )
         last = sums[:3]
         last[0] /= 1000
         last /= seconds
@@ -185,6 +197,7 @@ class UsageTable:
         """
         count = len(self.volumes)
         ops, errors, stall = self.values[5, :count], self.values[9, :count], self.values[10, :count]
+        least_us = _WHOLE_RATIO * stall_us
         waits, failing = stall > 0, (ops > 0) & (errors >= FAILING_RATIO * ops)
         if not (waits | failing).any():
             return {}, set()
@@ -198,13 +211,13 @@ class UsageTable:
 
         well = (ops > 0) & ~failing
         fails = backends(failing) & ~backends(well)
-        hangs = backends(stall >= stall_us) & ~backends(ops > 0)
+        # Caps end a cut, and in the rest of the poll, which may be short, a busy volume may complete nothing.
+        hangs = backends(stall >= least_us) & ~backends(self.values[_DRY, :count] < least_us)
         # The newest cut of another gateway may be of before the storage hung, or of some time before.
         came_us = self.values[_SEEN, :count] / 1000
         stuck_us, proof_us = np.full(len(self.backends), np.inf), np.full(len(self.backends), -np.inf)
         np.minimum.at(stuck_us, backend[waits & fresh], (came_us - stall)[waits & fresh])
-        began_us = came_us - self.values[_LASTED, :count] * 1e6
-        np.maximum.at(proof_us, backend[well & fresh], began_us[well & fresh])
+        np.maximum.at(proof_us, backend[fresh], self.values[_PROOF, :count][fresh])
         names = list(self.backends)
         found = {names[number]: "fails" for number in np.flatnonzero(fails).tolist()}
         found |= {names[number]: "hangs" for number in np.flatnonzero(hangs).tolist()}

@@ -7,6 +7,7 @@ import pytest
 from sla_server.agreements.promise import Priority
 from sla_server.services.control.decisions import Reason
 from sla_server.services.control.sharing import Neighbour
+from sla_server.services.control.unneeded import unneeded
 from sla_server.services.control.victims import Need, Victim
 from tests.support.loop_steps import S, clear, neighbour, settled, victim, world
 
@@ -108,7 +109,7 @@ def test_an_equal_inside_its_curve_that_feels_no_cap_is_let_go(control):
     inside = world(above(120.0, None), neighbour(cost=53.0, queueing=True))
     for second, wanted in ((103, []), (106, []), (109, ["gold2"])):
         control.step([victim(Need.HOLD, r=0.8, u=0.5)], inside, second * S)
-        assert control.unneeded(lambda: shares, [clear()], second * S) == wanted
+        assert unneeded(control, lambda: shares, [clear()], second * S) == wanted
     control.leave_out(["gold2"], shares)
     assert (control.allowed, set(control.managed)) == (53.0, {"greedy"})
 
@@ -118,9 +119,9 @@ def test_a_class_is_let_go_when_those_below_it_have_more_than_their_floors(contr
     for second in (101, 107):
         control.step([clear(g=2.0)], world(neighbour(cost=53.0), silver(50.0)), second * S)
     at_floor, plenty = {"greedy": 53.0, "silver": 182.0}, {"greedy": 100.0, "silver": 135.0}
-    assert control.unneeded(lambda: at_floor, [clear()], 107 * S) == []
-    assert control.unneeded(lambda: plenty, [clear()], 107 * S) == ["silver"]
-    assert control.unneeded(lambda: plenty, [victim(Need.IDLE)], 107 * S) == [], "it is released anyhow"
+    assert unneeded(control, lambda: at_floor, [clear()], 107 * S) == []
+    assert unneeded(control, lambda: plenty, [clear()], 107 * S) == ["silver"]
+    assert unneeded(control, lambda: plenty, [victim(Need.IDLE)], 107 * S) == [], "it is released anyhow"
 
 
 def test_a_volume_that_no_victim_of_now_may_slow_down_is_let_go(control):
@@ -130,4 +131,4 @@ def test_a_volume_that_no_victim_of_now_may_slow_down_is_let_go(control):
     found = world(neighbour(cost=53.0, queueing=True), silver(180.0, queueing=True))
     control.step([victim(Need.GONE), lesser], found, 111 * S)
     shares = {"greedy": 53.0, "silver": 182.0}
-    assert control.unneeded(lambda: shares, [victim(Need.GONE), lesser], 111 * S) == ["silver"]
+    assert unneeded(control, lambda: shares, [victim(Need.GONE), lesser], 111 * S) == ["silver"]

@@ -208,3 +208,24 @@ def test_of_ten_thousand_promises_a_handful_is_looked_at_one_by_one(monkeypatch:
         assert len(asked) - before <= 8
     assert asked
     assert made.loops.controls["disk"].active
+
+
+@pytest.mark.parametrize("most", [1000, 5])
+def test_a_promise_that_no_cap_helps_hides_none_of_very_many(
+    monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """The first of them is always late, and louder. While its neighbours rest, another one is harmed."""
+    monkeypatch.setattr(loops, "MOST_PROMISES", most)
+    made, found = crowd(30), dict[int, list[object]]()
+    for number in range(1, 61):
+        ios = {f"gold-{at:03}": (60, 2.0) for at in range(30)} | {"gold-000": (60, 900.0)}
+        if number >= 35:
+            ios["gold-007"] = (60, 30.0)
+        ios["greedy"] = (400, 30)
+        each = cut("g", number, ios, gen=made.policy.gateways["g"].gen, held=3)
+        made.add_cut(each, each.start_unix_us + each.duration_us, 0, False, number * S)
+        found[number] = made.tick(number * S, 1_800_000_000_000_000 + number * 1_000_000)
+    (freed,) = (at for at, each in found.items() if events_of(each, "unattributed") and at < 35)
+    assert not [at for at in range(freed + 1, 35) if events_of(found[at], "throttle-set")]
+    (event,) = (event for at in range(35, 40) for event in events_of(found[at], "throttle-set"))
+    assert event.details["victim"] == "gold-007/latency"

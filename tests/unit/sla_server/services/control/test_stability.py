@@ -24,7 +24,7 @@ from benchmarks.sla_scenarios import TRACE_GAPS
 from sla_server.agreements.promise import CurveStep, Priority, Promise, VolumeClass
 from sla_server.services.control.decisions import RaiseEvent, SetCaps
 from sla_server.services.control.settings import ControlSettings
-from sla_server.services.control.simulation import BACKEND, SimGateway, Simulation
+from sla_server.services.control.simulation import BACKEND, Io, SimGateway, Simulation
 from sla_server.simulate.device import CostPoint, DeviceModel, Fault, QueueingDevice
 from sla_server.simulate.figures import ModeFigures, VolumeFigures, figures_of
 from sla_server.simulate.loads import Arrival, Load
@@ -155,6 +155,31 @@ def test_a_backend_that_becomes_half_as_fast_is_not_left_to_the_neighbour():
 
     figures, _ = enforced(made, disturb)
     assert bad_within(figures, 72, 155) <= 30, "near its threshold; 67 if let go for a minute"
+
+
+class LongPath:
+    """Storage behind a path that takes a second, whatever the load."""
+
+    def __init__(self, sim: Simulation) -> None:
+        self._world, (self._storage,) = sim.world, sim.storage.values()
+
+    def submit(self, io: Io, done: Callable[[], None]) -> None:
+        """See ``SimStorage``."""
+        self._storage.submit(io, lambda: self._world.at(self._world.now + 1.0, done))
+
+
+def test_a_promise_that_caps_help_is_not_given_up_for_one_that_they_do_not_help():
+    lame = GOLD.model_copy(update={"volume": "lame", "iops": 20.0, "gateway": "L"})
+    promises, classes = [promise(), promise("lame")], [volume_class(), volume_class("lame")]
+    made = plan([GOLD, lame, greedy()], 120, promises=promises, classes=classes)
+
+    def disturb(sim: Simulation) -> None:
+        gateway(sim, "L").move("lame", BACKEND, LongPath(sim))
+
+    figures, _ = enforced(made, disturb)
+    gold = next(found for found in figures.promises if found.sla == "gold")
+    assert gold.bad_s <= 25, "95 without: both lost the caps for a minute, then for two"
+    assert kept(figures) >= 180
 
 
 @pytest.mark.parametrize("lag_s", [0.5, 1.0, 1.5, 2.0, 2.5, 2.9])

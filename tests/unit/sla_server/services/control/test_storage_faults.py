@@ -173,6 +173,52 @@ def test_a_neighbours_cut_of_before_is_no_proof_that_storage_completes(
     assert bool(capped) is not does_hang
 
 
+def test_a_hang_shows_in_a_poll_that_is_a_little_shorter_than_the_others() -> None:
+    """Else, of one of two seconds, every other one would be taken for load."""
+    run = Run(world())
+    for _ in range(3):
+        run.second(GOOD, (400, 2.0), waiting=ALL_WAIT, duration_s=0.98)
+    run.second(NOTHING, NOTHING, waiting=ALL_WAIT, duration_s=0.98)
+    assert run.made.controller.faults.kind_of("disk") == "hangs"
+
+
+def test_what_is_left_of_a_poll_after_a_cut_that_caps_have_ended_is_no_hang() -> None:
+    """A busy neighbour may complete nothing in it."""
+    run = Run(world())
+    for _ in range(3):
+        run.second(GOOD, (400, 2.0), waiting=ALL_WAIT)
+    made, capped = run.made.controller, list[object]()
+    for second in (4, 5, 6):
+        now_ns, unix_us, seq = (1 + second) * 10**9, UNIX_0_US + second * 10**6, 2 * second
+        waiting = {"gold": ALL_WAIT["gold"]}
+        made.add_cut(cut(A, second, {"gold": NOTHING}, waiting=waiting), unix_us, 0, False, now_ns)
+        for part, ios, end_s, lasts_s in ((0, GREEDY, second - 0.05, 0.95), (1, NOTHING, second, 0.05)):
+            waiting = {"greedy": ALL_WAIT["greedy"]}
+            found = cut(
+                B, seq + part, {"greedy": ios}, end_s=end_s, duration_s=lasts_s, waiting=waiting,
+            )  # fmt: skip
+            made.add_cut(found, unix_us, 0, False, now_ns)
+        capped += [d for d in made.tick(now_ns, unix_us) if isinstance(d, SetCaps)]
+        assert not made.faults.kind_of("disk")
+        assert not made.faults.may_hang("disk")
+    assert capped
+
+
+def test_a_busy_volume_that_completes_nothing_in_a_short_poll_is_no_hang() -> None:
+    """Two large I/Os a second, and four polls: beside it gold waits for seconds."""
+    made = controller((promise(),), (volume_class(),), "enforce", poll_interval_s=0.25)
+    Feeder(made, (A, ("gold",)), (B, ("greedy",)))
+    for seq in range(1, 60):
+        end_s, busy = seq / 4, {"greedy": (1, 400.0) if seq % 2 else NOTHING}
+        now_ns, unix_us = round((1 + end_s) * 1e9), UNIX_0_US + round(end_s * 1e6)
+        for gateway, ios in ((A, {"gold": NOTHING}), (B, busy)):
+            volume = next(iter(ios))
+            found = cut(gateway, seq, ios, end_s=end_s, duration_s=0.25, waiting={volume: (8, 250 * seq)})
+            made.add_cut(found, unix_us, 0, False, now_ns)
+        made.tick(now_ns, unix_us)
+        assert not made.faults.kind_of("disk")
+
+
 def test_an_idle_backend_has_no_fault() -> None:
     run = Run(world())
     for _ in range(20):
