@@ -38,7 +38,7 @@ SHOWN: Final = ("at_us", "kind", "severity", "subject", "text")
 DEAD_LETTER: Final = "dead-letter"
 MOST_REPORTS: Final = 20
 """Events about dead letters of one recipient within three minutes; there is one a minute, as a rule."""
-MOST_DEAD_REPORTS: Final = 500
+MOST_DEAD_REPORTS: Final = 100
 """Events about dead letters, each of 20 at most, that are looked at."""
 DEAD_LETTERS_BACK_US: Final = 30 * 86_400_000_000
 MOST_ALIKE: Final = 5
