@@ -91,6 +91,7 @@ REQUESTS = """\
 | `delete` | `name: str` | `{}` or 404 |
 | `end_document` | `kind: str (no agreement), name: str` | `{}` or 404; 422 for one that is used |
 | `notify_test` | `name: str` | `{event_id}` or 404 |
+| `event_again` | `name: str (recipient)`, and of the event all but its details | `{event_id}` or 404 |
 | `acknowledge` | `event_id, note, kind, subject: str` | `{event_id}` |
 | `throttle_set` | `volume, client, duration_s, reason, force` and one rate | see below, or 409 |
 | `throttle_release` | `volume, client, throttle_id: str \\| nil` | `released: [str]` or 404 |

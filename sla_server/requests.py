@@ -78,6 +78,26 @@ class RecipientTest(RequestBody):
     name: str
 
 
+class EventAgainBody(RequestBody):
+    """Which event a recipient gets again; the REST body, the recipient is part of the path."""
+
+    event_id: Annotated[str, StringConstraints(min_length=1, max_length=256)]
+    """Its id, or a beginning that no other id has."""
+
+
+class EventAgain(EventAgainBody):
+    """An event goes to a recipient again, whatever the routes say; the fields are those of the event."""
+
+    name: str
+    """Of the recipient."""
+    at_us: int
+    kind: str
+    severity: Literal["info", "warning", "critical"]
+    element: str
+    subject: str
+    text: str
+
+
 class AcknowledgeBody(RequestBody):
     """What a person says of an event; the REST body, its id is part of the path."""
 

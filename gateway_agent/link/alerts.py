@@ -1,16 +1,14 @@
 """Alerts: what the link reports to the server unasked, and the same lines in the agent's log.
 
 One (kind, subject) is reported at most every ``EVERY_NS``: a plane that dies in a loop must not fill the
-server's event log. Where two kinds take turns (a plane dies, and is back) the newest is reported in the end:
-else the server would go on believing the other one. I/Os held for too long are reported once in
-``LATE_EVERY_NS``, with their sum since the last time.
+server's event log. I/Os held for too long are reported once in ``LATE_EVERY_NS``, with their sum since the
+last time. What begins and ends is reported by ``conditions``.
 Alerts raised without a session wait in it (``session.MAX_DEFERRED``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import structlog
@@ -28,64 +26,41 @@ LATE_EVERY_NS: Final = 600_000_000_000
 Severity = Literal["info", "warning", "critical"]
 
 
-@dataclass(slots=True)
-class _ConditionState:
-    """Kind, severity and text of what is so; the kind that was reported last, "" before."""
-
-    kind: str
-    severity: Severity
-    text: str
-    reported: str = ""
-
-
 class Alerts:
     """What is reported, and when.
 
-    State: when each (kind, subject) was reported last; of each condition what is so and what was reported;
-    the newest reload. Thread: the link's loop only.
+    State: when each (kind, subject) was reported last; the newest reload. Thread: the link's loop only.
     """
 
     def __init__(self, session: AgentSession, clock: Clock) -> None:
         self._session = session
         self._clock = clock
         self._told_ns: dict[tuple[str, str], int] = {}
-        self._states: dict[tuple[str, str], _ConditionState] = {}
         self._late: Late = {}
         self._late_ns: dict[str, int] = {}
         self._reload_number: int | None = None
 
     def report(self, kind: str, severity: Severity, subject: str, text: str, **details: Any) -> None:
         """Log it, and send or keep an ALERT for the server."""
-        now_ns = self._clock.monotonic_ns()
+        if self.may_report(kind, subject, self._clock.monotonic_ns()):
+            self.send(self.made(kind, severity, subject, text, **details))
+
+    def may_report(self, kind: str, subject: str, now_ns: int) -> bool:
+        """Whether the last report of this kind and subject is ``EVERY_NS`` ago."""
         last_ns = self._told_ns.get((kind, subject))
-        if last_ns is not None and now_ns - last_ns < EVERY_NS:
-            return
-        self._told_ns[kind, subject] = now_ns
+        return last_ns is None or now_ns - last_ns >= EVERY_NS
+
+    def made(self, kind: str, severity: Severity, subject: str, text: str, **details: Any) -> Alert:
+        """An alert of now; it counts as reported, and is in the log."""
+        self._told_ns[kind, subject] = self._clock.monotonic_ns()
         write = log.info if severity == "info" else log.warning
         write(kind, subject=subject, text=text, **details)
         shown = printable(text, ALERT_CHARACTERS)
-        at_us = self._clock.unix_us()
-        self._session.send(Alert(kind, severity, shown, at_us, {"subject": subject, **details}))
+        return Alert(kind, severity, shown, self._clock.unix_us(), {"subject": subject, **details})
 
-    def begin(self, condition: str, kind: str, severity: Severity, subject: str, text: str) -> None:
-        """Something is wrong from now on, until ``end``, or is wrong in another way."""
-        state = self._states.setdefault((condition, subject), _ConditionState(kind, severity, text))
-        state.kind, state.severity, state.text = kind, severity, text
-        self.flush()
-
-    def end(self, condition: str, kind: str, subject: str, text: str) -> None:
-        """It is right again; nothing if it never began."""
-        if (condition, subject) in self._states:
-            self.begin(condition, kind, "info", subject, text)
-
-    def flush(self) -> None:
-        """Report what has changed of conditions and may be reported now."""
-        now_ns = self._clock.monotonic_ns()
-        for (_, subject), state in self._states.items():
-            last_ns = self._told_ns.get((state.kind, subject), now_ns - EVERY_NS)
-            if state.kind != state.reported and now_ns - last_ns >= EVERY_NS:
-                state.reported = state.kind
-                self.report(state.kind, state.severity, subject, state.text)
+    def send(self, alert: Alert) -> None:
+        """Send it, or keep it for the next session."""
+        self._session.send(alert)
 
     def report_reload(self, record: Mapping[str, Any]) -> None:
         """Report what came of a reload, once; ``record``: as in the parent's ``agent.json``."""

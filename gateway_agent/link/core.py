@@ -16,6 +16,7 @@ Thread: the link's loop only.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -23,9 +24,10 @@ import structlog
 from gateway_agent.enforcers.base import Enforcer
 from gateway_agent.errors import PlaneLost, ServerLost, SpoolWriteFailed
 from gateway_agent.link import reply
-from gateway_agent.link.alerts import Alerts, Severity
+from gateway_agent.link.alerts import Alerts
 from gateway_agent.link.caps import CostStore, KeptCaps, LeasedCaps, ThresholdStore
 from gateway_agent.link.collection import CollectionRound, CutSpooler, StreamNames
+from gateway_agent.link.conditions import Conditions, PlaneConditions
 from gateway_agent.link.exports import VolumeLabels, exports_of
 from gateway_agent.link.identity import Identity
 from gateway_agent.link.plane_client import PlaneClient
@@ -75,10 +77,10 @@ class LinkCore:
     """See the module docstring.
 
     State: the interval, the polls that wait for the running collection, whether another must follow it, the
-    planes known as stalled, those that leave for good and those of them that have handed over to another
-    process (``_former``, and what the spool has of them), what the spool has of planes that were forgotten
-    (they may come back with the cut that they repeat), what HELLO said that the planes can do (the session
-    ends when that changes), and the times of the last collection, poll and bytes of the server.
+    planes that leave for good and those of them that have handed over to another process (``_former``, and
+    what the spool has of them), what the spool has of planes that were forgotten (they may come back with the
+    cut that they repeat), what HELLO said that the planes can do (the session ends when that changes), and
+    the times of the last collection, poll and bytes of the server.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class LinkCore:
         waited_us: Callable[[], int | None] = lambda: None,
         kept_caps: KeptCaps | None = None,
         costs: CostStore | None = None,
+        conditions: Path | None = None,
     ) -> None:
         self._facts = facts
         self._spool = spool
@@ -112,7 +115,9 @@ class LinkCore:
         ]
         self.session = AgentSession()
         self._alerts = Alerts(self.session, clock)
-        self.space = SpaceReports(self.session, self._alerts)
+        self._conditions = Conditions(self.session, self._alerts, clock, conditions)
+        self._plane_conditions = PlaneConditions(self._conditions)
+        self.space = SpaceReports(self.session, self._conditions)
         self._identity = identity
         self._enforcers: list[Enforcer] = [
             *(plane.enforcer for plane in planes),
@@ -127,7 +132,6 @@ class LinkCore:
         self._interval_ns = DEFAULT_INTERVAL_NS
         self._polls: list[Poll] = []
         self._wants_cut = self._wants_proof = False
-        self._stalled: set[str] = set()
         self._leaving: set[str] = set()
         self._former: set[str] = set()
         self._former_marks: dict[str, int] = {}
@@ -228,7 +232,7 @@ class LinkCore:
         self._former.discard(name)
         self._sources.remove(plane.source)
         self._enforcers.remove(plane.enforcer)
-        self._alerts.end("plane", "plane-back", name, f"{name} is served no more: nothing is left to mend")
+        self._plane_conditions.gone(name)
         log.info("plane-removed", plane=name)
         if plane.source.exports():
             self._register_again()
@@ -314,6 +318,7 @@ class LinkCore:
         if self.session.state is SessionState.REGISTERED:
             log.info("registered", epoch=self._facts.epoch, spooled_cuts=self._spool.cuts)
             self._stream_names.new_session()
+            self._conditions.session_began()
         self._announce()
 
     def _announce(self) -> None:
@@ -386,7 +391,7 @@ class LinkCore:
         """The control socket of a plane is connected: it gets what is in force before its first question."""
         plane = self.planes[name]
         plane.opened()
-        self._alerts.end("plane", "plane-back", name, f"data plane {name} is back")
+        self._plane_conditions.connected(name)
         costs, current = self._costs.current, self._thresholds.current
         if costs is not None:  # before caps, which are in their units: a new plane charges them at once
             plane.send(DpCosts(costs.version, costs.backends))
@@ -428,18 +433,18 @@ class LinkCore:
     def plane_lost(self, name: str, reason: str) -> None:
         """The control socket of a plane is gone: it stopped, died, or was closed for what it sent."""
         self.planes[name].closed()
-        self._stalled.discard(name)
+        self._plane_conditions.lost(name)
         if name in self._leaving:
             if name in self._former and not self.planes[name].is_stopping:
                 text = f"{name}, which let its clients go, is gone: {reason}; its last counts are lost"
-                self._alerts.begin("plane", "plane-died", "critical", name, text)
+                self._plane_conditions.lost(name, text)
             self._forget_plane(name)
         elif self.planes[name].is_stopping:
             log.info("plane-stopped", plane=name)
         elif self.planes[name].leaving is not None:
             log.info("plane-handed-over", plane=name, former=self.planes[name].leaving)
         else:
-            self._alerts.begin("plane", "plane-died", "critical", name, f"plane {name} is gone: {reason}")
+            self._plane_conditions.lost(name, f"plane {name} is gone: {reason}")
         self.on_planes_changed()
         self._advance()
 
@@ -465,6 +470,8 @@ class LinkCore:
                 elif client.problem != event.reason:  # logged once, not at every try
                     log.warning("cannot-connect", to=event.name, address=client.socket, reason=event.reason)
                 client.lost(event.reason, is_off=event.is_off)
+                if event.is_off:  # its machine was switched off
+                    self._plane_conditions.gone(event.name)
                 self._advance()
 
     # -- collecting
@@ -506,7 +513,8 @@ class LinkCore:
             self._alerts.report("spool-overflow", "critical", "spool", text, dropped=self._spool.dropped)
 
     def _collection_ended(self) -> None:
-        self._report_stalled(set(self._collection.overdue()))
+        asked = [source.name for source in self._sources if source.can_be_asked]
+        self._plane_conditions.collected(self._collection.overdue(), asked, self.qemu)
         for failure in self._collection.failures:
             self._alerts.report("source-failed", "warning", failure.source, str(failure))
         if self.session.state is SessionState.POLLING:
@@ -520,17 +528,6 @@ class LinkCore:
         # A plane that stops is asked until it has nothing more: then it closes its connection.
         self._wants_cut = self._wants_proof or any(plane.has_more for plane in self.planes.values())
         self._collect_if_wanted()
-
-    def _report_stalled(self, overdue: set[str]) -> None:
-        for name in sorted(overdue ^ self._stalled):
-            what = "monitor" if name in self.qemu else "data plane"
-            severity: Severity = "warning" if name in self.qemu else "critical"
-            if name in overdue:
-                text = f"{what} {name} does not answer; it is left out"
-                self._alerts.begin("plane", "plane-stalled", severity, name, text)
-            else:
-                self._alerts.end("plane", "plane-back", name, f"{what} {name} answers again")
-        self._stalled = overdue
 
     # -- time
 
@@ -593,7 +590,8 @@ class LinkCore:
         self._cut_due_ns = self._collected_ns + self._unpolled_cut_ns  # by the interval that it sleeps by
         self._renew_if_due()
         self.space.flush()
-        self._alerts.flush()
+        self._plane_conditions.keep_only([*self.planes, *self.qemu])
+        self._conditions.flush()
         if self.session.state is not SessionState.CLOSED and self._said != self._features():
             raise ServerLost("what its data planes can do has changed")
         if (silent_ns := self._silent_ns()) >= self._silence_ns:

@@ -32,7 +32,7 @@ from gateway_agent.enforcers.cgroup import CgroupEnforcer, LimitedGroup
 from gateway_agent.enforcers.qemu import LimitedPlace
 from gateway_agent.errors import StateFileBroken
 from gateway_agent.host_config import QemuEntry
-from gateway_agent.link import state_files
+from gateway_agent.link import conditions, state_files
 from gateway_agent.link.caps import CostStore, KeptCaps, ThresholdStore
 from gateway_agent.link.collection import StreamNames
 from gateway_agent.link.core import AgentFacts, LinkCore
@@ -130,7 +130,9 @@ def build(
         waited_us,
         KeptCaps(config.state_dir / "caps.json"),
         CostStore(config.state_dir / "costs.json"),
+        config.state_dir / conditions.FILE,
     )
+    core.space.keep_only([each.name for each in config.space.source])
     core.labels = config.labels()
     return Built(core, spool, groups)
 

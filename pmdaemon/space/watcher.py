@@ -86,6 +86,11 @@ class SpaceWatcher:
         self._sources = tuple(sources(self.stopping))
         self._problems: dict[str, str] = {}
 
+    @property
+    def names(self) -> list[str]:
+        """Of the sources. Thread: any."""
+        return [source.name for source in self._sources]
+
     def start(self) -> None:
         """Begin to read."""
         self._threads.start("space", self._run)

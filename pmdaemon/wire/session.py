@@ -399,6 +399,10 @@ class AgentSession:
             self._flush_deferred()
         return command
 
+    def keeps(self, message: WireMessage) -> bool:
+        """Whether a message waits for a state that allows it."""
+        return any(message is item for item in self._deferred)
+
     def _flush_deferred(self) -> None:
         due, self._deferred = self._deferred, []
         for message in due:

@@ -51,7 +51,8 @@ EVENT_ROUTES: Final = (
         "GET",
         "/undelivered",
         "undelivered",
-        "What not all recipients have confirmed, oldest first.",
+        "What not all recipients have confirmed, oldest first; dead letters of the last 30 days among it, "
+        "until a person acknowledges them.",
         items=ANY,
     ),
     ApiRoute(
@@ -63,6 +64,14 @@ EVENT_ROUTES: Final = (
         "/recipients/{name}/test",
         "try_recipient",
         "Send a test event to a recipient, whatever the routes say.",
+        changes=True,
+    ),
+    ApiRoute(
+        "POST",
+        "/recipients/{name}/events",
+        "send_again",
+        "Send an event to a recipient again, whatever the routes say.",
+        body="EventAgain",
         changes=True,
     ),
     ApiRoute(

@@ -66,8 +66,13 @@ def _why(row: Row) -> str:
     return f"{row.get('reason') or formatting.DASH}" + (f" ({row['author']})" if row.get("author") else "")
 
 
+DEAD_LETTER: Final = "dead-letter"
+
+
 def why_undelivered(row: Row) -> str:
     """Why a recipient has not confirmed an event yet."""
+    if row.get("state") == DEAD_LETTER:
+        return f"given up: {row.get('reason') or formatting.DASH}"
     words = {"held": "held back by a silence, or a reminder that is not due", "waiting": "on its way"}
     return str(row.get("reason") or words.get(str(row.get("state")), formatting.DASH))
 
@@ -175,6 +180,8 @@ def event_lines(row: Row) -> Iterator[str]:
         tries = f" after {one['attempts']} tries" if one["attempts"] > 1 else ""
         answer = f": {one['answer']}" if one["answer"] else ""
         yield f"delivery: {one['recipient']} {one['state']} {formatting.when(one['at_us'])}{tries}{answer}"
+        if one["state"] == DEAD_LETTER:
+            yield f"  to send it there again: sla notify again {row['event_id']} {one['recipient']}"
         if one.get("reported_by"):
             yield f"  who was notified of that: sla describe event {one['reported_by']}"
     waiting = row.get("undelivered")

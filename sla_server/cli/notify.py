@@ -43,6 +43,32 @@ def notify() -> None:
 def test(client: Client, recipient: str, wait: bool, output: str) -> None:
     """Send RECIPIENT a test event, whatever routes and silences say. Status 1 if it has not confirmed."""
     answer = client.change("POST", f"/recipients/{quote(recipient, safe='')}/test")
+    _say_how_it_went(client, answer, recipient, output, wait=wait)
+
+
+@notify.command("again")
+@click.argument("event")
+@click.argument("recipient")
+@click.option("--wait/--no-wait", default=True, help="Wait until it has confirmed, a minute at most [wait].")
+@OUTPUT
+@pass_client
+def again(client: Client, event: str, recipient: str, wait: bool, output: str) -> None:
+    """Send EVENT to RECIPIENT again, whatever routes and silences say. Status 1 if it has not confirmed.
+
+    For what a recipient did not take (sla get events --undelivered), when that is mended. It comes as an
+    event of its own, which names the first one: no recipient drops it as known.
+    """
+    path = f"/recipients/{quote(recipient, safe='')}/events"
+    answer = client.change("POST", path, json={"event_id": event})
+    _say_how_it_went(client, answer, recipient, output, wait=wait)
+
+
+def _say_how_it_went(client: Client, answer: Row, recipient: str, output: str, *, wait: bool) -> None:
+    """What became of an event that the server has raised for a recipient.
+
+    Raises:
+        SystemExit: with status 1: it has not confirmed.
+    """
     event_id = str(answer["event_id"])
     found = _wait(client, event_id, recipient) if wait else TrialResult("raised")
     if output == "json":
@@ -50,7 +76,7 @@ def test(client: Client, recipient: str, wait: bool, output: str) -> None:
     else:
         words = {
             "confirmed": "confirmed",
-            "raised": f"test {event_id} was raised; sla describe event {event_id} says how it went",
+            "raised": f"event {event_id} was raised; sla describe event {event_id} says how it went",
             "unknown": "not known: the delivery process is silent (sla-server status)",
         }
         text = words.get(found.state, f"not confirmed: {found.answer or 'it has not answered yet'}")
@@ -129,12 +155,12 @@ def _why_not(found: TrialResult, event_id: str) -> Iterator[str]:
     waiting = int(row.get("waiting") or 0)
     if waiting > 1:
         most = "At most " if row.get("waiting_is_at_most") else ""
-        yield f"{most}{waiting:,} events wait for it, the test among them; they are sent in their order."
+        yield f"{most}{waiting:,} events wait for it, this among them; they are sent in their order."
     if found.state == "dead-letter":
-        yield "It refused the test for good: it is not sent again. Mend what receives it, and test again."
+        yield "It refused it for good: it is not sent again. Mend what receives it, and try again."
     elif found.state == "failing":
         yield "Mend what receives it, or its document and files: what waits is sent then by itself."
-    yield f"How the test went: sla describe event {event_id}"
+    yield f"How it went: sla describe event {event_id}"
 
 
 @notify.command("route")

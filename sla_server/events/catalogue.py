@@ -140,7 +140,7 @@ GATEWAYS: Final = {
     "gateway-lost": EventKind(
         "critical", "A gateway is gone.", "Look at its host and agent.", begins="gateway"
     ),
-    "gateway-stopped": EventKind("info", "A gateway was stopped by its operator."),
+    "gateway-stopped": EventKind("info", "A gateway was stopped by its operator.", ends="gateway"),
     "gateway-detached": EventKind("info", "The daemon was restarted; gateways dial in again."),
     "gateway-refused": EventKind("warning", "A gateway was not let in.", "The text says why."),
     "gateway-enrolled": EventKind("info", "A gateway has its certificate."),
@@ -378,6 +378,11 @@ DELIVERY: Final = {
         "The text says why; once that is mended the server tries again by itself, within half an hour.",
     ),
     "notify-test": EventKind("info", "A person tries a recipient."),
+    "event-sent-again": EventKind(
+        "info",
+        "A person has an event sent to a recipient again, whatever the routes say.",
+        varies="as the event was: warning, critical",
+    ),
     "event-acknowledged": EventKind("info", "A person takes care of an event: no more reminders of it."),
     "recipient-applied": EventKind("info", "A recipient is in force."),
     "recipient-ended": EventKind("info", "A recipient is no longer in force."),

@@ -229,6 +229,10 @@ class Delivery:
         """The queue of events, and that of what comes later."""
         return self._main, self._later
 
+    def is_known(self, condition: tuple[str, ...]) -> bool:
+        """Whether a recipient believes that a condition (``catalogue.condition_key``) has not ended."""
+        return any(condition in lane.firing for lane in self._engine.lanes.values())
+
     def start(self, stop: Stop) -> None:
         """First what the last run left in the reserves, then new events."""
         self._report_damage()

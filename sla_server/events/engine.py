@@ -28,7 +28,14 @@ from sla_server.events import catalogue
 from sla_server.events.composer import BatchComposer
 from sla_server.events.ended import ACKNOWLEDGED, EndedConditions
 from sla_server.events.first_reading import FirstReading
-from sla_server.events.lane import DeliveryBatch, DeliveryState, Lane, LaneSettings, Raise
+from sla_server.events.lane import (
+    FAILING_ATTEMPTS,
+    DeliveryBatch,
+    DeliveryState,
+    Lane,
+    LaneSettings,
+    Raise,
+)
 from sla_server.events.later import LaterQueue
 from sla_server.events.queue import EventQueue, QueuedEvent
 from sla_server.events.recipients.base import Answer, Notice, Router, Status, retry
@@ -41,8 +48,6 @@ log = structlog.get_logger("delivery")
 FULL_RATIO: Final = 0.8
 VERY_FULL_RATIO: Final = 0.9
 """Below it a first try under way is waited for before its batch is given up."""
-FAILING_ATTEMPTS: Final = 3
-"""The third failure in a row is worth an event: a restart of the other side lasts no longer."""
 OBSERVER: Final = ""
 """The lane of the engine itself: it sees each event once, to end reminders of what is resolved or known."""
 FOLLOW_UPS: Final = ("remind", "escalate")
@@ -192,8 +197,7 @@ class DeliveryEngine:
         for name in [name for name in self._lanes if name != OBSERVER and name not in wanted]:
             lane = self._lanes.pop(name)
             lane.settings.sender.close()
-            if unknown is None or name in unknown:
-                self._state.keep(lane)
+            self._state.keep(lane)
         for name, each in wanted.items():
             if name not in self._lanes:
                 self._add(each, from_start=name in first)
@@ -208,7 +212,8 @@ class DeliveryEngine:
                 lane.drop()
             lane.settings = each
         if unknown is not None:
-            self._state.keep_only(unknown)
+            for name in self._state.keep_only(unknown):
+                self._say_recovered(name, f"recipient {name}, which did not confirm, is no longer in force")
             self._is_routed = True
         self._is_dirty = True
 
@@ -375,10 +380,12 @@ class DeliveryEngine:
         lane.confirmed += len(batch.entries)
         lane.confirmed_us = now_us
         self._record(lane, batch, "confirmed", now_us)
-        if lane.is_failing:
-            lane.is_failing = False
-            text = f"recipient {lane.name} confirms again"
-            self._raise("recipient-recovered", "info", lane.name, text, {"attempts": batch.attempt})
+        if lane.is_failing or lane.may_owe_end:
+            lane.is_failing = lane.may_owe_end = False
+            self._say_recovered(lane.name, f"recipient {lane.name} confirms again", attempts=batch.attempt)
+
+    def _say_recovered(self, name: str, text: str, **details: int) -> None:
+        self._raise("recipient-recovered", "info", name, text, details)
 
     def _pass(self, lane: Lane, batch: DeliveryBatch) -> None:
         lane.cursors[batch.queue] = batch.through

@@ -37,6 +37,8 @@ PAUSE: Final = 10
 LARGE_BYTES: Final = 1 << 16
 """A smaller state is written after each answer, so a kill repeats one batch of a recipient at most."""
 AGAIN_NS: Final = 1_000_000_000
+FAILING_ATTEMPTS: Final = 3
+"""The third failure in a row is worth an event: a restart of the other side lasts no longer."""
 UNWRITTEN: Final = ("event-state", "recipient", "delivery", "")
 """The condition that this file cannot be written."""
 Raise = Callable[[str, str, str, str, dict[str, Any]], None]
@@ -119,6 +121,7 @@ class Lane:
         escalated: queue to the number up to which escalations were kept although it has not confirmed.
         ahead: what it would know to be firing if it had all up to there; None before any was read.
         is_failing: an event has said so.
+        may_owe_end: a process before may have said so, and died before that was in the file.
         no_room: queue in which it stays, because there is no room to hold back what comes there; "" for none.
         paced_ns: when the notices sent so far are paid for.
     """
@@ -133,6 +136,7 @@ class Lane:
     deadline_ns: int = 0
     singly: tuple[str, int] = ("", 0)
     is_failing: bool = False
+    may_owe_end: bool = False
     no_room: str = ""
     paced_ns: int = 0
     last_answer: str = ""
@@ -277,6 +281,7 @@ class DeliveryState:
             (found.sent[0], min(found.sent[1], newest.get(found.sent[0], 0))),
             tries=Tries(*found.tries) if found.tries is not None else None,
             is_failing=found.is_failing,
+            may_owe_end=found.tries is not None and found.tries[2] >= FAILING_ATTEMPTS - 1,
             escalated={name: min(seq, newest.get(name, 0)) for name, seq in found.escalated.items()},
         )
 
@@ -284,9 +289,11 @@ class DeliveryState:
         """Nothing can be said of its recipient for now: it stays as it is until ``lane`` gives it back."""
         self._kept[lane.name] = _stored(lane)
 
-    def keep_only(self, names: Collection[str]) -> None:
-        """All others that are not taken are those of recipients that have ended."""
+    def keep_only(self, names: Collection[str]) -> list[str]:
+        """All others that are not taken are those of recipients that have ended; which of them fail."""
+        ended = [name for name, lane in self._kept.items() if name not in names and lane.is_failing]
         self._kept = {name: lane for name, lane in self._kept.items() if name in names}
+        return ended
 
     def needed(self, queue: str) -> list[int]:
         """Cursors of the lanes that are not taken."""

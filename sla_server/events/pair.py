@@ -148,7 +148,9 @@ class CooperatingPair:
             mark := (later.newest_seq, len(self._later))
         ) != self._later_mark:  # each change changes one of both
             self._later_mark, self._later_seqs = mark, self._later.seqs()
-        reached = how_far(self._queues, later, self._later_seqs, engine, self._ledger.noticed)
+        reached = how_far(
+            self._queues, later, self._later_seqs, engine, self._ledger.noticed, self._config.partner
+        )
         if reached != self._core.reached:
             self._core.reached = reached
             self._inbox.put(None)

@@ -62,6 +62,9 @@ PAUSE: Final = 10
 """The notes are written for a tenth of the time at most."""
 QUIET_CODES: Final = ("closed", "not-tls", "handshake", "tls-version")
 """Connections that never showed a certificate: a port scan is no event."""
+PAIR: Final = "pair"
+UNWRITTEN: Final = "event-state"
+"""Conditions of the partner, by their names in the catalogue."""
 STATES: Final = ("silent", "partly connected", "connected")
 """By how many of the two connections there are."""
 Raise = Callable[[str, str, str, dict[str, Any]], None]
@@ -114,7 +117,7 @@ class PairCore:
         self._certificate_ends_us = certificate_ends_us
         self._origin: OriginSession | None = None
         self._keeper: KeeperSession | None = None
-        self._heard_ns = clock.monotonic_ns()
+        self._heard_ns, self._has_heard = clock.monotonic_ns(), False
         self._settle_ns = self._heard_ns + round(SETTLE_S * 1e9)
         self._since_us = clock.unix_us()
         self._replay = PartnerReplay(queues, later, store, ledger, clock, arrived)
@@ -125,6 +128,7 @@ class PairCore:
         self._kept: dict[str, int] = {}
         self._most_events = store.most_events
         self._is_unwritten, self._was_behind = False, ledger.is_behind
+        self._has_ended = set[str]()  # conditions whose end this process has raised
         self._is_lowered = False  # numbers in the notes, and that is not on disk
         self.later_items = self._replay.later_items
         """What the partner has held back, or has to remind of; the main loop takes it over."""
@@ -156,7 +160,7 @@ class PairCore:
 
     def heard(self) -> None:
         """The partner, which has said who it is, has sent something."""
-        self._heard_ns = self._clock.monotonic_ns()
+        self._heard_ns, self._has_heard = self._clock.monotonic_ns(), True
         if self._ledger.is_lost:
             self._ledger.back()
             self._is_back()
@@ -203,6 +207,7 @@ class PairCore:
             self._ledger.prune()
             self._replay.prune()
         self._watch_mirror()
+        self._end_what_began_before()
         if self._ledger.is_dirty:
             if now_ns >= self._notes_ns:
                 self._write_notes()
@@ -305,7 +310,16 @@ class PairCore:
             log.warning("partner-set-back", queue=queue_id, through=through, events=events)
         return events
 
+    def _end_what_began_before(self) -> None:
+        """A process before has raised a beginning, and died before that, or its end, was on disk."""
+        firing = (self.reached.firing if self.reached is not None else frozenset[str]()) - self._has_ended
+        if PAIR in firing and not self._ledger.is_lost and self._has_heard:
+            self._is_back()
+        if UNWRITTEN in firing and not self._is_unwritten:
+            self._ledger.is_dirty = True  # to write them proves it
+
     def _is_lost_now(self) -> None:
+        self._has_ended.discard(PAIR)
         self._ledger.lost()
         self._replay.lost()
         self._since_us = self._clock.unix_us()
@@ -322,6 +336,7 @@ class PairCore:
         text = f"partner {self._names.partner} is back; what is left of its events is its own affair again"
         log.info("partner-back", partner=self._names.partner, taken_over=self._replay.taken_over)
         self._raise("pair-back", "info", text, {"taken_over": self._replay.taken_over})
+        self._has_ended.add(PAIR)
 
     def _watch_mirror(self) -> None:
         """Our own events: does the partner have room for them, was it away for longer than it can hold?"""
@@ -366,13 +381,16 @@ class PairCore:
             self._ledger.is_dirty = True
             if not self._is_unwritten:
                 self._is_unwritten = True
+                self._has_ended.discard(UNWRITTEN)
                 log.error("partner-notes-not-written", problem=str(exc))
                 text = f"what was delivered for partner {self._names.partner} cannot be written: {exc}"
                 self._raise("event-state-not-written", "critical", text, {"problem": str(exc)})
         else:
             self._is_lowered = False
-            if self._is_unwritten:
+            is_known = self.reached is not None and UNWRITTEN in self.reached.firing - self._has_ended
+            if self._is_unwritten or is_known:
                 self._is_unwritten = False
+                self._has_ended.add(UNWRITTEN)
                 text = f"what was delivered for partner {self._names.partner} is written again"
                 self._raise("event-state-written", "info", text, {})
         took_ns = self._clock.monotonic_ns() - begun_ns
@@ -386,6 +404,7 @@ def how_far(
     open_seqs: tuple[int, ...],
     engine: DeliveryEngine,
     noticed: int,
+    partner: str = "",
 ) -> Reached:
     """How far our recipients have come. Each server has rows of its own, so those of SQL do not count.
 
@@ -395,6 +414,7 @@ def how_far(
         open_seqs: what is left in it.
         engine: has the lanes.
         noticed: the newest loss of the partner that they know of.
+        partner: its name.
     """
     cursors = {
         name: (*(lane.cursors[queue.name] for queue in queues), 0)
@@ -407,7 +427,12 @@ def how_far(
     confirmed = MirrorConfirmed(tuple(done), cursors, done, open_seqs, later.newest_seq)
     newest = {queue.queue_id: queue.newest_seq for queue in (*queues, later)}
     passed = {name: lane.cursors[queues[-1].name] for name, lane in engine.lanes.items()}
-    return Reached(confirmed, newest, passed, noticed)
+    firing = frozenset(
+        name
+        for name in (PAIR, UNWRITTEN)
+        if any((name, "server", partner, "") in lane.firing for lane in engine.lanes.values())
+    )
+    return Reached(confirmed, newest, passed, noticed, firing)
 
 
 class BatchesUnderWay:

@@ -97,12 +97,14 @@ class Reached(NamedTuple):
         confirmed: what is sent to the partner. newest: number of each queue when that was so.
         passed: cursors in the queue of events, by recipient.
         noticed: the newest loss of the partner that the lanes know of.
+        firing: conditions of the partner that a recipient believes to last.
     """
 
     confirmed: MirrorConfirmed
     newest: Mapping[str, int]
     passed: Mapping[str, int] = {}
     noticed: int = 0
+    firing: frozenset[str] = frozenset()
 
 
 class MirrorEnded(SlaError):

@@ -22,7 +22,7 @@ from pmdaemon.runtime.excerpt import printable
 from sla_server.events.event import SEVERITIES, Event
 from sla_server.events.recipients.base import Notice
 from sla_server.events.stages.fallback import DELIVERY_FAILED, MOST_LEVELS, level_of, not_taken_by
-from sla_server.events.stages.route import TEST_KIND
+from sla_server.events.stages.route import ASKED_FOR
 
 PAUSE_NS: Final = 60_000_000_000
 MOST_IDS: Final = 20
@@ -94,7 +94,7 @@ class RecipientTrouble:
         by_level: dict[int, list[Notice]] = {}
         for notice in notices:
             # Who tries a recipient sees the answer: nobody else is notified of it.
-            level = MOST_LEVELS if notice.event.kind == TEST_KIND else level_of(notice.event)
+            level = MOST_LEVELS if notice.event.kind in ASKED_FOR else level_of(notice.event)
             by_level.setdefault(min(level, MOST_LEVELS) + 1, []).append(notice)
         for level, found in by_level.items():
             ids = [notice.delivery_id for notice in found]

@@ -61,14 +61,21 @@ class FullnessWatch:
 
     def __init__(self, ratio: float) -> None:
         self.is_filling = ratio > DRAINED_RATIO
+        self._has_said_end = False
 
-    def check(self, ratio: float) -> tuple[str, str, str] | None:
-        """Kind, severity and text of the event that is due now."""
+    def check(self, ratio: float, *, is_known: bool = False) -> tuple[str, str, str] | None:
+        """Kind, severity and text of the event that is due now.
+
+        Args:
+            ratio: now.
+            is_known: a recipient believes that it fills; also by an event of a relay of before, whose queue
+                may have been made larger since.
+        """
         if not self.is_filling and ratio >= FILLING_RATIO:
-            self.is_filling = True
+            self.is_filling, self._has_said_end = True, False
             return "event-queue-filling", "warning", f"the queue of events is {ratio:.0%} full"
-        if self.is_filling and ratio <= DRAINED_RATIO:
-            self.is_filling = False
+        if ratio <= DRAINED_RATIO and (self.is_filling or (is_known and not self._has_said_end)):
+            self.is_filling, self._has_said_end = False, True
             return "event-queue-drained", "info", "the queue of events has room again"
         return None
 
@@ -149,6 +156,7 @@ class Relay:
 
     def _run(self, delivery: Delivery) -> int:
         self._queue, self._later = delivery.queues
+        self._is_known = delivery.is_known
         self._fullness = FullnessWatch(self._queue.fullness_ratio)
         self._final = FinalConfirmation(self._queue, self._later, self._config.final_wait_s)
         config = self._config
@@ -186,10 +194,11 @@ class Relay:
             self._write_state()
 
     def _check_fullness(self) -> None:
-        ratio = self._queue.fullness_ratio
-        if (due := self._fullness.check(ratio)) is not None:
+        ratio, name = self._queue.fullness_ratio, self._config.name
+        is_known = self._is_known(("event-queue", "relay", name, ""))
+        if (due := self._fullness.check(ratio, is_known=is_known)) is not None:
             kind, severity, text = due
-            self._raise(kind, severity, f"relay {self._config.name}: {text}", {"fullness_ratio": ratio})
+            self._raise(kind, severity, f"relay {name}: {text}", {"fullness_ratio": ratio})
 
     def _report_documents(self, problem: str) -> None:
         self._has_wrong_documents = True

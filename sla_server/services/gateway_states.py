@@ -5,7 +5,8 @@ dbmanager stands still, that is minutes or hours later. The two are one event (`
 What is no news without the stored row (a gateway that comes for the first time, or is back after a restart of
 the server) is left to dbmanager.
 
-State: what was heard last of each gateway. Thread: the main loop.
+State: what was heard last of each gateway; of one that did not answer when the server ended its session,
+that. Thread: the main loop.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class GatewayStates:
         """The event that follows from a message about a gateway, if any."""
         state, before = gateway.state, self._known.get(gateway.gateway_id, ("", ""))
         epoch = gateway.epoch or before[1]
+        if state == "detached" and before[0] == "stalled":
+            return None  # its return is news
         self._known[gateway.gateway_id] = state, epoch
         is_back = state in BACK and before[0] in GONE
         is_gone = state in GONE and before != (state, epoch)

@@ -1,4 +1,7 @@
-"""What documents about delivery must fit with: each other, the catalogue of events, the agreements. Pure."""
+"""What documents about delivery must fit with: each other, the catalogue of events, the agreements. Pure.
+
+And the events that a person has sent to one recipient, which need its document.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,12 @@ from sla_server.agreements.selectors import is_pattern, nearest
 from sla_server.events.catalogue import ELEMENTS, KINDS, is_known
 from sla_server.events.documents import EventMatch, RecipientDocument, RouteDocument, SilenceDocument
 from sla_server.events.routing import RoutingTable
+from sla_server.events.stages.route import AGAIN_KIND, TEST_KIND
 from sla_server.events.stages.silence import SilenceInForce
+from sla_server.requests import EventAgain
+from sla_server.rows import Row
 from sla_server.services.plans import Plans
+from sla_server.services.rows import event_row
 
 AHEAD_US: Final = 5 * 366 * 86_400_000_000
 """How far ahead the next occurrence of a silence is looked for."""
@@ -29,6 +36,33 @@ def table_of(plans: Plans, items: Sequence[InForce]) -> RoutingTable:
         if (parties := item.agreement.spec.parties) is not None and parties.recipients
     }
     return RoutingTable.of(plans.notifications, named)
+
+
+def test_event(name: str, who: str, now_us: int) -> tuple[str, Row]:
+    """A person tries a recipient."""
+    text = f"test of recipient {name}, asked for by {who}"
+    return event_row(TEST_KIND, "info", "recipient", name, text, now_us, {"who": who})
+
+
+def again_event(body: EventAgain, who: str, now_us: int) -> tuple[str, Row]:
+    """A person has an event sent to a recipient again.
+
+    It has an identity of its own: by that of the event which it repeats it would be dropped as known.
+    """
+    text = f"{body.text} (sent again by {who})"
+    details = {**body.model_dump(exclude={"name", "text", "severity"}), "who": who}
+    return event_row(AGAIN_KIND, body.severity, "recipient", body.name, text, now_us, details)
+
+
+def why_it_takes_none(plans: Plans, name: str) -> tuple[int, str, str] | None:
+    """Why a recipient takes no events, as an answer to a request; None: it does."""
+    found = plans.get("Recipient", name)
+    if found is None:
+        return 404, f"no recipient {name!r} is in force", "See 'sla get recipients'"
+    if isinstance(found.document, RecipientDocument) and found.document.spec.heartbeat is not None:
+        fix = "'sla get recipients' shows whether its beats arrive"
+        return 422, f"{name} is a heartbeat and takes no events", fix
+    return None
 
 
 def _named(document: object) -> Iterator[tuple[str, str]]:

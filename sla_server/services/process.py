@@ -39,6 +39,8 @@ from sla_server.services.record_sender import RecordSender
 from sla_server.services.sql_worker import LOOK_LIMIT_S, SqlWorker
 from sla_server.services.startup import Start, marker_event, read_start
 from sla_server.services.store import SqlReads, open_store
+from sla_server.storage_resources.failed_sources import FILE as FAILED_SOURCES
+from sla_server.storage_resources.failed_sources import FailedSources
 from sla_server.storage_resources.manager import StorageManager
 from sla_server.storage_resources.sources import found_of, server_watcher
 from sla_server.storage_resources.worker import STEP_LIMIT_S, StorageWorker
@@ -96,7 +98,12 @@ def run(config: ResolvedConfig, stop: Stop) -> int:
             watcher = server_watcher(config.space, config.storage.array, clock, on_failure)
             worker = StorageWorker(store, clock, stop)
             storage = StorageManager(
-                config.storage, start.pools, lambda: found_of(worker, watcher), worker.order
+                config.storage,
+                start.pools,
+                lambda: found_of(worker, watcher),
+                worker.order,
+                FailedSources(config.data_dir / FAILED_SOURCES),
+                watcher.names,
             )
             services = Services(
                 config.services,

@@ -25,8 +25,6 @@ from pmdaemon.wire.messages.api import ServiceRequest
 from pmdaemon.wire.rates import Rates
 from sla_server.agreements.errors import AgreementsRefused, DocumentProblem
 from sla_server.agreements.load import Loaded
-from sla_server.events.documents import RecipientDocument
-from sla_server.events.stages.route import TEST_KIND
 from sla_server.requests import (
     AccessChange,
     Acknowledgement,
@@ -35,6 +33,7 @@ from sla_server.requests import (
     ApprovalDecision,
     ApprovalRequest,
     DocumentEnd,
+    EventAgain,
     GatewayListing,
     ModeSet,
     PolicyPin,
@@ -44,8 +43,8 @@ from sla_server.requests import (
     ThrottleSet,
     VolumesDecision,
 )
-from sla_server.rows import Rows
-from sla_server.services import approvals
+from sla_server.rows import Row, Rows
+from sla_server.services import approvals, notifications
 from sla_server.services import catalog as catalogs
 from sla_server.services.acts import Act
 from sla_server.services.catalog import AgreementChange, Catalog, Change
@@ -77,6 +76,7 @@ class Requests:
             "delete": self._delete,
             "end_document": self._end_document,
             "notify_test": self._notify_test,
+            "event_again": self._event_again,
             "acknowledge": self._acknowledge,
             "throttle_set": self._throttle_set,
             "throttle_release": self._throttle_release,
@@ -279,18 +279,18 @@ class Requests:
 
     def _notify_test(self, request: str, who: str, raw: Body, now_us: int) -> None:
         name = RecipientTest.model_validate(raw).name
-        found = self._desk.changes.catalog.plans.get("Recipient", name)
-        if found is None:
-            problem = f"no recipient {name!r} is in force"
-            self._refuse(request, 404, problem, "See 'sla get recipients'")
-            return
-        if isinstance(found.document, RecipientDocument) and found.document.spec.heartbeat is not None:
-            problem = f"{name} is a heartbeat and takes no events"
-            self._refuse(request, 422, problem, "'sla get recipients' shows whether its beats arrive")
-            return
-        text = f"test of recipient {name}, asked for by {who}"
-        row = event_row(TEST_KIND, "info", "recipient", name, text, now_us, {"who": who})
-        self._when_durable(request, [row], {"event_id": row[1]["event_id"]})
+        self._send_to(request, name, notifications.test_event(name, who, now_us))
+
+    def _event_again(self, request: str, who: str, raw: Body, now_us: int) -> None:
+        body = EventAgain.model_validate(raw)
+        self._send_to(request, body.name, notifications.again_event(body, who, now_us))
+
+    def _send_to(self, request: str, name: str, row: tuple[str, Row]) -> None:
+        """Raise an event for one recipient, unless that takes none."""
+        if refusal := notifications.why_it_takes_none(self._desk.changes.catalog.plans, name):
+            self._refuse(request, *refusal)
+        else:
+            self._when_durable(request, [row], {"event_id": row[1]["event_id"]})
 
     def _acknowledge(self, request: str, who: str, raw: Body, now_us: int) -> None:
         body = Acknowledgement.model_validate(raw)

@@ -24,6 +24,7 @@ from sla_server.rows import Rows
 from sla_server.services.rows import event_row
 from sla_server.storage_resources.actions import CommandDone, CommandOrder, StorageActions, refused
 from sla_server.storage_resources.config import StorageConfig
+from sla_server.storage_resources.failed_sources import FailedSources
 from sla_server.storage_resources.pools import (
     SERVER,
     PoolForecast,
@@ -34,6 +35,7 @@ from sla_server.storage_resources.pools import (
 )
 
 NAMED: Final = 3
+MINUTE_US: Final = 60_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,8 @@ class StorageManager:
         stored: what SQL has.
         found: what the threads have found since the last call.
         order: has a command run.
+        failed: sources of the server of which people know that they fail.
+        sources: names of all that the server reads itself; None: not known, none has ended.
     """
 
     def __init__(
@@ -85,11 +89,16 @@ class StorageManager:
         stored: StoredPools,
         found: Callable[[], Iterable[PoolForecast | CommandDone | SpaceOutcome]] = tuple,
         order: Callable[[CommandOrder], None] = lambda _order: None,
+        failed: FailedSources | None = None,
+        sources: Collection[str] | None = None,
     ) -> None:
         self._pools = StoragePools(config, stored)
         self._actions = StorageActions(config, stored.actions)
         self._found = found
         self._order = order
+        self._failed = failed or FailedSources()
+        self._sources = sources
+        self._unread_us = -MINUTE_US
 
     def read(self, owner: str, owner_name: str, space: Space, served: ServedVolumes, now_us: int) -> Rows:
         """A reading of a gateway's pool; what is to be recorded."""
@@ -100,25 +109,45 @@ class StorageManager:
 
     def tick(self, now_us: int) -> Rows:
         """Findings of the threads, and actions that are due; what is to be recorded."""
-        rows: Rows = []
+        self._failed.raised()  # those of the tick before
+        rows = self._end_unread(now_us)
         for found in self._found():
             match found:
                 case Space():
+                    rows += self._source_back(found.pool, now_us)
                     rows += self._pools.add(SERVER, SERVER, found, now_us)
                 case PoolForecast():
                     rows += self._pools.add_forecast(found, now_us)
                 case CommandDone():
                     rows += self._actions.done(found, now_us)
                 case SourceFailed():
+                    self._failed.add(found.source)
                     text = f"the space of {SERVER}/{found.source} cannot be read: {found.problem}"
                     rows.append(_source_event("space-source-failed", "warning", found.source, text, now_us))
                 case SourceBack():
-                    text = f"the space of {SERVER}/{found.source} can be read again"
-                    rows.append(_source_event("space-source-back", "info", found.source, text, now_us))
+                    rows += self._source_back(found.source, now_us)
         made, orders = self._actions.due(self._pools.states(), now_us)
         for order in orders:
             self._order(order)
         return rows + made
+
+    def _source_back(self, source: str, now_us: int, words: str = "can be read again") -> Rows:
+        """The end of a failure: also of one that was reported by the process before."""
+        if not self._failed.end(source):
+            return []
+        text = f"the space of {SERVER}/{source} {words}"
+        return [_source_event("space-source-back", "info", source, text, now_us)]
+
+    def _end_unread(self, now_us: int) -> Rows:
+        """What is not read any more has no end of its own; looked for each minute."""
+        rows: Rows = []
+        if 0 <= now_us - self._unread_us < MINUTE_US:
+            return rows
+        self._unread_us = now_us
+        if self._sources is not None:
+            for source in sorted(set(self._failed.names) - set(self._sources)):
+                rows += self._source_back(source, now_us, "is not read any more")
+        return rows + self._pools.end_unread(now_us, self._sources)
 
     def refusals(
         self,

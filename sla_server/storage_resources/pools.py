@@ -5,7 +5,9 @@
             └─► rows of volumes that are new, have changed or are gone; orphans
 
 State of a pool is what its rows in SQL say (``restore``), so that a restart neither repeats an event nor
-swallows one. Two readings of one pool are in order of their times; an older one is dropped.
+swallows one. Two readings of one pool are in order of their times; an older one is dropped. What people
+know of a pool that is read no more (its source was taken out of a file, or its gateway is away for long)
+ends (``end_unread``).
 
 What an owner can make us keep is bounded: pools (``MOST_KNOWN_POOLS``; readings of more are dropped, which is
 said once), and volumes of a pool (``MOST_KNOWN_VOLUMES``), which are looked at every ``record_s`` at most.
@@ -17,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -35,6 +37,7 @@ SPACE_JOB: Final = "space"
 """Of the job that forecasts all pools: its kind, and that of what it stores."""
 DAY_US: Final = 86_400_000_000
 STALE_US: Final = 3 * 3_600_000_000  # longer than any interval of reading
+UNREAD_US: Final = 7 * DAY_US  # a gateway that is away for so long is lost, which is an event of its own
 CHANGED_RATIO: Final = 0.01  # of the pool's size: stored at once
 OVERSUBSCRIBED: Final = "oversubscribed"
 FORECAST: Final = "forecast"
@@ -135,6 +138,35 @@ class StoragePools:
                 known.volumes[row["name"]] = row
                 if self._is_orphan(row, known.row["read_us"]):
                     known.reported.add(row["name"])
+
+    def end_unread(self, now_us: int, own: Collection[str] | None) -> Rows:
+        """Ends of what is said of pools that nothing reads any more; what is to be recorded because of it.
+
+        Args:
+            now_us: wall clock.
+            own: pools that the server reads itself; None: not known.
+        """
+        rows: Rows = []
+        for key, state in self._pools.items():
+            is_out = own is not None and key.owner == SERVER and key.pool not in own
+            if not is_out and now_us - int(state.row["read_us"]) <= UNREAD_US:
+                continue
+            rows += self._end_all(state, "it is not read any more", now_us)
+        return rows
+
+    def _end_all(self, state: PoolState, why: str, now_us: int) -> Rows:
+        ended = {OVERSUBSCRIBED: "space-subscribed", FORECAST: "space-forecast-ended"}
+        kinds = [kind for name, kind in ended.items() if name in state.row["conditions"]]
+        if state.row["level"] not in ("", OK):
+            kinds.insert(0, "space-enough")
+            state.row |= {"level": OK, "level_us": now_us}
+        if not kinds:
+            return []
+        conditions = state.row["conditions"]
+        state.row["conditions"] = {name: value for name, value in conditions.items() if name not in ended}
+        text, details = f"nothing is known of pool {state.name} any more: {why}", _figures(state)
+        events = [event_row(kind, "info", "pool", state.name, text, now_us, details) for kind in kinds]
+        return [("pools", dict(state.row)), *events]
 
     def states(self) -> Iterable[PoolState]:
         """All pools."""

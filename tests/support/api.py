@@ -856,8 +856,9 @@ class FakeSource:
     def inbox(self, limit: int = 100, before: str | None = None, **wanted: Any) -> list[dict[str, Any]]:
         self._row("inbox", limit, before, wanted)
         if (kinds := wanted.get("kinds")) is not None:
-            subjects = wanted["subjects"]
-            return [row for row in self.ended if row["kind"] in kinds and row["subject"] in subjects]
+            subjects = wanted.get("subjects")
+            found = [row for row in self.ended if row["kind"] in kinds]
+            return [row for row in found if subjects is None or row["subject"] in subjects]
         rows = self.happened(25) if (ids := wanted.get("event_ids")) is not None else self.events(25, before)
         severities = wanted.get("severities") or SEVERITIES
         found = [row for row in rows if row["severity"] in severities]
@@ -882,6 +883,12 @@ class FakeSource:
             "answer": "HTTP 400",
         }
         return [each for each in (row, dead) if each["event_id"] == event_id]
+
+    def dead_letters(self, recipient: str, delivery_ids: Collection[str]) -> list[dict[str, Any]]:
+        self._row("dead_letters", recipient, delivery_ids)
+        found = [row for event in self.happened(25) for row in self.deliveries(event["event_id"])]
+        dead = [row for row in found if row["state"] == "dead-letter" and row["recipient"] == recipient]
+        return [row for row in dead if row["delivery_id"] in delivery_ids]
 
     def acknowledgements(self, event_ids: Collection[str]) -> list[dict[str, Any]]:
         self._row("acknowledgements", event_ids)

@@ -275,6 +275,7 @@ class Bench:
             qemu,
             kept_caps=KeptCaps(tmp_path / "caps.json", boot_ns or self.clock.monotonic_ns, lambda: "boot-1"),
             costs=CostStore(tmp_path / "costs.json"),
+            conditions=tmp_path / "conditions.json",
         )
         self.server = FakeServer()
         for plane in planes:

@@ -125,7 +125,9 @@ class PartnerServer:
         self._reported = len(self.rig.rows)
         later, queues = self.rig.later, (self.rig.initial, self.rig.main)
         noticed = self.ledger.noticed
-        self.core.reached = how_far(queues, later.queue, later.seqs(), self.rig.engine, noticed)
+        self.core.reached = how_far(
+            queues, later.queue, later.seqs(), self.rig.engine, noticed, self.names.partner
+        )
         self.core.step()
         for name, sender in self.rig.senders.items():
             self.got[name] += sender.got()

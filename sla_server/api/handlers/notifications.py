@@ -38,6 +38,9 @@ SHOWN: Final = ("at_us", "kind", "severity", "subject", "text")
 DEAD_LETTER: Final = "dead-letter"
 MOST_REPORTS: Final = 20
 """Events about dead letters of one recipient within three minutes; there is one a minute, as a rule."""
+MOST_DEAD_REPORTS: Final = 100
+"""Events about dead letters, each of 20 at most, that are looked at."""
+DEAD_LETTERS_BACK_US: Final = 30 * 86_400_000_000
 MOST_ALIKE: Final = 5
 """Events named whose ids begin alike."""
 
@@ -120,15 +123,50 @@ def inbox(context: AppContext, request: Request) -> Response:
 
 
 def undelivered(context: AppContext, _request: Request) -> Response:
-    """What not all recipients have confirmed, the oldest first."""
+    """What not all recipients have confirmed, the oldest first.
+
+    Dead letters are among it until a person acknowledges the event, or that it was not taken.
+    """
     found = read_delivery_state(context.metrics.folder)
-    listed = found[1] if found is not None else []
+    dead = _dead_letters(context)
+    listed = sorted(
+        [*dead, *(found[1] if found is not None else [])], key=lambda row: row.get("since_us") or 0
+    )
     ids = {str(row.get("event_id")) for row in listed}
     events = context.source.inbox(len(ids), event_ids=ids) if ids else []
     stored = {event["event_id"]: event for event in events}
     rows = [{**{key: stored.get(row.get("event_id"), {}).get(key) for key in SHOWN}, **row} for row in listed]
     waiting = sum(row.get("waiting") or 0 for row in found[0]) if found is not None else 0
-    return responses.as_list(rows, is_known=found is not None, waiting=max(waiting, len(rows)))
+    waiting = max(waiting, len(rows) - len(dead)) + len(dead)
+    return responses.as_list(rows, is_known=found is not None, waiting=waiting)
+
+
+def _dead_letters(context: AppContext) -> list[Row]:
+    """What recipients did not take: the newest that events name."""
+    since_us = context.clock.unix_us() - DEAD_LETTERS_BACK_US
+    reports = context.source.inbox(MOST_DEAD_REPORTS, kinds={DELIVERY_FAILED}, since_us=since_us)
+    named: dict[str, list[str]] = {}
+    for row in reports:
+        ids = row["details"].get("events")
+        named.setdefault(row["subject"], []).extend(map(str, ids) if isinstance(ids, list) else ())
+    reported = {one: row["event_id"] for row in reports for one in row["details"].get("events") or ()}
+    dead = [row for name, ids in named.items() for row in context.source.dead_letters(name, ids)]
+    said = {row["event_id"] for row in context.source.acknowledgements(
+        [*(row["event_id"] for row in dead), *(row["event_id"] for row in reports)]
+    )}  # fmt: skip
+    return [
+        {
+            "event_id": row["event_id"],
+            "recipient": row["recipient"],
+            "state": DEAD_LETTER,
+            "attempt": row["attempts"],
+            "since_us": row["at_us"],
+            "reason": row["answer"],
+            "reported_by": reported.get(row["delivery_id"]),
+        }
+        for row in dead
+        if said.isdisjoint((row["event_id"], reported.get(row["delivery_id"])))
+    ]
 
 
 def event(context: AppContext, _request: Request, event_id: str) -> Response:

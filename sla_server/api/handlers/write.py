@@ -28,6 +28,8 @@ from sla_server.requests import (
     AgreementDelete,
     AgreementsApply,
     DocumentEnd,
+    EventAgain,
+    EventAgainBody,
     GatewayListing,
     GatewayName,
     ModeSet,
@@ -105,6 +107,14 @@ def end_silence(context: AppContext, _request: Request, name: str) -> Response:
 def try_recipient(context: AppContext, _request: Request, name: str) -> Response:
     """Have a test event sent to a recipient."""
     return _ask(context, "notify_test", RecipientTest(name=name))
+
+
+def send_again(context: AppContext, request: Request, name: str) -> Response:
+    """Have an event sent to a recipient again."""
+    asked = responses.parse_body(EventAgainBody, responses.json_body(request)).event_id
+    row = find_event(context, asked)
+    fields = {key: row[key] for key in EventAgain.model_fields if key in row}
+    return _ask(context, "event_again", EventAgain(name=name, **fields))
 
 
 def acknowledge(context: AppContext, request: Request, event_id: str) -> Response:

@@ -5,10 +5,11 @@ New data access (P3) is an event, too: ``volume-new`` when a volume is exported 
 volume that is announced on another backend than is stored is ``volume-moved`` or ``volume-conflict``.
 
 A session that the server itself ended is ``detached``: stored, but no event, and none when it is back with
-the same epoch (``services`` says so if it is not). One whose agent said goodbye is stored as ``lost`` with
-the event ``gateway-stopped``. Else an event is written when a gateway's stored state or epoch changes, so a
-message that is posted again (a pair that restarted, a new incarnation of the dbmanager) makes none. Event ids
-are uuid5 of what happened.
+the same epoch (``services`` says so if it is not). One that did not answer then stays ``stalled``: people
+were notified of that, and need to hear that it is back. One whose agent said goodbye is stored as ``lost``
+with the event ``gateway-stopped``. Else an event is written when a gateway's stored state or epoch changes,
+so a message that is posted again (a pair that restarted, a new incarnation of the dbmanager) makes none.
+Event ids are uuid5 of what happened.
 """
 
 from __future__ import annotations
@@ -106,10 +107,10 @@ def _store_gateways(connection: Connection, gateways: Sequence[StoredGateway], n
         if state != "up" and 0 < seen_us.get(gateway_id, 0) - at_us < OVERTAKEN_US:
             continue  # of the session before, and the pair it has moved to was taken first
         seen_us[gateway_id] = at_us
-        stored = "up" if state == "recovered" else state
-        if known.get(gateway_id) != (stored, epoch) and not _is_server_action(
-            known.get(gateway_id), stored, epoch
-        ):
+        before, said = known.get(gateway_id), "up" if state == "recovered" else state
+        is_still_stalled = said == "detached" and before is not None and before[0] == "stalled"
+        stored = "stalled" if is_still_stalled else said
+        if before != (stored, epoch) and not _is_server_action(before, said, epoch):
             events.append(_state_event(gateway, state, epoch, at_us))
         known[gateway_id] = (stored, epoch)
         rows[gateway_id] = {

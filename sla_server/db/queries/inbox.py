@@ -14,6 +14,7 @@ from sqlalchemy import ColumnElement, Select, exists, or_, select
 
 from sla_server.db import schema
 
+DEAD_LETTER: Final = "dead-letter"
 ACKNOWLEDGE: Final = "acknowledge"
 
 
@@ -90,6 +91,13 @@ def deliveries(event_id: str) -> Select[Any]:
     """What became of an event at each recipient, reminders included; the newest last."""
     table = schema.deliveries
     return select(table).where(table.c.event_id == event_id).order_by(table.c.at_us, table.c.recipient)
+
+
+def dead_letters(recipient: str, delivery_ids: Collection[str]) -> Select[Any]:
+    """Those of these deliveries that a recipient did not take, and has not got since."""
+    table = schema.deliveries
+    wanted = table.c.recipient == recipient, table.c.delivery_id.in_(list(delivery_ids))
+    return select(table).where(*wanted, table.c.state == DEAD_LETTER)
 
 
 def acknowledgements(event_ids: Collection[str]) -> Select[Any]:

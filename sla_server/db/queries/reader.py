@@ -371,6 +371,10 @@ class SqlReader:
         """See ``inbox``."""
         return self._rows(inbox.deliveries(event_id))
 
+    def dead_letters(self, recipient: str, delivery_ids: Collection[str]) -> list[Row]:
+        """See ``inbox``."""
+        return self._rows(inbox.dead_letters(recipient, delivery_ids))
+
     def acknowledgements(self, event_ids: Collection[str]) -> list[Row]:
         """See ``inbox``; ``after`` decoded."""
         return decode_json(self._rows(inbox.acknowledgements(event_ids)), ("after",)) if event_ids else []

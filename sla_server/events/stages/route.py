@@ -7,7 +7,8 @@ names (``parties.recipients``) get what concerns its violations, and its reports
 The end of a condition goes where its beginning went: ``violation-closed`` is an event of severity info, but
 matches as ``violation-opened`` does, too, so that a route for critical events brings both.
 
-A test (``sla notify test``) goes to the recipient that it names, whatever the routes say.
+A test (``sla notify test``), and an event that a person has sent again, go to the recipient that they name,
+whatever the routes say.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from sla_server.events.event import Event
 from sla_server.events.recipients.base import Routed
 
 TEST_KIND: Final = "notify-test"
+AGAIN_KIND: Final = "event-sent-again"
+ASKED_FOR: Final = {TEST_KIND: "it is a test of this recipient", AGAIN_KIND: "a person has it sent again"}
+"""Kinds that a person has sent to the recipient that is their subject, with the reason."""
 AGREEMENT_KINDS: Final = ("violation-*", "burn-rate*", "report-issued")
 """What the recipients of an agreement get."""
 
@@ -71,8 +75,8 @@ def route(
         of_agreements: name of an agreement to the recipients that it names.
     """
     known = frozenset(known)
-    if event.kind == TEST_KIND:
-        return [Routed(event.subject, "it is a test of this recipient")] if event.subject in known else []
+    if event.kind in ASKED_FOR:
+        return [Routed(event.subject, ASKED_FOR[event.kind])] if event.subject in known else []
     found: dict[str, Routed] = {}
     for each in _each(event, routes, of_agreements):
         if each.recipient in known:

@@ -18,7 +18,7 @@ from sla_server.agreements.periods import Span, occurrences
 from sla_server.events.documents import SilenceDocument
 from sla_server.events.event import Event
 from sla_server.events.recipients.base import Held
-from sla_server.events.stages.route import TEST_KIND, mismatch
+from sla_server.events.stages.route import ASKED_FOR, mismatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class SilenceInForce:
 
 def held(event: Event, recipient: str, silences: Iterable[SilenceInForce], now_us: int) -> Held | None:
     """Whether silences keep an event back from a recipient now."""
-    if event.kind == TEST_KIND:
+    if event.kind in ASKED_FOR:
         return None
     return max(
         _each(event, recipient, silences, now_us),

@@ -71,6 +71,27 @@ def test_a_dead_letter_names_the_event_by_which_others_were_notified(
     assert confirmed["reported_by"] is None
 
 
+def test_a_dead_letter_is_undelivered_until_a_person_acknowledges_it(
+    web: FlaskClient,
+    source: api.FakeSource,
+    context: AppContext,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    context.metrics.folder = tmp_path
+    write_delivery_state(tmp_path, [], [])
+    failed = {"event_id": "t1", "at_us": api.NOW_US, "kind": "delivery-failed", "subject": "oncall"}
+    source.ended = [{**failed, "details": {"events": ["e0001", "e0002"]}}]
+    found = web.get("/api/v1/undelivered").json
+    (dead,) = found["items"]
+    assert (dead["event_id"], dead["recipient"], dead["state"]) == ("e0002", "oncall", "dead-letter")
+    assert (dead["reason"], dead["attempt"], dead["reported_by"]) == ("HTTP 400", 3, "t1")
+    assert (found["is_known"], found["waiting"]) == (True, 1)
+    for known in ("e0002", "t1"):
+        monkeypatch.setattr(source, "acknowledgements", lambda _ids, known=known: [{"event_id": known}])
+        assert web.get("/api/v1/undelivered").json["items"] == []
+
+
 def test_without_a_report_nothing_is_said_to_be_delivered(web: FlaskClient) -> None:
     found = web.get("/api/v1/undelivered").json
     assert (found["items"], found["is_known"]) == ([], False)
@@ -222,6 +243,12 @@ def test_a_secret_that_an_earlier_release_took_is_not_shown(
     ("path", "how", "op", "body"),
     [
         ("/recipients/mail/test", {}, "notify_test", {"name": "mail"}),
+        (
+            "/recipients/mail/events",
+            {"json": {"event_id": "e0001"}},
+            "event_again",
+            {"name": "mail", "event_id": "e0001", "kind": "throttle-set", "subject": "s1"},
+        ),
         (
             "/events/e0001/acknowledge",
             {"json": {"note": " disk ordered "}},

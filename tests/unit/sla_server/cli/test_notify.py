@@ -14,6 +14,7 @@ from sla_server.agreements.periods import MAX_WINDOW_S
 from sla_server.cli import formatting, notify
 from sla_server.cli.notifications import routing_lines
 from sla_server.events.delivery_state import write_delivery_state
+from tests.support import api
 from tests.support.cli import Terminal, replace_sleep
 
 WAITING = {"event_id": "e0001", "recipient": "mail", "attempt": 4, "reason": "HTTP 503", "state": "failing"}
@@ -203,7 +204,7 @@ def test_a_test_waits_until_it_is_confirmed_or_has_failed(sla: Terminal, deliver
         [
             "mail: not confirmed: HTTP 503",
             "  Mend what receives it, or its document and files: what waits is sent then by itself.",
-            "  How the test went: sla describe event e0003",
+            "  How it went: sla describe event e0003",
         ],
     )
     assert "sla describe event e0003" in sla("notify", "test", "mail", "--no-wait").output
@@ -211,6 +212,22 @@ def test_a_test_waits_until_it_is_confirmed_or_has_failed(sla: Terminal, deliver
     confirmed = sla("notify", "test", "oncall")
     assert (confirmed.exit_code, confirmed.output) == (0, "oncall: confirmed\n")
     assert [op for op, _ in sla.asked] == ["notify_test"] * 4
+
+
+def test_an_event_that_was_not_taken_is_listed_and_sent_again(sla: Terminal, delivery: Any) -> None:
+    delivery()
+    failed = {"event_id": "t1", "at_us": api.NOW_US, "kind": "delivery-failed", "subject": "oncall"}
+    sla.source.ended = [{**failed, "details": {"events": ["e0002"]}}]
+    listed = sla("get", "events", "--undelivered").output
+    assert "oncall" in listed
+    assert "given up: HTTP 400" in listed
+    lines = sla("describe", "event", "e0002").output.splitlines()
+    assert "  to send it there again: sla notify again e0002 oncall" in lines
+    _raised(sla, "e0001")
+    again = sla("notify", "again", "e0002", "oncall")
+    assert (again.exit_code, again.output) == (0, "oncall: confirmed\n")
+    ((op, body),) = sla.asked
+    assert (op, body["name"], body["event_id"]) == ("event_again", "oncall", "e0002")
 
 
 def test_a_test_behind_a_recipient_that_fails_says_why_and_until_when(sla: Terminal, delivery: Any) -> None:
@@ -234,9 +251,9 @@ def test_a_test_behind_a_recipient_that_fails_says_why_and_until_when(sla: Termi
     since, again = (formatting.when(failing[key]) for key in ("failing_since_us", "next_try_us"))
     assert lines[1:] == [
         f"  It has failed since {since} (7 tries); the next try is at {again}.",
-        "  12 events wait for it, the test among them; they are sent in their order.",
+        "  12 events wait for it, this among them; they are sent in their order.",
         "  Mend what receives it, or its document and files: what waits is sent then by itself.",
-        "  How the test went: sla describe event e0002",
+        "  How it went: sla describe event e0002",
     ]
     found = json.loads(sla("notify", "test", "mail", "-o", "json").output)
     assert (found["state"], found["delivery"]["attempt"]) == ("failing", 7)
@@ -263,7 +280,7 @@ def test_a_next_try_that_comes_in_time_is_waited_for(
     assert done.stdout.splitlines()[:3] == [
         "mail: not confirmed: retry: HTTP 500",
         "  It has failed (3 tries).",
-        "  2 events wait for it, the test among them; they are sent in their order.",
+        "  2 events wait for it, this among them; they are sent in their order.",
     ]
 
 
@@ -279,7 +296,7 @@ def test_nothing_undelivered_is_no_confirmation(
             1,
             "mail: not confirmed: it has not answered yet",
         )
-        assert done.output.endswith(f"  How the test went: sla describe event {event_id}\n")
+        assert done.output.endswith(f"  How it went: sla describe event {event_id}\n")
 
 
 def test_a_silence_is_begun_by_a_document(sla: Terminal) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pmdaemon.reserve.raising import packed
 from pmdaemon.runtime import strict_json
 from sla_server.events.catalogue import runbook
@@ -128,10 +130,27 @@ def test_what_is_tried_for_too_long_reaches_the_other_one(tmp_path: Path) -> Non
     assert _kinds(mail) == [("delivery-failed", "oncall")]
 
 
-def test_a_test_that_is_refused_is_shown_and_sent_to_no_other_recipient(tmp_path: Path) -> None:
+def test_a_dead_letter_is_sent_again_when_a_person_asks_for_it(tmp_path: Path) -> None:
+    oncall, mail = InlineSender("oncall", REFUSED), InlineSender("mail")
+    rig = Echo(tmp_path, router("{recipients: [oncall]}", names="oncall mail"), [oncall, mail])
+    rig.add(critical(1))
+    rig.run(2)
+    assert _kinds(mail) == [("delivery-failed", "oncall")]
+    oncall.answer = CONFIRMED
+    again = event(2, "event-sent-again", "oncall", element="recipient", severity="critical")
+    rig.add(again)
+    rig.run(2)
+    assert _kinds(oncall)[-1] == ("event-sent-again", "oncall")
+    assert _kinds(mail) == [("delivery-failed", "oncall")], "it is the affair of that recipient alone"
+
+
+@pytest.mark.parametrize("kind", ["notify-test", "event-sent-again"])
+def test_what_a_person_sends_and_is_refused_is_shown_and_sent_to_no_other_recipient(
+    tmp_path: Path, kind: str
+) -> None:
     oncall, mail = InlineSender("oncall", REFUSED), InlineSender("mail")
     rig = Echo(tmp_path, router("{recipients: [oncall, mail]}", names="oncall mail"), [oncall, mail])
-    rig.add(event(1, "notify-test", "oncall", element="recipient"))
+    rig.add(event(1, kind, "oncall", element="recipient"))
     rig.run(2)
     assert (rig.raised, _received(mail)) == ([("delivery-failed", "oncall")], [])
 

@@ -666,6 +666,48 @@ def test_documents_applied_meanwhile_and_a_restart_leave_pauses_and_the_limit_of
     assert rig.raised[1:] == [("delivery-failed", "r")]
 
 
+def test_a_recipient_that_is_no_longer_in_force_fails_no_more(tmp_path: Path) -> None:
+    """Its document is ended because it fails: nobody confirms then, and nobody is to be alarmed."""
+    sender = InlineSender("r", retry("away"))
+    rig = Rig(tmp_path, ToAll("r"), [sender, InlineSender("s")])
+    rig.add(event(1))
+    rig.run(16)
+    rig.engine.set_recipients([LaneSettings("s", rig.senders["s"])], unknown=["r"])
+    assert rig.raised == [("recipient-failing", "r")], "its document cannot be read"
+    rig.engine.set_recipients([LaneSettings("s", rig.senders["s"])])
+    rig.engine.set_recipients([LaneSettings("s", rig.senders["s"])])
+    assert rig.raised == [("recipient-failing", "r"), ("recipient-recovered", "r")]
+
+
+def test_a_recipient_whose_document_was_ended_while_delivery_was_down_fails_no_more(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, ToAll("r"), [InlineSender("r", retry("away")), InlineSender("s")])
+    rig.add(event(1))
+    rig.run(16)
+    del rig.senders["r"]
+    rig.restart()
+    rig.run()
+    rig.restart()
+    assert rig.raised == [("recipient-failing", "r"), ("recipient-recovered", "r")]
+
+
+def test_that_a_recipient_confirms_again_is_told_also_where_its_failing_was_not_written(
+    tmp_path: Path,
+) -> None:
+    """The process died between the event and the next write of its state."""
+    sender = InlineSender("r", retry("away"))
+    rig = Rig(tmp_path, ToAll("r"), [sender])
+    rig.add(event(1))
+    rig.run(2)  # tries at 0 and 1 s; the next one is at 3 s
+    before = (tmp_path / "state.json").read_bytes()
+    assert rig.raised == []
+    rig.run(3)
+    (tmp_path / "state.json").write_bytes(before)
+    sender.answer = CONFIRMED
+    rig.restart()
+    rig.run(20)
+    assert rig.raised == [("recipient-failing", "r"), ("recipient-recovered", "r")]
+
+
 def test_a_recipient_whose_document_has_changed_is_tried_at_once(tmp_path: Path) -> None:
     sender, mended = InlineSender("r", retry("away")), InlineSender("r")
     rig = Rig(tmp_path, ToAll("r"), [sender])

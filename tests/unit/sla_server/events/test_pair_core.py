@@ -178,6 +178,42 @@ def test_that_the_mirror_has_caught_up_is_told_also_by_the_next_process(tmp_path
     assert pair.a.raised == ["pair-mirror-behind", "pair-mirror-caught-up"]
 
 
+@pytest.mark.parametrize(
+    ("begun", "ended"), [("pair-lost", "pair-back"), ("event-state-not-written", "event-state-written")]
+)
+def test_what_a_process_before_has_raised_and_not_written_ends(
+    tmp_path: Path, begun: str, ended: str
+) -> None:
+    """It died before its notes were on disk, or on a full one."""
+    pair = Partners(tmp_path, ("r", "s"))
+    known = event(1, kind=begun, severity="critical", element="server", subject="b", event_id="begun")
+    pair.a.add(known)
+    pair.run(3)
+    pair.kill(pair.a)
+    pair.a.raised.clear()
+    pair.a.restart()
+    pair.run(3)
+    assert pair.a.raised == [ended], "once, though recipients do not have it yet"
+    pair.a.add(event(2, kind=ended, element="server", subject="b", event_id="ended"))
+    pair.run(3)
+    pair.kill(pair.a)
+    pair.a.restart()
+    pair.run(3)
+    assert pair.a.raised == [ended]
+
+
+def test_a_partner_of_which_nothing_was_heard_yet_is_not_back(tmp_path: Path) -> None:
+    pair = Partners(tmp_path)
+    pair.a.add(event(1, kind="pair-lost", severity="critical", element="server", subject="b"))
+    pair.run()
+    pair.kill(pair.a)
+    pair.kill(pair.b)
+    pair.a.raised.clear()
+    pair.a.restart()
+    pair.lose()
+    assert pair.a.raised == ["pair-lost"]
+
+
 def test_a_partner_that_lost_its_disk_has_its_events_delivered_here(tmp_path: Path) -> None:
     pair = Partners(tmp_path)
     pair.a.answers("r", None)

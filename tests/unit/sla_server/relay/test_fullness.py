@@ -25,6 +25,17 @@ def test_the_end_comes_also_after_a_restart(ratio: float, said: list[str]) -> No
     assert kinds(FullnessWatch(ratio), ratio, 0.3) == said
 
 
+def test_a_queue_that_a_restart_made_larger_has_drained_if_people_believe_otherwise() -> None:
+    watch = FullnessWatch(0.3)
+    due = watch.check(0.3, is_known=True)
+    assert due is not None
+    assert due[0] == "event-queue-drained"
+    assert watch.check(0.3, is_known=True) is None, "recipients do not have it yet"
+    assert kinds(watch, 0.8) == ["event-queue-filling"]
+    assert watch.check(0.6, is_known=True) is None
+    assert kinds(watch, 0.4) == ["event-queue-drained"]
+
+
 def test_it_is_said_before_events_are_given_up_and_both_are_one_condition() -> None:
     assert FILLING_RATIO < FULL_RATIO
     begun, ended = catalogue.described("event-queue-filling"), catalogue.described("event-queue-drained")

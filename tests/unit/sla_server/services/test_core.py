@@ -961,6 +961,37 @@ def test_delivery_learns_of_documents_when_they_are_durable_and_of_recipients_th
     assert reader.router.table.routes == ()
 
 
+def test_an_event_that_is_sent_again_is_another_one_with_its_text() -> None:
+    bench = Bench()
+    body = {
+        "name": "mail", "event_id": "e1", "at_us": 5, "kind": "violation-opened", "severity": "critical",
+        "element": "sla", "subject": "gold/p99", "text": "broken",
+    }  # fmt: skip
+    bench.request("event_again", body, "r1")
+    (answer,) = bench.answers()
+    assert answer["code"] == 404
+    bench.request("apply", {"documents": RECIPIENT}, "r2")
+    bench.confirm()
+    bench.answers()
+    bench.request("event_again", body, "r3")
+    ((table, row),) = bench.confirm()
+    assert (table, row["kind"], row["severity"], row["element"], row["subject"]) == (
+        "events",
+        "event-sent-again",
+        "critical",
+        "recipient",
+        "mail",
+    )
+    assert row["text"].startswith("broken (sent again by ")
+    assert (row["details"]["event_id"], row["details"]["kind"], row["event_id"] != "e1") == (
+        "e1",
+        "violation-opened",
+        True,
+    )
+    (answer,) = bench.answers()
+    assert answer["body"] == {"event_id": row["event_id"]}
+
+
 def test_a_test_of_a_recipient_is_an_event_that_names_it() -> None:
     bench = Bench()
     bench.request("notify_test", {"name": "mail"}, "r1")

@@ -54,6 +54,15 @@ def test_what_only_the_stored_row_can_tell_is_left_to_the_database_manager(reade
     assert raised(reader) == []
 
 
+def test_a_gateway_that_did_not_answer_when_its_pair_stopped_is_told_to_be_back(
+    reader: ReserveReader,
+) -> None:
+    bench = Bench()
+    for number, state in enumerate(("up", "stalled", "detached", "up", "detached", "up")):
+        say(bench, state, number)
+    assert raised(reader) == [("gateway-stalled", 1), ("gateway-up", 3)]
+
+
 def test_the_end_of_a_session_at_its_former_pair_is_no_loss(reader: ReserveReader) -> None:
     bench = Bench()
     say(bench, "up", 0)

@@ -14,6 +14,7 @@ from sla_server.storage_resources.pools import (
     DAY_US,
     MOST_KNOWN_POOLS,
     MOST_KNOWN_VOLUMES,
+    UNREAD_US,
     StoragePools,
     StoredPools,
 )
@@ -255,3 +256,26 @@ def test_a_gateway_that_is_called_server_has_no_pools_of_the_server() -> None:
     pools.add("gw-1", "server", reading(10), NOW_US)
     pools.add("server", "server", reading(10), NOW_US)
     assert [state.name for state in pools.states()] == ["gw-1/data", "server/data"]
+
+
+def test_what_is_known_of_a_pool_that_nothing_reads_any_more_ends() -> None:
+    manager = Manager(oversubscription_ratio=2.0)
+    manager.add(reading(85, provisioned_bytes=300 * GIB))
+    manager.restart()
+    last_us = NOW_US + UNREAD_US
+    assert manager.keep(manager.pools.end_unread(last_us, None)) == []
+    ended = manager.keep(manager.pools.end_unread(last_us + 1, None))
+    assert [event["kind"] for event in ended] == ["space-enough", "space-subscribed"]
+    assert ended[0]["text"] == "nothing is known of pool host-1/data any more: it is not read any more"
+    assert (manager.row()["level"], manager.row()["conditions"]) == (OK, {})
+    manager.restart()
+    assert manager.keep(manager.pools.end_unread(last_us + DAY_US, None)) == []
+    again = manager.add(reading(85, last_us + 2 * DAY_US, provisioned_bytes=300 * GIB))
+    assert [event["kind"] for event in again] == ["space-low", "space-oversubscribed"]
+
+
+def test_a_pool_that_is_read_keeps_what_is_known_of_it() -> None:
+    manager = Manager()
+    manager.add(reading(85))
+    assert manager.pools.end_unread(NOW_US + MINUTE_US, ["other"]) == [], "it is a gateway's"
+    assert manager.row()["level"] == WARN

@@ -318,6 +318,22 @@ def test_a_session_that_the_server_ended_itself_is_stored_and_makes_no_event(rig
 
 
 @pytest.mark.parametrize("at_once", [True, False])
+def test_a_gateway_that_did_not_answer_when_its_pair_stopped_is_back_with_an_event(rig, at_once):
+    messages = [
+        gateway_message(at_us=T0),
+        gateway_message("stalled", at_us=T0 + 1),
+        gateway_message("detached", at_us=T0 + 2, reason="restart"),
+    ]
+    for part in [messages] if at_once else [[message] for message in messages]:
+        rig.feed(*part)
+    [row] = rig.reader.gateways()
+    assert (row["state"], row["reason"]) == ("stalled", "restart")
+    rig.feed(gateway_message(at_us=T0 + 3))
+    found = sorted((row["at_us"], row["kind"]) for row in state_events(rig))
+    assert [kind for _, kind in found] == ["gateway-up", "gateway-stalled", "gateway-up"]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
 def test_the_end_of_a_session_taken_after_its_successor_is_not_stored(rig, at_once):
     ended = [gateway_message(state, at_us=T0 + 1, reason="moved") for state in ("detached", "lost")]
     if at_once:

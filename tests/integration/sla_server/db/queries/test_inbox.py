@@ -118,3 +118,22 @@ def test_backends_at_fault_are_those_whose_newest_event_says_so(rig: Any) -> Non
     rig.feed(record_message(rows))
     rig.drain(final=True)
     assert SqlReads(rig.reader).storage_faults(T0 + 1_000_000) == {"a": "hangs", "b": "hangs"}
+
+
+def test_dead_letters_are_those_of_these_that_were_not_taken_since(rig: Any) -> None:
+    def became(delivery_id: str, state: str, recipient: str = "mail") -> tuple[str, dict[str, Any]]:
+        return "deliveries", {
+            **DELIVERY,
+            "delivery_id": delivery_id,
+            "recipient": recipient,
+            "state": state,
+            "at_us": T0,
+        }
+
+    rows = [became("d1", "dead-letter"), became("d2", "dead-letter"), became("d3", "confirmed")]
+    rows += [became("d1", "dead-letter", "chat"), became("d2", "confirmed")]  # it came again, and was taken
+    rig.feed(record_message(rows))
+    rig.drain(final=True)
+    found = rig.reader.dead_letters("mail", ["d1", "d2", "d3", "d4"])
+    assert [(row["recipient"], row["delivery_id"]) for row in found] == [("mail", "d1")]
+    assert rig.reader.dead_letters("mail", []) == []

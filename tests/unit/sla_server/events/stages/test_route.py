@@ -89,8 +89,9 @@ def test_an_agreements_own_recipients_get_its_violations_only() -> None:
     assert route(event(kind="agreement-applied", severity="info"), [], KNOWN, named) == []
 
 
-def test_a_test_goes_to_its_recipient_alone() -> None:
+@pytest.mark.parametrize("kind", ["notify-test", "event-sent-again"])
+def test_what_a_person_sends_goes_to_its_recipient_alone(kind: str) -> None:
     routes = [_route("a", "{recipients: [oncall, mail]}")]
-    test = event(kind="notify-test", element="recipient", subject="boss", severity="info")
+    test = event(kind=kind, element="recipient", subject="boss", severity="info")
     assert _names(route(test, routes, KNOWN, {})) == ["boss"]
-    assert route(event(kind="notify-test", subject="gone"), routes, KNOWN, {}) == []
+    assert route(event(kind=kind, subject="gone"), routes, KNOWN, {}) == []

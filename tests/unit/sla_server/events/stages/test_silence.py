@@ -53,6 +53,7 @@ def test_it_concerns_what_it_matches_and_whom_it_names() -> None:
     assert held(event(), "mail", named, at_us) is not None
     assert held(event(), "oncall", named, at_us) is None
     assert held(event(kind="notify-test"), "mail", named, at_us) is None
+    assert held(event(kind="event-sent-again"), "mail", named, at_us) is None
 
 
 def test_it_holds_nothing_back_before_it_was_applied() -> None:

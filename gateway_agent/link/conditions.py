@@ -1,0 +1,287 @@
+"""Conditions: what is wrong at this gateway from one alert until another, and what the server knows of it.
+
+    begin ──► reported ──a session for SETTLED_NS──► the server has it
+    end   ──► reported ──a session for SETTLED_NS──► forgotten
+
+Whoever was notified of a beginning has to be notified of its end, whatever dies in between. So what was
+reported is in ``state_dir/conditions.json`` before it is sent: the next link ends what the one before has
+reported. And it is sent again, with its time, as long as no session has lasted for SETTLED_NS behind it: the
+connection, or a process of the server, may have died with it. To the server it is the same event. Of a
+beginning and an end that were both lost the end alone is sent again.
+
+One kind and subject is reported every ``alerts.EVERY_NS`` at most, and all of them together no faster than
+the server takes alerts of a gateway; where two kinds take turns meanwhile, the newest is reported in the end.
+
+What a crash leaves: the file has an alert that was not sent: the next link sends it. On a full disk the file
+is as it was, the log says so, and it is tried again: an end may be missing if the link dies meanwhile.
+
+Thread: the link's loop only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from gateway_agent.errors import StateFileBroken
+from gateway_agent.link import state_files
+from gateway_agent.link.alerts import Alerts, Severity
+from pmdaemon.runtime.clock import Clock
+from pmdaemon.wire.messages.alerts import SEVERITIES, Alert
+from pmdaemon.wire.session import AgentSession, SessionState
+
+log = structlog.get_logger("alerts")
+FILE: Final = "conditions.json"
+SETTLED_NS: Final = 60_000_000_000
+"""A process of the server that dies is found and replaced sooner, and mailboxes outlive it."""
+EACH_NS: Final = 1_000_000_000
+AT_ONCE: Final = 30
+"""Of the 50 alerts at once, and one a second behind them, that a server takes of a gateway."""
+NEW_BEHIND_US: Final = 43_200_000_000
+"""An alert that is older than a day gets a time of the server: sent again, it would be another event."""
+PLANE: Final = "plane"
+STALLED: Final = "plane-stalled"
+BACK: Final = "plane-back"
+GONE: Final = "is served no more: nothing is left to mend"
+_FIX: Final = "A new one is begun: what was reported before may stay open at recipients"
+
+
+@dataclass(slots=True)
+class _Condition:
+    """What is so, and what was reported.
+
+    Attributes:
+        kind, severity, text: of what is so.
+        is_open: it has not ended.
+        alert: that was reported last; None before the first.
+        sent_ns: when it was sent in the session that goes on; None: it was not.
+        is_settled: the server has it.
+    """
+
+    kind: str
+    severity: Severity
+    text: str
+    is_open: bool = True
+    alert: Alert | None = None
+    sent_ns: int | None = None
+    is_settled: bool = False
+
+
+class Conditions:
+    """See the module.
+
+    Args:
+        session: takes the alerts.
+        alerts: logs and sends them.
+        path: of the file; None keeps nothing.
+    """
+
+    def __init__(self, session: AgentSession, alerts: Alerts, clock: Clock, path: Path | None = None) -> None:
+        self._session = session
+        self._alerts = alerts
+        self._clock = clock
+        self._path = path
+        self._known: dict[tuple[str, str], _Condition] = {}
+        self._paid_ns = 0
+        self._is_unwritten = False
+        self._problem = ""
+        self._load()
+
+    def begin(self, condition: str, kind: str, severity: Severity, subject: str, text: str) -> None:
+        """Something is wrong from now on, until ``end``, or is wrong in another way."""
+        found = self._known.setdefault((condition, subject), _Condition(kind, severity, text))
+        found.kind, found.severity, found.text, found.is_open = kind, severity, text, True
+        self.flush()
+
+    def end(self, condition: str, kind: str, subject: str, text: str) -> None:
+        """It is right again; nothing if it never began."""
+        found = self._known.get((condition, subject))
+        if found is not None and found.is_open:
+            found.kind, found.severity, found.text, found.is_open = kind, "info", text, False
+            self.flush()
+
+    def open_ones(self, condition: str) -> dict[str, str]:
+        """Subjects of which something is wrong: to the kind of it."""
+        return {
+            subject: found.kind
+            for (name, subject), found in self._known.items()
+            if name == condition and found.is_open
+        }
+
+    def keep_only(self, condition: str, subjects: Collection[str], kind: str, text: str) -> None:
+        """Other subjects are there no more: what was wrong with them ends (``text`` is without the name)."""
+        for subject in self.open_ones(condition).keys() - subjects:
+            self.end(condition, kind, subject, f"{subject} {text}")
+
+    def session_began(self) -> None:
+        """What a former session may not have brought to the server is sent again."""
+        for found in self._known.values():
+            # What waits in the session was never sent; it comes by itself.
+            waits = found.alert is not None and self._session.keeps(found.alert)
+            found.sent_ns = self._clock.monotonic_ns() if waits else None
+
+    def flush(self) -> None:
+        """Report what has changed and may be reported now; send again what may have been lost."""
+        now_ns = self._clock.monotonic_ns()
+        due = [key for key, found in self._known.items() if self._is_news(key[1], found, now_ns)]
+        for key in due:
+            if not self._has_room(now_ns):
+                break
+            found = self._known[key]
+            found.alert = self._alerts.made(found.kind, found.severity, key[1], found.text)
+            found.is_settled, self._is_unwritten = False, True
+            self._write()
+            found.sent_ns = now_ns
+            self._alerts.send(found.alert)
+        self._send_again(now_ns)
+        self._forget_known(now_ns)
+        if self._is_unwritten:
+            self._write()
+
+    def _is_news(self, subject: str, found: _Condition, now_ns: int) -> bool:
+        # Of an end without a beginning nobody needs to hear.
+        is_other = found.is_open if found.alert is None else found.kind != found.alert.kind
+        return is_other and self._alerts.may_report(found.kind, subject, now_ns)
+
+    def _has_room(self, now_ns: int) -> bool:
+        paid_ns = max(self._paid_ns, now_ns)
+        if paid_ns - now_ns >= AT_ONCE * EACH_NS:
+            return False
+        self._paid_ns = paid_ns + EACH_NS
+        return True
+
+    def _send_again(self, now_ns: int) -> None:
+        if self._session.state is not SessionState.POLLING:
+            return
+        for found in self._known.values():
+            if found.alert is None or found.is_settled or found.sent_ns is not None:
+                continue
+            is_old = self._clock.unix_us() - found.alert.at_us > NEW_BEHIND_US
+            if not (is_old and found.is_open):
+                if not self._has_room(now_ns):
+                    return
+                self._session.send(found.alert)
+            found.sent_ns = now_ns
+
+    def _forget_known(self, now_ns: int) -> None:
+        """What the server has: of what has ended nothing is left to know."""
+        unheard = [key for key, found in self._known.items() if found.alert is None and not found.is_open]
+        for key in unheard:
+            del self._known[key]
+        if self._session.state is not SessionState.POLLING:
+            return
+        for key, found in list(self._known.items()):
+            is_sent = found.sent_ns is not None and now_ns - found.sent_ns >= SETTLED_NS
+            if found.is_settled or not is_sent:
+                continue
+            found.is_settled = True
+            if not found.is_open and found.alert is not None and found.alert.kind == found.kind:
+                del self._known[key]
+                self._is_unwritten = True
+
+    # -- the file
+
+    def _write(self) -> None:
+        if self._path is None:
+            self._is_unwritten = False
+            return
+        rows = [
+            {"condition": condition, "is_open": _is_beginning(found.alert), **found.alert.header()}
+            for (condition, _), found in self._known.items()
+            if found.alert is not None
+        ]
+        try:
+            state_files.write_json(self._path, rows, synced=True)
+            self._is_unwritten, self._problem = False, ""
+        except OSError as exc:
+            if str(exc) != self._problem:
+                log.warning("conditions-not-kept", problem=str(exc))
+            self._problem = str(exc)
+
+    def _load(self) -> None:
+        if self._path is None:
+            return
+        try:
+            rows = state_files.read_json(self._path, _FIX) or []
+        except StateFileBroken as exc:
+            log.error("conditions-forgotten", problem=str(exc))
+            return
+        for row in rows if isinstance(rows, list) else ():
+            if (read := _read(row)) is not None:
+                condition, subject, found = read
+                self._known[condition, subject] = found
+
+
+class PlaneConditions:
+    """Data planes, and monitors of QEMU, that have died or do not answer.
+
+    State: which do not answer; also one of which the link before has reported so.
+    """
+
+    def __init__(self, conditions: Conditions) -> None:
+        self._conditions = conditions
+        begun = conditions.open_ones(PLANE)
+        self._stalled = {name for name, kind in begun.items() if kind == STALLED}
+
+    def connected(self, name: str) -> None:
+        """A plane is connected; of one that did not answer, an answer is the end."""
+        if name not in self._stalled:
+            self._conditions.end(PLANE, BACK, name, f"data plane {name} is back")
+
+    def lost(self, name: str, problem: str = "") -> None:
+        """Its connection is gone; ``problem``: it has died."""
+        self._stalled.discard(name)
+        if problem:
+            self._conditions.begin(PLANE, "plane-died", "critical", name, problem)
+
+    def gone(self, name: str) -> None:
+        """It is served no more."""
+        self._stalled.discard(name)
+        self._conditions.end(PLANE, BACK, name, f"{name} {GONE}")
+
+    def keep_only(self, names: Collection[str]) -> None:
+        """These are there, and no others."""
+        for name in self._conditions.open_ones(PLANE).keys() - names:
+            self.gone(name)
+
+    def collected(self, overdue: Collection[str], asked: Collection[str], monitors: Collection[str]) -> None:
+        """A collection has ended.
+
+        Args:
+            overdue: who has not answered.
+            asked: who can be asked; of others it is not known whether they would answer.
+            monitors: which of them are monitors.
+        """
+        back = self._stalled.intersection(asked).difference(overdue)
+        for name in sorted(back.union(overdue).difference(self._stalled - back)):
+            what = "monitor" if name in monitors else "data plane"
+            severity: Severity = "warning" if name in monitors else "critical"
+            if name in back:
+                self._conditions.end(PLANE, BACK, name, f"{what} {name} answers again")
+            else:
+                text = f"{what} {name} does not answer; it is left out"
+                self._conditions.begin(PLANE, STALLED, severity, name, text)
+        self._stalled = self._stalled.union(overdue) - back
+
+
+def _is_beginning(alert: Alert) -> bool:
+    return alert.severity != "info"
+
+
+def _read(row: Any) -> tuple[str, str, _Condition] | None:
+    """Of a row of the file: condition, subject and what was reported; None if it is no such row."""
+    if not isinstance(row, dict) or not isinstance(details := row.get("details"), dict):
+        return None
+    given = (row.get("condition"), row.get("kind"), row.get("text"), details.get("subject"))
+    words = [word for word in given if isinstance(word, str)]
+    if len(words) < len(given) or type(row.get("at_us")) is not int:
+        return None
+    if (severity := row.get("severity")) not in SEVERITIES:
+        return None
+    condition, kind, text, subject = words
+    alert = Alert(kind, severity, text, row["at_us"], {"subject": subject})
+    return condition, subject, _Condition(kind, severity, text, _is_beginning(alert), alert)
