@@ -6,14 +6,17 @@
 Whoever was notified of a beginning has to be notified of its end, whatever dies in between. So what was
 reported is in ``state_dir/conditions.json`` before it is sent: the next link ends what the one before has
 reported. And it is sent again, with its time, as long as no session has lasted for SETTLED_NS behind it: the
-connection, or a process of the server, may have died with it. To the server it is the same event. Of a
-beginning and an end that were both lost the end alone is sent again.
+connection, or a process of the server, may have died with it. To the server it is the same event, unless its
+time is half a day off: then it gets one of now. Of a beginning and an end that were both lost the end alone
+is sent again.
 
 One kind and subject is reported every ``alerts.EVERY_NS`` at most, and all of them together no faster than
-the server takes alerts of a gateway; where two kinds take turns meanwhile, the newest is reported in the end.
+the server takes alerts of a gateway, those that waited for the session among them; whoever was reported last
+waits for the others. Where two kinds take turns meanwhile, the newest is reported in the end.
 
 What a crash leaves: the file has an alert that was not sent: the next link sends it. On a full disk the file
-is as it was, the log says so, and it is tried again: an end may be missing if the link dies meanwhile.
+is as it was, the log says so, and it is tried again: an end may be missing if the link dies meanwhile. What
+the server would not take as an alert is not read: it would end each session.
 
 Thread: the link's loop only.
 """
@@ -21,17 +24,18 @@ Thread: the link's loop only.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import structlog
 
 from gateway_agent.errors import StateFileBroken
 from gateway_agent.link import state_files
 from gateway_agent.link.alerts import Alerts, Severity
+from pmdaemon.errors import MalformedFrame
 from pmdaemon.runtime.clock import Clock
-from pmdaemon.wire.messages.alerts import SEVERITIES, Alert
+from pmdaemon.wire.messages.alerts import Alert
 from pmdaemon.wire.session import AgentSession, SessionState
 
 log = structlog.get_logger("alerts")
@@ -41,8 +45,11 @@ SETTLED_NS: Final = 60_000_000_000
 EACH_NS: Final = 1_000_000_000
 AT_ONCE: Final = 30
 """Of the 50 alerts at once, and one a second behind them, that a server takes of a gateway."""
-NEW_BEHIND_US: Final = 43_200_000_000
-"""An alert that is older than a day gets a time of the server: sent again, it would be another event."""
+MOST_OFF_US: Final = 43_200_000_000
+"""An alert a day off gets a time of the server, another one each time: so it gets one of ours before."""
+AGAIN_NS: Final = 1_000_000_000
+PAUSE: Final = 10
+"""A file that cannot be written is tried for a tenth of the time at most: polls are answered by this loop."""
 PLANE: Final = "plane"
 STALLED: Final = "plane-stalled"
 BACK: Final = "plane-back"
@@ -88,6 +95,7 @@ class Conditions:
         self._known: dict[tuple[str, str], _Condition] = {}
         self._paid_ns = 0
         self._is_unwritten = False
+        self._write_again_ns = 0
         self._problem = ""
         self._load()
 
@@ -119,10 +127,13 @@ class Conditions:
 
     def session_began(self) -> None:
         """What a former session may not have brought to the server is sent again."""
+        now_ns = self._clock.monotonic_ns()
         for found in self._known.values():
             # What waits in the session was never sent; it comes by itself.
             waits = found.alert is not None and self._session.keeps(found.alert)
-            found.sent_ns = self._clock.monotonic_ns() if waits else None
+            found.sent_ns = now_ns if waits else None
+        # All that waits leaves at once, however slowly it came.
+        self._paid_ns = max(self._paid_ns, now_ns + self._session.waiting_alerts * EACH_NS)
 
     def flush(self) -> None:
         """Report what has changed and may be reported now; send again what may have been lost."""
@@ -131,7 +142,7 @@ class Conditions:
         for key in due:
             if not self._has_room(now_ns):
                 break
-            found = self._known[key]
+            found = self._known[key] = self._known.pop(key)  # behind the others
             found.alert = self._alerts.made(found.kind, found.severity, key[1], found.text)
             found.is_settled, self._is_unwritten = False, True
             self._write()
@@ -139,7 +150,7 @@ class Conditions:
             self._alerts.send(found.alert)
         self._send_again(now_ns)
         self._forget_known(now_ns)
-        if self._is_unwritten:
+        if self._is_unwritten and now_ns >= self._write_again_ns:
             self._write()
 
     def _is_news(self, subject: str, found: _Condition, now_ns: int) -> bool:
@@ -148,6 +159,8 @@ class Conditions:
         return is_other and self._alerts.may_report(found.kind, subject, now_ns)
 
     def _has_room(self, now_ns: int) -> bool:
+        if self._session.waiting_alerts >= AT_ONCE:
+            return False
         paid_ns = max(self._paid_ns, now_ns)
         if paid_ns - now_ns >= AT_ONCE * EACH_NS:
             return False
@@ -160,11 +173,13 @@ class Conditions:
         for found in self._known.values():
             if found.alert is None or found.is_settled or found.sent_ns is not None:
                 continue
-            is_old = self._clock.unix_us() - found.alert.at_us > NEW_BEHIND_US
-            if not (is_old and found.is_open):
-                if not self._has_room(now_ns):
-                    return
-                self._session.send(found.alert)
+            if not self._has_room(now_ns):
+                return
+            now_us = self._clock.unix_us()
+            if abs(now_us - found.alert.at_us) > MOST_OFF_US:
+                found.alert, self._is_unwritten = replace(found.alert, at_us=now_us), True
+                self._write()
+            self._session.send(found.alert)
             found.sent_ns = now_ns
 
     def _forget_known(self, now_ns: int) -> None:
@@ -178,10 +193,9 @@ class Conditions:
             is_sent = found.sent_ns is not None and now_ns - found.sent_ns >= SETTLED_NS
             if found.is_settled or not is_sent:
                 continue
-            found.is_settled = True
+            found.is_settled = self._is_unwritten = True
             if not found.is_open and found.alert is not None and found.alert.kind == found.kind:
                 del self._known[key]
-                self._is_unwritten = True
 
     # -- the file
 
@@ -190,14 +204,17 @@ class Conditions:
             self._is_unwritten = False
             return
         rows = [
-            {"condition": condition, "is_open": _is_beginning(found.alert), **found.alert.header()}
+            {"condition": condition, "is_settled": found.is_settled, **found.alert.header()}
             for (condition, _), found in self._known.items()
             if found.alert is not None
         ]
+        begun_ns = self._clock.monotonic_ns()
         try:
             state_files.write_json(self._path, rows, synced=True)
             self._is_unwritten, self._problem = False, ""
         except OSError as exc:
+            took_ns = self._clock.monotonic_ns() - begun_ns
+            self._write_again_ns = begun_ns + max(AGAIN_NS, PAUSE * took_ns)
             if str(exc) != self._problem:
                 log.warning("conditions-not-kept", problem=str(exc))
             self._problem = str(exc)
@@ -274,14 +291,14 @@ def _is_beginning(alert: Alert) -> bool:
 
 def _read(row: Any) -> tuple[str, str, _Condition] | None:
     """Of a row of the file: condition, subject and what was reported; None if it is no such row."""
-    if not isinstance(row, dict) or not isinstance(details := row.get("details"), dict):
+    if not isinstance(row, dict) or not isinstance(condition := row.get("condition"), str):
         return None
-    given = (row.get("condition"), row.get("kind"), row.get("text"), details.get("subject"))
-    words = [word for word in given if isinstance(word, str)]
-    if len(words) < len(given) or type(row.get("at_us")) is not int:
+    try:
+        alert = Alert.parse(row, row.get("at_us", 0))  # as the server will, which ends the session else
+    except MalformedFrame:
         return None
-    if (severity := row.get("severity")) not in SEVERITIES:
+    if not isinstance(alert.details.get("subject"), str):
         return None
-    condition, kind, text, subject = words
-    alert = Alert(kind, severity, text, row["at_us"], {"subject": subject})
-    return condition, subject, _Condition(kind, severity, text, _is_beginning(alert), alert)
+    known = _Condition(alert.kind, cast("Severity", alert.severity), alert.text, _is_beginning(alert), alert)
+    known.is_settled = row.get("is_settled") is True
+    return condition, row["details"]["subject"], known

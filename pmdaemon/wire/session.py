@@ -403,6 +403,11 @@ class AgentSession:
         """Whether a message waits for a state that allows it."""
         return any(message is item for item in self._deferred)
 
+    @property
+    def waiting_alerts(self) -> int:
+        """How many alerts wait for a state that allows them."""
+        return sum(item.KIND is Kind.ALERT for item in self._deferred)
+
     def _flush_deferred(self) -> None:
         due, self._deferred = self._deferred, []
         for message in due:

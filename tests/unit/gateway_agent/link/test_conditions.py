@@ -10,6 +10,7 @@ import pytest
 from gateway_agent.link import conditions, state_files
 from pmdaemon.space.watcher import SourceBack, SourceFailed
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.alerts import Alert
 from pmdaemon.wire.messages.space import Space
 from tests.support.link import Bench, FakePlane
 
@@ -177,14 +178,80 @@ def test_what_waits_for_a_session_is_sent_once(tmp_path: Path, plane: FakePlane)
     assert said(bench) == ["plane-died", "plane-back"]
 
 
-def test_an_old_beginning_is_not_sent_again_as_it_would_be_another_event(
-    tmp_path: Path, plane: FakePlane
-) -> None:
-    link(tmp_path, plane).core.plane_lost(NAME, "connection reset")
+def test_what_the_server_has_is_not_sent_again_by_the_next_link(tmp_path: Path, plane: FakePlane) -> None:
+    bench = link(tmp_path, plane)
+    bench.core.plane_lost(NAME, "connection reset")
+    bench.carry()
+    settle(bench)
     plane.clock.advance(2 * 86_400)
     bench = absent(tmp_path, plane)
     bench.pass_time(1)
     assert said(bench) == []
+    assert kept(tmp_path) == ["plane-died"]
+    assert said(link(tmp_path, plane)) == ["plane-back"]
+
+
+def test_an_old_beginning_that_the_server_may_not_have_is_one_event_of_now(
+    tmp_path: Path, plane: FakePlane
+) -> None:
+    link(tmp_path, plane).core.plane_lost(NAME, "connection reset")  # and it never left
+    plane.clock.advance(2 * 86_400)
+    bench = absent(tmp_path, plane)
+    bench.pass_time(1)
+    assert said(bench) == ["plane-died"], "people hear of it"
+    assert abs(times(bench)[0] - plane.clock.unix_us()) < 10_000_000, "a time that the server takes"
+    plane.clock.advance(5)
+    after = absent(tmp_path, plane)
+    after.pass_time(1)
+    assert times(after) == times(bench), "sent again it is the same event"
+
+
+def test_a_time_of_a_clock_that_was_ahead_is_replaced_once(tmp_path: Path, plane: FakePlane) -> None:
+    row = {"kind": "plane-died", "severity": "critical", "text": "gone", "details": {"subject": NAME}}
+    ahead_us = plane.clock.unix_us() + 3 * 86_400_000_000
+    (tmp_path / conditions.FILE).write_text(json.dumps([{**row, "condition": "plane", "at_us": ahead_us}]))
+    found = []
+    for _ in range(2):
+        bench = absent(tmp_path, plane)
+        bench.pass_time(1)
+        found += times(bench)
+    assert len(found) == 2
+    assert len(set(found)) == 1, "another event in each session"
+    assert found[0] < ahead_us
+
+
+def test_what_waited_for_the_session_is_no_more_than_a_server_takes(tmp_path: Path, plane: FakePlane) -> None:
+    bench = link(tmp_path, plane)
+    for number in range(25):
+        bench.core.space.take(SourceFailed(f"first-{number}", "no disk"))
+    bench.carry()
+    bench.core.server_lost("reset")
+    for number in range(80):
+        bench.clock.advance(2)
+        bench.core.space.take(SourceFailed(f"pool-{number}", "no disk"))
+    before = len(said(bench))
+    bench.connect_server()
+    bench.poll()
+    bench.carry()
+    assert len(said(bench)) - before <= conditions.AT_ONCE
+    for _ in range(200):
+        bench.poll()
+        bench.pass_time(1)
+    alerts = [alert["details"]["subject"] for alert in bench.server.headers[Kind.ALERT]]
+    assert {f"pool-{number}" for number in range(80)} <= set(alerts)
+
+
+def test_one_that_begins_behind_others_that_take_turns_is_reported(tmp_path: Path, plane: FakePlane) -> None:
+    bench = link(tmp_path, plane)
+    for number in range(60):
+        bench.poll()
+        bench.pass_time(1)
+        for source in (f"turns-{each}" for each in range(20)):
+            bench.core.space.take(SourceFailed(source, "no disk") if number % 2 else SourceBack(source))
+        if number == 35:
+            bench.core.space.take(SourceFailed("steady", "no disk"))
+    alerts = [alert["details"]["subject"] for alert in bench.server.headers[Kind.ALERT]]
+    assert "steady" in alerts
 
 
 def test_many_at_once_are_no_more_than_a_server_takes_and_all_are_reported(
@@ -225,7 +292,50 @@ def test_a_file_that_cannot_be_written_is_tried_again(
     assert kept(tmp_path) == ["plane-died"]
 
 
+def test_a_file_that_cannot_be_written_does_not_hold_up_the_loop(
+    tmp_path: Path, plane: FakePlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = link(tmp_path, plane)
+    tries = []
+
+    def fails_slowly(*_args: object, **_more: object) -> None:
+        tries.append(bench.clock.unix_us())
+        bench.clock.advance(0.5)
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(state_files, "write_json", fails_slowly)
+    bench.core.plane_lost(NAME, "connection reset")
+    begun_us = tries[0]
+    while bench.clock.unix_us() - begun_us < 10_000_000:
+        bench.clock.advance(0.1)
+        bench.core.tick()
+    assert len(tries) <= 3
+
+
 @pytest.mark.parametrize("content", ["{", "7", "[7]", '[{"condition": "plane", "details": {}}]'])
 def test_a_file_of_another_form_is_forgotten(tmp_path: Path, plane: FakePlane, content: str) -> None:
     (tmp_path / conditions.FILE).write_text(content)
     assert said(link(tmp_path, plane)) == []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"kind": "Plane-died"},
+        {"text": "\ud800"},
+        {"at_us": 10**40},
+        {"details": {"subject": NAME, "more": [1]}},
+        {"details": {"subject": NAME, "more": "x" * 5000, "z" * 99: 1}},
+        {"severity": ["critical"]},
+    ],
+)
+def test_what_no_server_would_take_is_not_sent(
+    tmp_path: Path, plane: FakePlane, damage: dict[str, object]
+) -> None:
+    row = {"kind": "plane-died", "severity": "critical", "text": "gone", "at_us": plane.clock.unix_us()}
+    row |= {"condition": "plane", "details": {"subject": NAME}} | damage
+    (tmp_path / conditions.FILE).write_text(json.dumps([row]))
+    bench = absent(tmp_path, plane)
+    bench.pass_time(1)
+    for header in bench.server.headers.get(Kind.ALERT, []):
+        Alert.parse(header, plane.clock.unix_us())
