@@ -27,6 +27,7 @@ from sla_server.storage_resources.config import StorageConfig
 from sla_server.storage_resources.failed_sources import FailedSources
 from sla_server.storage_resources.pools import (
     SERVER,
+    STALE_US,
     PoolForecast,
     PoolKey,
     PoolState,
@@ -98,7 +99,8 @@ class StorageManager:
         self._order = order
         self._failed = failed or FailedSources()
         self._sources = sources
-        self._unread_us = -MINUTE_US
+        self._unread_us = -STALE_US
+        self._watched_us = 0
 
     def read(self, owner: str, owner_name: str, space: Space, served: ServedVolumes, now_us: int) -> Rows:
         """A reading of a gateway's pool; what is to be recorded."""
@@ -139,15 +141,22 @@ class StorageManager:
         return [_source_event("space-source-back", "info", source, text, now_us)]
 
     def _end_unread(self, now_us: int) -> Rows:
-        """What is not read any more has no end of its own; looked for each minute."""
+        """What is not read any more has no end of its own; looked for each minute.
+
+        Of gateways only while the server was there to hear: after a start, a pause of this machine or a step
+        of its clock they need time to say that all is as it was.
+        """
         rows: Rows = []
         if 0 <= now_us - self._unread_us < MINUTE_US:
             return rows
+        if not 0 <= now_us - self._unread_us < STALE_US:
+            self._watched_us = now_us
         self._unread_us = now_us
         if self._sources is not None:
             for source in sorted(set(self._failed.names) - set(self._sources)):
                 rows += self._source_back(source, now_us, "is not read any more")
-        return rows + self._pools.end_unread(now_us, self._sources)
+        has_watched = now_us - self._watched_us >= STALE_US
+        return rows + self._pools.end_unread(now_us, self._sources, has_watched=has_watched)
 
     def refusals(
         self,

@@ -139,17 +139,19 @@ class StoragePools:
                 if self._is_orphan(row, known.row["read_us"]):
                     known.reported.add(row["name"])
 
-    def end_unread(self, now_us: int, own: Collection[str] | None) -> Rows:
+    def end_unread(self, now_us: int, own: Collection[str] | None, *, has_watched: bool = True) -> Rows:
         """Ends of what is said of pools that nothing reads any more; what is to be recorded because of it.
 
         Args:
             now_us: wall clock.
             own: pools that the server reads itself; None: not known.
+            has_watched: readings could come for long; else only own ones that are no more end.
         """
         rows: Rows = []
         for key, state in self._pools.items():
             is_out = own is not None and key.owner == SERVER and key.pool not in own
-            if not is_out and now_us - int(state.row["read_us"]) <= UNREAD_US:
+            is_unread = has_watched and now_us - int(state.row["read_us"]) > UNREAD_US
+            if not is_out and not is_unread:
                 continue
             rows += self._end_all(state, "it is not read any more", now_us)
         return rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from sla_server.storage_resources import failed_sources
 from sla_server.storage_resources.config import StorageConfig
 from sla_server.storage_resources.failed_sources import FILE, FailedSources
 from sla_server.storage_resources.manager import MINUTE_US, StorageManager
-from sla_server.storage_resources.pools import StoredPools
+from sla_server.storage_resources.pools import DAY_US, STALE_US, StoredPools
 
 NOW_US = 20_000 * 86_400_000_000
 FAILED = SourceFailed("nfs", "it hangs")
@@ -104,6 +105,20 @@ def test_a_pool_of_which_the_source_was_taken_out_has_no_condition_left(process:
     assert process.tick() == ["space-enough"]
     process.now_us += MINUTE_US
     assert process.tick() == []
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+def test_a_pool_is_not_unread_because_the_server_was_away(process: Process, restarts: bool) -> None:
+    assert process.tick(replace(READING, used_bytes=95)) == ["space-low"]
+    process.now_us += 8 * DAY_US  # stopped, or its machine was paused, or its clock was set
+    if restarts:
+        process.restart()
+    assert process.tick() == [], "it is still full, as its next reading says"
+    kinds: list[str] = []
+    for _ in range(STALE_US // MINUTE_US + 2):  # and none comes
+        process.now_us += MINUTE_US
+        kinds += process.tick()
+    assert kinds == ["space-enough"]
 
 
 def test_a_full_disk_is_tried_again(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
