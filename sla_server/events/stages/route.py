@@ -8,7 +8,8 @@ The end of a condition goes where its beginning went: ``violation-closed`` is an
 matches as ``violation-opened`` does, too, so that a route for critical events brings both.
 
 A test (``sla notify test``), and an event that a person has sent again, go to the recipient that they name,
-whatever the routes say.
+whatever the routes say. Where no recipient has that name, that was a relay, or another server, which is this
+one: an event that is sent again goes on to whom the event itself would go.
 """
 
 from __future__ import annotations
@@ -75,8 +76,12 @@ def route(
         of_agreements: name of an agreement to the recipients that it names.
     """
     known = frozenset(known)
-    if event.kind in ASKED_FOR:
-        return [Routed(event.subject, ASKED_FOR[event.kind])] if event.subject in known else []
+    if event.kind in ASKED_FOR and event.subject in known:
+        return [Routed(event.subject, ASKED_FOR[event.kind])]
+    if event.kind == TEST_KIND:
+        return []
+    if event.kind == AGAIN_KIND:
+        event = _repeated(event)
     found: dict[str, Routed] = {}
     for each in _each(event, routes, of_agreements):
         if each.recipient in known:
@@ -88,6 +93,12 @@ def route(
             each, escalate_to=missing, escalate_s=each.escalate_s if missing else 0.0
         )
     return [found[name] for name in sorted(found)]
+
+
+def _repeated(event: Event) -> Event:
+    """What an event that was sent again is about; for its routes only."""
+    kind, element, subject = (str(event.details.get(name, "")) for name in ("kind", "element", "subject"))
+    return replace(event, kind=kind, element=element, subject=subject)
 
 
 def _each(

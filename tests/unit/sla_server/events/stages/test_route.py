@@ -94,4 +94,18 @@ def test_what_a_person_sends_goes_to_its_recipient_alone(kind: str) -> None:
     routes = [_route("a", "{recipients: [oncall, mail]}")]
     test = event(kind=kind, element="recipient", subject="boss", severity="info")
     assert _names(route(test, routes, KNOWN, {})) == ["boss"]
-    assert route(event(kind=kind, subject="gone"), routes, KNOWN, {}) == []
+
+
+def test_a_test_of_a_recipient_that_is_not_here_goes_to_nobody() -> None:
+    routes = [_route("a", "{recipients: [oncall, mail]}")]
+    assert route(event(kind="notify-test", subject="gone"), routes, KNOWN, {}) == []
+
+
+def test_what_was_sent_again_to_a_relay_goes_on_as_the_event_would() -> None:
+    """A relay confirms it: it is its affair then, and the recipient's name is the server's for the relay."""
+    routes = [_route("a", "{match: {kinds: [violation-opened], subjects: [erp/*]}, recipients: [oncall]}")]
+    details = {"kind": "violation-opened", "element": "sla", "subject": "erp/latency", "event_id": "e1"}
+    again = event(kind="event-sent-again", element="recipient", subject="site-b", details=details)
+    assert _names(route(again, routes, KNOWN, {})) == ["oncall"]
+    other = event(kind="event-sent-again", element="recipient", subject="site-b", details={"kind": 7})
+    assert route(other, routes, KNOWN, {}) == []
