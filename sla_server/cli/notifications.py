@@ -153,6 +153,10 @@ def show_undelivered(client: Client, kind: str, limit: int, output: str) -> None
         click.echo(UNDELIVERED.empty)
     if output != "json" and (unread := answer["waiting"] - len(answer["items"])) > 0:
         click.echo(f"{unread:,} more wait in queues to be looked at: sla get recipients")
+    if output != "json" and (unnamed := answer.get("unnamed", 0)) > 0:
+        click.echo(
+            f"{unnamed:,} more were given up, and are only counted: sla get events --kind delivery-failed"
+        )
     if not answer["is_known"]:
         raise LiveValuesMissing("The delivery process is silent; 'sla-server status' says more.")
 

@@ -125,10 +125,11 @@ def inbox(context: AppContext, request: Request) -> Response:
 def undelivered(context: AppContext, _request: Request) -> Response:
     """What not all recipients have confirmed, the oldest first.
 
-    Dead letters are among it until a person acknowledges the event, or that it was not taken.
+    Dead letters are among it until a person acknowledges the event, or that it was not taken; ``unnamed``
+    counts those that an event has no room to name.
     """
     found = read_delivery_state(context.metrics.folder)
-    dead = _dead_letters(context)
+    dead, unnamed = _dead_letters(context)
     listed = sorted(
         [*dead, *(found[1] if found is not None else [])], key=lambda row: row.get("since_us") or 0
     )
@@ -138,23 +139,26 @@ def undelivered(context: AppContext, _request: Request) -> Response:
     rows = [{**{key: stored.get(row.get("event_id"), {}).get(key) for key in SHOWN}, **row} for row in listed]
     waiting = sum(row.get("waiting") or 0 for row in found[0]) if found is not None else 0
     waiting = max(waiting, len(rows) - len(dead)) + len(dead)
-    return responses.as_list(rows, is_known=found is not None, waiting=waiting)
+    return responses.as_list(rows, is_known=found is not None, waiting=waiting, unnamed=unnamed)
 
 
-def _dead_letters(context: AppContext) -> list[Row]:
-    """What recipients did not take: the newest that events name."""
+def _dead_letters(context: AppContext) -> tuple[list[Row], int]:
+    """What recipients did not take: the newest that events name, and how many more these count."""
     since_us = context.clock.unix_us() - DEAD_LETTERS_BACK_US
     reports = context.source.inbox(MOST_DEAD_REPORTS, kinds={DELIVERY_FAILED}, since_us=since_us)
     named: dict[str, list[str]] = {}
+    reported: dict[str, str] = {}
+    only_counted: dict[str, int] = {}
     for row in reports:
-        ids = row["details"].get("events")
-        named.setdefault(row["subject"], []).extend(map(str, ids) if isinstance(ids, list) else ())
-    reported = {one: row["event_id"] for row in reports for one in row["details"].get("events") or ()}
+        ids, count = _named(row), row["details"].get("count")
+        named.setdefault(row["subject"], []).extend(ids)
+        reported |= {one: row["event_id"] for one in ids}
+        only_counted[row["event_id"]] = max(count - len(ids), 0) if isinstance(count, int) else 0
     dead = [row for name, ids in named.items() for row in context.source.dead_letters(name, ids)]
     said = {row["event_id"] for row in context.source.acknowledgements(
         [*(row["event_id"] for row in dead), *(row["event_id"] for row in reports)]
     )}  # fmt: skip
-    return [
+    rows = [
         {
             "event_id": row["event_id"],
             "recipient": row["recipient"],
@@ -167,6 +171,13 @@ def _dead_letters(context: AppContext) -> list[Row]:
         for row in dead
         if said.isdisjoint((row["event_id"], reported.get(row["delivery_id"])))
     ]
+    return rows, sum(count for event_id, count in only_counted.items() if event_id not in said)
+
+
+def _named(report: Row) -> list[str]:
+    """Dead letters that an event names; one of another server may have any details."""
+    ids = report["details"].get("events")
+    return [str(one) for one in ids] if isinstance(ids, list) else []
 
 
 def event(context: AppContext, _request: Request, event_id: str) -> Response:
@@ -200,10 +211,7 @@ def _reported_by(context: AppContext, delivery: Row) -> str | None:
     found = context.source.inbox(
         MOST_REPORTS, kinds={DELIVERY_FAILED}, subjects=subjects, since_us=since_us, until_us=until_us
     )
-    named = (
-        row["event_id"] for row in found if delivery["delivery_id"] in (row["details"].get("events") or ())
-    )
-    return next(named, None)
+    return next((row["event_id"] for row in found if delivery["delivery_id"] in _named(row)), None)
 
 
 def _unanswered(context: AppContext, found: Row) -> list[Row]:

@@ -92,6 +92,21 @@ def test_a_dead_letter_is_undelivered_until_a_person_acknowledges_it(
         assert web.get("/api/v1/undelivered").json["items"] == []
 
 
+def test_dead_letters_that_an_event_only_counts_are_counted_and_any_details_are_read(
+    web: FlaskClient, source: api.FakeSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = {"event_id": "t1", "at_us": api.NOW_US, "kind": "delivery-failed", "subject": "oncall"}
+    many = {"events": ["e0002"], "count": 10_000}
+    odd = ({"events": 7, "count": "many"}, {"events": [{"a": 1}], "count": None}, {})
+    others = [{**failed, "event_id": f"o{number}", "details": each} for number, each in enumerate(odd)]
+    source.ended = [{**failed, "details": many}, *others]
+    found = web.get("/api/v1/undelivered").json
+    assert ([row["event_id"] for row in found["items"]], found["unnamed"]) == (["e0002"], 9999)
+    assert web.get("/api/v1/events/e0002").json["deliveries"][0]["reported_by"] == "t1"
+    monkeypatch.setattr(source, "acknowledgements", lambda _ids: [{"event_id": "t1"}])
+    assert web.get("/api/v1/undelivered").json["unnamed"] == 0
+
+
 def test_without_a_report_nothing_is_said_to_be_delivered(web: FlaskClient) -> None:
     found = web.get("/api/v1/undelivered").json
     assert (found["items"], found["is_known"]) == ([], False)

@@ -217,10 +217,11 @@ def test_a_test_waits_until_it_is_confirmed_or_has_failed(sla: Terminal, deliver
 def test_an_event_that_was_not_taken_is_listed_and_sent_again(sla: Terminal, delivery: Any) -> None:
     delivery()
     failed = {"event_id": "t1", "at_us": api.NOW_US, "kind": "delivery-failed", "subject": "oncall"}
-    sla.source.ended = [{**failed, "details": {"events": ["e0002"]}}]
+    sla.source.ended = [{**failed, "details": {"events": ["e0002"], "count": 3}}]
     listed = sla("get", "events", "--undelivered").output
     assert "oncall" in listed
     assert "given up: HTTP 400" in listed
+    assert "2 more were given up, and are only counted: sla get events --kind delivery-failed" in listed
     lines = sla("describe", "event", "e0002").output.splitlines()
     assert "  to send it there again: sla notify again e0002 oncall" in lines
     _raised(sla, "e0001")
