@@ -152,7 +152,7 @@ def _dead_letters(context: AppContext) -> tuple[list[Row], int]:
     for row in reports:
         ids, count = _named(row), row["details"].get("count")
         named.setdefault(row["subject"], []).extend(ids)
-        reported |= {one: row["event_id"] for one in ids}
+        reported.update((one, row["event_id"]) for one in ids)
         only_counted[row["event_id"]] = max(count - len(ids), 0) if isinstance(count, int) else 0
     dead = [row for name, ids in named.items() for row in context.source.dead_letters(name, ids)]
     said = {row["event_id"] for row in context.source.acknowledgements(
