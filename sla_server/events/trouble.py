@@ -93,8 +93,9 @@ class RecipientTrouble:
         """Dead letters of a recipient."""
         by_level: dict[int, list[Notice]] = {}
         for notice in notices:
-            # Who tries a recipient sees the answer: nobody else is notified of it.
-            level = MOST_LEVELS if notice.event.kind in ASKED_FOR else level_of(notice.event)
+            # Who tries a recipient sees the answer: nobody else is notified of it. Behind a relay nobody does.
+            is_tried = notice.event.kind in ASKED_FOR and notice.event.subject == name
+            level = MOST_LEVELS if is_tried else level_of(notice.event)
             by_level.setdefault(min(level, MOST_LEVELS) + 1, []).append(notice)
         for level, found in by_level.items():
             ids = [notice.delivery_id for notice in found]

@@ -155,6 +155,14 @@ def test_what_a_person_sends_and_is_refused_is_shown_and_sent_to_no_other_recipi
     assert (rig.raised, _received(mail)) == ([("delivery-failed", "oncall")], [])
 
 
+def test_what_was_sent_again_to_a_relay_and_is_refused_behind_it_reaches_others(tmp_path: Path) -> None:
+    oncall, mail = InlineSender("oncall", REFUSED), InlineSender("mail")
+    rig = Echo(tmp_path, router("{recipients: [oncall]}", names="oncall mail"), [oncall, mail])
+    rig.add(event(1, "event-sent-again", "site-b", element="recipient", severity="critical"))
+    rig.run(2)
+    assert _kinds(mail) == [("delivery-failed", "oncall")], "who has sent it sees that the relay took it"
+
+
 def test_what_was_given_up_and_not_said_yet_is_said_after_a_kill(tmp_path: Path) -> None:
     oncall, mail = InlineSender("oncall", REFUSED), InlineSender("mail")
     rig = Echo(tmp_path, router("{recipients: [oncall]}", names="oncall mail"), [oncall, mail])
