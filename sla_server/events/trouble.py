@@ -93,7 +93,7 @@ class RecipientTrouble:
         """Dead letters of a recipient."""
         by_level: dict[int, list[Notice]] = {}
         for notice in notices:
-            # Who tries a recipient sees the answer: nobody else is notified of it. Behind a relay nobody does.
+            # Who tries a recipient sees the answer: nobody else is notified. Behind a relay nobody sees it.
             is_tried = notice.event.kind in ASKED_FOR and notice.event.subject == name
             level = MOST_LEVELS if is_tried else level_of(notice.event)
             by_level.setdefault(min(level, MOST_LEVELS) + 1, []).append(notice)

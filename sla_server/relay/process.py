@@ -53,14 +53,16 @@ class FullnessWatch:
     """How full the queue of events is, as events: one when it fills, one when it has room again. Pure.
 
     Args:
-        ratio: at the start. A relay of before may have said that its queue fills, so that the end is due.
+        ratio: at the start. A relay of before may have said that its queue fills, so that the end is due; or
+            not, so that the beginning is.
 
     Attributes:
         is_filling: between both events.
     """
 
     def __init__(self, ratio: float) -> None:
-        self.is_filling = ratio > DRAINED_RATIO
+        self.is_filling = False
+        self._may_owe_end = ratio > DRAINED_RATIO
         self._has_said_end = False
 
     def check(self, ratio: float, *, is_known: bool = False) -> tuple[str, str, str] | None:
@@ -74,8 +76,10 @@ class FullnessWatch:
         if not self.is_filling and ratio >= FILLING_RATIO:
             self.is_filling, self._has_said_end = True, False
             return "event-queue-filling", "warning", f"the queue of events is {ratio:.0%} full"
-        if ratio <= DRAINED_RATIO and (self.is_filling or (is_known and not self._has_said_end)):
-            self.is_filling, self._has_said_end = False, True
+        owes_end = self.is_filling or self._may_owe_end or (is_known and not self._has_said_end)
+        if ratio <= DRAINED_RATIO and owes_end:
+            self.is_filling = self._may_owe_end = False
+            self._has_said_end = True
             return "event-queue-drained", "info", "the queue of events has room again"
         return None
 

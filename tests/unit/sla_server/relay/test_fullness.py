@@ -25,6 +25,12 @@ def test_the_end_comes_also_after_a_restart(ratio: float, said: list[str]) -> No
     assert kinds(FullnessWatch(ratio), ratio, 0.3) == said
 
 
+@pytest.mark.parametrize("ratio", [0.6, 0.9])
+def test_a_queue_that_fills_after_a_restart_or_was_made_smaller_is_said_to_fill(ratio: float) -> None:
+    watch = FullnessWatch(ratio)
+    assert kinds(watch, ratio, 0.9, 0.4) == ["event-queue-filling", "event-queue-drained"]
+
+
 def test_a_queue_that_a_restart_made_larger_has_drained_if_people_believe_otherwise() -> None:
     watch = FullnessWatch(0.3)
     due = watch.check(0.3, is_known=True)
