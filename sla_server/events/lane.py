@@ -281,7 +281,7 @@ class DeliveryState:
             (found.sent[0], min(found.sent[1], newest.get(found.sent[0], 0))),
             tries=Tries(*found.tries) if found.tries is not None else None,
             is_failing=found.is_failing,
-            may_owe_end=found.tries is not None and found.tries[2] >= FAILING_ATTEMPTS - 1,
+            may_owe_end=_may_owe_end(found),
             escalated={name: min(seq, newest.get(name, 0)) for name, seq in found.escalated.items()},
         )
 
@@ -290,8 +290,9 @@ class DeliveryState:
         self._kept[lane.name] = _stored(lane)
 
     def keep_only(self, names: Collection[str]) -> list[str]:
-        """All others that are not taken are those of recipients that have ended; which of them fail."""
-        ended = [name for name, lane in self._kept.items() if name not in names and lane.is_failing]
+        """All others that are not taken are those of recipients that have ended; which of them may fail."""
+        failing = [name for name, lane in self._kept.items() if lane.is_failing or _may_owe_end(lane)]
+        ended = [name for name in failing if name not in names]
         self._kept = {name: lane for name, lane in self._kept.items() if name in names}
         return ended
 
@@ -432,6 +433,11 @@ class DeliveryState:
 def _knows_unwritten(lanes: Mapping[str, Lane]) -> bool:
     """Whether a recipient believes that it is not written: a process before has said so, and died."""
     return any(name and UNWRITTEN in lane.firing for name, lane in lanes.items())  # "": the observer
+
+
+def _may_owe_end(stored: _StoredLane) -> bool:
+    """A process may have said that it fails, and died before that was in the file."""
+    return stored.tries is not None and stored.tries[2] >= FAILING_ATTEMPTS - 1
 
 
 def _stored(lane: Lane) -> _StoredLane:

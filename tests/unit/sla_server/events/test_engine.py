@@ -708,6 +708,20 @@ def test_that_a_recipient_confirms_again_is_told_also_where_its_failing_was_not_
     assert rig.raised == [("recipient-failing", "r"), ("recipient-recovered", "r")]
 
 
+def test_one_whose_failing_was_not_written_and_that_is_no_longer_in_force_fails_no_more(
+    tmp_path: Path,
+) -> None:
+    rig = Rig(tmp_path, ToAll("r"), [InlineSender("r", retry("away")), InlineSender("s")])
+    rig.add(event(1))
+    rig.run(2)  # tries at 0 and 1 s; the next one is at 3 s
+    before = (tmp_path / "state.json").read_bytes()
+    rig.run(3)
+    (tmp_path / "state.json").write_bytes(before)
+    del rig.senders["r"]
+    rig.restart()
+    assert rig.raised == [("recipient-failing", "r"), ("recipient-recovered", "r")]
+
+
 def test_a_recipient_whose_document_has_changed_is_tried_at_once(tmp_path: Path) -> None:
     sender, mended = InlineSender("r", retry("away")), InlineSender("r")
     rig = Rig(tmp_path, ToAll("r"), [sender])
