@@ -3,7 +3,8 @@
 One (kind, subject) is reported at most every ``EVERY_NS``: a plane that dies in a loop must not fill the
 server's event log. I/Os held for too long are reported once in ``LATE_EVERY_NS``, with their sum since the
 last time. What begins and ends is reported by ``conditions``.
-Alerts raised without a session wait in it (``session.MAX_DEFERRED``).
+Alerts raised without a session wait in it (``session.MAX_DEFERRED``). A server drops what is more than its
+quota, and does not say so: what must not get lost waits until there ``is_room``.
 """
 
 from __future__ import annotations
@@ -23,19 +24,24 @@ log = structlog.get_logger("alerts")
 
 EVERY_NS: Final = 10_000_000_000
 LATE_EVERY_NS: Final = 600_000_000_000
+EACH_NS: Final = 1_000_000_000
+MOST_AT_ONCE: Final = 48
+"""A server takes 50 alerts of a gateway at once, and one a second behind them; its clock is another one."""
 Severity = Literal["info", "warning", "critical"]
 
 
 class Alerts:
     """What is reported, and when.
 
-    State: when each (kind, subject) was reported last; the newest reload. Thread: the link's loop only.
+    State: when each (kind, subject) was reported last; until when the server's quota is used; the newest
+    reload. Thread: the link's loop only.
     """
 
     def __init__(self, session: AgentSession, clock: Clock) -> None:
         self._session = session
         self._clock = clock
         self._told_ns: dict[tuple[str, str], int] = {}
+        self._used_ns = 0
         self._late: Late = {}
         self._late_ns: dict[str, int] = {}
         self._reload_number: int | None = None
@@ -60,7 +66,18 @@ class Alerts:
 
     def send(self, alert: Alert) -> None:
         """Send it, or keep it for the next session."""
+        now_ns = self._clock.monotonic_ns()
+        if self.is_room(now_ns):  # what the server drops uses nothing of its quota
+            self._used_ns = max(self._used_ns, now_ns) + EACH_NS
         self._session.send(alert)
+
+    def is_room(self, now_ns: int) -> bool:
+        """Whether the server takes another one, as far as is known here."""
+        return self._used_ns - now_ns < MOST_AT_ONCE * EACH_NS
+
+    def session_began(self, now_ns: int) -> None:
+        """All that waits leaves at once, however slowly it came."""
+        self._used_ns = max(self._used_ns, now_ns + self._session.waiting_alerts * EACH_NS)
 
     def report_reload(self, record: Mapping[str, Any]) -> None:
         """Report what came of a reload, once; ``record``: as in the parent's ``agent.json``."""

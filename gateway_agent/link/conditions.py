@@ -32,7 +32,7 @@ import structlog
 
 from gateway_agent.errors import StateFileBroken
 from gateway_agent.link import state_files
-from gateway_agent.link.alerts import Alerts, Severity
+from gateway_agent.link.alerts import EACH_NS, Alerts, Severity
 from pmdaemon.errors import MalformedFrame
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.wire.messages.alerts import Alert
@@ -42,9 +42,8 @@ log = structlog.get_logger("alerts")
 FILE: Final = "conditions.json"
 SETTLED_NS: Final = 60_000_000_000
 """A process of the server that dies is found and replaced sooner, and mailboxes outlive it."""
-EACH_NS: Final = 1_000_000_000
 AT_ONCE: Final = 30
-"""Of the 50 alerts at once, and one a second behind them, that a server takes of a gateway."""
+"""Of those that a server takes at once of a gateway (``alerts.MOST_AT_ONCE``); others need room, too."""
 MOST_OFF_US: Final = 43_200_000_000
 """An alert a day off gets a time of the server, another one each time: so it gets one of ours before."""
 AGAIN_NS: Final = 1_000_000_000
@@ -132,8 +131,7 @@ class Conditions:
             # What waits in the session was never sent; it comes by itself.
             waits = found.alert is not None and self._session.keeps(found.alert)
             found.sent_ns = now_ns if waits else None
-        # All that waits leaves at once, however slowly it came.
-        self._paid_ns = max(self._paid_ns, now_ns + self._session.waiting_alerts * EACH_NS)
+        self._alerts.session_began(now_ns)
 
     def flush(self) -> None:
         """Report what has changed and may be reported now; send again what may have been lost."""
@@ -159,7 +157,7 @@ class Conditions:
         return is_other and self._alerts.may_report(found.kind, subject, now_ns)
 
     def _has_room(self, now_ns: int) -> bool:
-        if self._session.waiting_alerts >= AT_ONCE:
+        if self._session.waiting_alerts >= AT_ONCE or not self._alerts.is_room(now_ns):
             return False
         paid_ns = max(self._paid_ns, now_ns)
         if paid_ns - now_ns >= AT_ONCE * EACH_NS:
@@ -179,7 +177,7 @@ class Conditions:
             if abs(now_us - found.alert.at_us) > MOST_OFF_US:
                 found.alert, self._is_unwritten = replace(found.alert, at_us=now_us), True
                 self._write()
-            self._session.send(found.alert)
+            self._alerts.send(found.alert)
             found.sent_ns = now_ns
 
     def _forget_known(self, now_ns: int) -> None:

@@ -241,6 +241,29 @@ def test_what_waited_for_the_session_is_no_more_than_a_server_takes(tmp_path: Pa
     assert {f"pool-{number}" for number in range(80)} <= set(alerts)
 
 
+def test_a_beginning_waits_while_other_alerts_use_what_a_server_takes(
+    tmp_path: Path, plane: FakePlane
+) -> None:
+    bench = link(tmp_path, plane)
+    for number in range(60):
+        bench.core._alerts.report("throttle-bound-hit", "warning", f"vol-{number}", "too many")
+    bench.core.plane_lost(NAME, "connection reset")
+    bench.carry()
+    assert "plane-died" not in said(bench), "the server would drop it"
+    for _ in range(10):
+        bench.poll()
+        bench.pass_time(1)
+    assert said(bench)[60:] == ["plane-died"]
+    for number in range(300):  # more than a server takes goes on for long
+        bench.core._alerts.report("throttle-bound-hit", "warning", f"more-{number}", "too many")
+        bench.core._alerts.report("throttle-bound-hit", "warning", f"other-{number}", "too many")
+        if number == 100:
+            bench.core.plane_connected(NAME)
+        bench.poll()
+        bench.pass_time(1)
+    assert "plane-back" in said(bench)
+
+
 def test_one_that_begins_behind_others_that_take_turns_is_reported(tmp_path: Path, plane: FakePlane) -> None:
     bench = link(tmp_path, plane)
     for number in range(60):
