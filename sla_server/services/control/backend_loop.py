@@ -180,7 +180,8 @@ class BackendControl:
 
     def end_rest(self) -> None:
         """The trouble that no attempt could help has ended."""
-        self.quiet_until_ns, self.rests_without, self.effect.freed = 0, frozenset(), None
+        self.quiet_until_ns, self.rests_without = 0, frozenset()
+        self.effect.freed = self.effect.rest = None
 
     def reset(self) -> None:
         """Give up C and what was learned; back-off, futile attempts and the times of reports stay."""
@@ -228,7 +229,7 @@ class BackendControl:
         if at_risk and self.gate.is_open:
             most = min(self.effect.least(v, now_ns) for v in at_risk)
             if self.active and self.allowed < SAME_RATIO * most:  # up to there C makes no difference to them
-                step = self._recover([v for v in asking if v not in at_risk], now_ns, most)
+                step = self._recover([v for v in asking if v.need is not Need.AT_RISK], now_ns, most)
                 if step.changed:
                     return step
             else:
@@ -311,16 +312,18 @@ class BackendControl:
         open_needs = {v.need for v in waiting} - ASKS_NOTHING
         if not open_needs:
             reason, why = why_over(waiting, self.victims, self.settings.idle_release_s)
-            return self._give_up(reason, why)
+            return self._give_up(reason, why, now_ns)
         demand = max(demand for _, demand in self.demands)
         remembered = now_ns - self.changed_ns >= self.settings.demand_memory_s * 1e9
         if remembered and self.allowed >= self.settings.release_factor * demand:
             text = f"{self.allowed:.0f} weighted IOPS is allowed and at most {demand:.0f} was wanted recently"
-            return self._give_up(Reason.DEMAND_FITS, text)
+            return self._give_up(Reason.DEMAND_FITS, text, now_ns)
         return None
 
-    def _give_up(self, reason: Reason, text: str) -> LoopStep:
+    def _give_up(self, reason: Reason, text: str, now_ns: int) -> LoopStep:
         self.reset()
+        if self.effect.rest is not None and now_ns < self.effect.rest[1]:
+            self.effect.freed, self.quiet_until_ns = self.effect.rest  # others are not helped by caps
         return LoopStep(changed=True, reason=reason, text=text)
 
     def _protect(
@@ -328,7 +331,7 @@ class BackendControl:
     ) -> LoopStep:
         s, at_risk = self.settings, [v for v in victims if v.need is Need.AT_RISK]
         if now_ns < self.quiet_until_ns:
-            found = self.effect.take_back(at_risk, now_ns)
+            found = self.effect.take_back(at_risk, self.quiet_until_ns, now_ns)
             return NOTHING if found is None else self._take_back(*found, victims, neighbours, now_ns)
         if self.active and now_ns - self.changed_ns < s.hold_down_for(lead.signal.latency_us / 1e6) * 1e9:
             return NOTHING

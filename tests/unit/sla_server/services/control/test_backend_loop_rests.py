@@ -347,3 +347,14 @@ def test_caps_that_help_one_promise_end_with_it_whatever_becomes_of_one_that_the
     assert control.victims == {("gold3", "latency")}
     step = control.step([lame, victim(Need.IDLE, name="gold3")], found, (second + 6) * S)
     assert (step.reason, control.active) == (Reason.VICTIM_IDLE, False)
+    assert not control.step([lame], found, (second + 9) * S).changed, "its rest goes on"
+    assert control.step([lame, victim(name="gold3")], found, (second + 12) * S).changed
+
+
+def test_no_promise_leads_the_trial_of_another_that_caps_have_not_helped(control):
+    second, found = _gave_up(control), world(neighbour(cost=4000.0, queueing=True))
+    control.step([victim(r=1.2, u=19.0), victim(name="gold3")], found, second * S)
+    for more in range(3, 30, 3):
+        unknown = victim(Need.UNKNOWN, name="gold3")
+        assert not control.step([victim(r=1.2, u=19.0), unknown], found, (second + more) * S).changed
+    assert control.allowed == 4000.0
