@@ -127,14 +127,15 @@ class BackendControl:
 
         Args:
             volumes: managed ones.
-            shares: what each has of C; without them, it is taken to be in proportion to its use.
+            shares: what each has of C; without them, it is taken to be in proportion to its use, or to its
+                floor, if that is more: C of those that pause just now would be 0, and never rise again.
         """
-        total = sum(n.cost_per_s for n in self.managed.values())
+        total = sum(max(n.cost_per_s, n.floor) for n in self.managed.values())
         gone = [self._part_with(volume) for volume in volumes]
         if shares is not None:
             self._resize(1.0, -sum(shares.get(n.volume, 0.0) for n in gone))
         elif total > 0:
-            self._resize(sum(n.cost_per_s for n in self.managed.values()) / total, 0.0)
+            self._resize(sum(max(n.cost_per_s, n.floor) for n in self.managed.values()) / total, 0.0)
         if not self.managed:
             self.reset()
 
@@ -331,7 +332,7 @@ class BackendControl:
     ) -> LoopStep:
         s, at_risk = self.settings, [v for v in victims if v.need is Need.AT_RISK]
         if now_ns < self.quiet_until_ns:
-            found = self.effect.take_back(at_risk, self.quiet_until_ns, now_ns)
+            found = self.effect.take_back(victims, self.quiet_until_ns, now_ns)
             return NOTHING if found is None else self._take_back(*found, victims, neighbours, now_ns)
         if self.active and now_ns - self.changed_ns < s.hold_down_for(lead.signal.latency_us / 1e6) * 1e9:
             return NOTHING

@@ -43,13 +43,15 @@ class Freed(NamedTuple):
 
     Attributes:
         r: of each promise that was measured under the caps; infinite for one that a trial has not helped.
-        unhelped: those of them at risk that the decreases have not changed, and their r.
+        late: those of them that were at risk all the same.
+        unhelped: those of these that the decreases have not changed, and their r.
         managed, victims: of the loop then.
         allowed, start, ceiling: C before the decreases that had no effect, and what was known of it.
         from_ns: when it may come back.
     """
 
     r: Mapping[Key, float]
+    late: frozenset[Key]
     unhelped: Mapping[Key, float]
     managed: Mapping[str, Neighbour]
     victims: frozenset[Key]
@@ -181,11 +183,13 @@ class Effect:
         else:
             from_ns += round(quiet_s / 2 * 1e9)
         r = {v.key: v.signal.r_step for v in victims if v.signal.r_step}
-        unhelped = {v.key: r[v.key] for v in victims if v.need is Need.AT_RISK and self.is_nil(v, allowed)}
+        late = [v for v in victims if v.need is Need.AT_RISK]
+        unhelped = {v.key: v.signal.r_step for v in late if self.is_nil(v, allowed)}
         if lead.key in unhelped:
             allowed = self.c_before
         self.freed = Freed(
             r | dict.fromkeys(self.tried, math.inf),
+            frozenset(v.key for v in late),
             unhelped | {lead.key: lead.signal.r_step},
             dict(managed),
             frozenset(helped),
@@ -196,19 +200,23 @@ class Effect:
         )
 
     def take_back(
-        self, at_risk: Iterable[Victim], rest_until_ns: int, now_ns: int
+        self, victims: Sequence[Victim], rest_until_ns: int, now_ns: int
     ) -> tuple[Freed, Victim] | None:
         """What is slowed down again, and for whom; asked in the rest after it was freed.
 
-        r of that promise rose when it was free; or none was known, as the promise had no I/O then.
+        r of that promise rose when it was free; or none was known, as the promise had no I/O then. Of those
+        that were at risk before, half must have risen: of many, one rises by chance at any time.
         """
         freed = self.freed
         if freed is None or now_ns < freed.from_ns:
             return None
+        at_risk = [v for v in victims if v.need is Need.AT_RISK]
         rose = [v for v in at_risk if v.signal.r_step >= ROSE_RATIO * freed.r.get(v.key, 0.0)]
-        if not rose:
+        late = [v for v in victims if v.key in freed.late and v.need in _MEASURED]
+        found = [v for v in rose if v.key not in freed.late] or rose
+        if not found or (found is rose and 2 * len(rose) < len(late)):
             return None
-        lead = max(rose, key=rank_of)
+        lead = max(found, key=rank_of)
         self.freed, self.decreases, self.r_before = None, 0, lead.signal.r_step
         self.rest = (freed, rest_until_ns) if freed.unhelped.keys() - {lead.key} else None
         self.trial = lead.key, lead.signal.r_step
