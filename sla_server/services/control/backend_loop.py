@@ -483,12 +483,9 @@ class BackendControl:
         self.leave_out(sorted(self.managed.keys() - able))
         if not self.managed:
             return NOTHING  # others are there: the next step finds out who
-        r = freed.r.get(lead.key)
-        rose = "nothing was known of it" if r is None else f"r rose from {r:.2f}"
-        text = (
-            f"{figures_of(lead)}; {rose} while {named(self.managed)} had no caps. "
-            f"Back to {self.allowed:.0f} weighted IOPS"
-        )
+        r, names = freed.r.get(lead.key), named(self.managed)
+        why = f"r rose from {r:.2f} while {names} had no caps" if r else f"not known while {names} had caps"
+        text = f"{figures_of(lead)}; {why}. Back to {self.allowed:.0f} weighted IOPS"
         reason = Reason.PROMISE_VIOLATED if lead.signal.u > 1 else Reason.PROMISE_AT_RISK
         return self._move(self.allowed, Phase.DECREASE, reason, text, lead, now_ns)
 
