@@ -90,6 +90,7 @@ class BackendControl:
     hold_up_factor: int = 1
     moves: Moves = field(default_factory=Moves)
     demands: deque[tuple[int, float]] = field(default_factory=deque)
+    watched_from_ns: int = 0  # without a longer time in which no step was taken, as the storage hung
     quiet_until_ns: int = 0
     notices: Notices = field(default_factory=Notices)
     helpless_since_ns: int | None = None  # at risk without a break, and no neighbour found to slow down
@@ -252,8 +253,12 @@ class BackendControl:
             self.changed_ns = self.calm_since_ns = now_ns
         if self.is_learning:
             self._learn_use()
-        if self.demands and self._is_slack():
-            self.calm_since_ns += now_ns - self.demands[-1][0]  # only C that is felt can show that it is kept
+        before_ns = self.demands[-1][0] if self.demands else 0
+        is_unseen = now_ns - before_ns > self.settings.settled_s * 1e9
+        if is_unseen:
+            self.watched_from_ns = now_ns
+        if before_ns and (is_unseen or self._is_slack()):
+            self.calm_since_ns += now_ns - before_ns  # only C that is felt can show that it is kept
         demand = sum(float("inf") if n.queueing else n.cost_per_s for n in self.managed.values())
         self.demands.append((now_ns, demand))
         while now_ns - self.demands[0][0] > self.settings.demand_memory_s * 1e9:
@@ -315,7 +320,8 @@ class BackendControl:
             reason, why = why_over(waiting, self.victims, self.settings.idle_release_s)
             return self._give_up(reason, why, now_ns)
         demand = max(demand for _, demand in self.demands)
-        remembered = now_ns - self.changed_ns >= self.settings.demand_memory_s * 1e9
+        known_ns = now_ns - max(self.changed_ns, self.watched_from_ns)
+        remembered = known_ns >= self.settings.demand_memory_s * 1e9
         if remembered and self.allowed >= self.settings.release_factor * demand:
             text = f"{self.allowed:.0f} weighted IOPS is allowed and at most {demand:.0f} was wanted recently"
             return self._give_up(Reason.DEMAND_FITS, text, now_ns)
