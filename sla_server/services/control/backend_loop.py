@@ -93,6 +93,7 @@ class BackendControl:
     hold_up_factor: int = 1
     moves: Moves = field(default_factory=Moves)
     demands: deque[tuple[int, float]] = field(default_factory=deque)
+    watched_from_ns: int = 0  # without a longer time in which no step was taken, as the storage hung
     quiet_until_ns: int = 0
     notices: Notices = field(default_factory=Notices)
     helpless_since_ns: int | None = None  # at risk without a break, and no neighbour found to slow down
@@ -130,14 +131,15 @@ class BackendControl:
 
         Args:
             volumes: managed ones.
-            shares: what each has of C; without them, it is taken to be in proportion to its use.
+            shares: what each has of C; without them, it is taken to be in proportion to its use, or to its
+                floor, if that is more: C of those that pause just now would be 0, and never rise again.
         """
-        total = sum(n.cost_per_s for n in self.managed.values())
+        total = sum(max(n.cost_per_s, n.floor) for n in self.managed.values())
         gone = [self._part_with(volume) for volume in volumes]
         if shares is not None:
             self._resize(1.0, -sum(shares.get(n.volume, 0.0) for n in gone))
         elif total > 0:
-            self._resize(sum(n.cost_per_s for n in self.managed.values()) / total, 0.0)
+            self._resize(sum(max(n.cost_per_s, n.floor) for n in self.managed.values()) / total, 0.0)
         if not self.managed:
             self.reset()
 
@@ -183,7 +185,8 @@ class BackendControl:
 
     def end_rest(self) -> None:
         """The trouble that no attempt could help has ended."""
-        self.quiet_until_ns, self.rests_without, self.effect.freed = 0, frozenset(), None
+        self.quiet_until_ns, self.rests_without = 0, frozenset()
+        self.effect.freed = self.effect.rest = None
 
     def reset(self) -> None:
         """Give up C and what was learned; back-off, futile attempts and the times of reports stay."""
@@ -232,7 +235,7 @@ class BackendControl:
         if at_risk and self.gate.is_open:
             most = min(self.effect.least(v, now_ns) for v in at_risk)
             if self.active and self.allowed < SAME_RATIO * most:  # up to there C makes no difference to them
-                step = self._recover([v for v in asking if v not in at_risk], now_ns, most)
+                step = self._recover([v for v in asking if v.need is not Need.AT_RISK], now_ns, most)
                 if step.changed:
                     return step
             else:
@@ -255,8 +258,12 @@ class BackendControl:
             self.changed_ns = self.calm_since_ns = now_ns
         if self.is_learning:
             self._learn_use()
-        if self.demands and self._is_slack():
-            self.calm_since_ns += now_ns - self.demands[-1][0]  # only C that is felt can show that it is kept
+        before_ns = self.demands[-1][0] if self.demands else 0
+        is_unseen = now_ns - before_ns > self.settings.settled_s * 1e9
+        if is_unseen:
+            self.watched_from_ns = now_ns
+        if before_ns and (is_unseen or self._is_slack()):
+            self.calm_since_ns += now_ns - before_ns  # only C that is felt can show that it is kept
         demand = sum(float("inf") if n.queueing else n.cost_per_s for n in self.managed.values())
         self.demands.append((now_ns, demand))
         while now_ns - self.demands[0][0] > self.settings.demand_memory_s * 1e9:
@@ -316,16 +323,19 @@ class BackendControl:
         open_needs = {v.need for v in waiting} - ASKS_NOTHING
         if not open_needs:
             reason, why = why_over(waiting, self.victims, self.settings.idle_release_s)
-            return self._give_up(reason, why)
+            return self._give_up(reason, why, now_ns)
         demand = max(demand for _, demand in self.demands)
-        remembered = now_ns - self.changed_ns >= self.settings.demand_memory_s * 1e9
+        known_ns = now_ns - max(self.changed_ns, self.watched_from_ns)
+        remembered = known_ns >= self.settings.demand_memory_s * 1e9
         if remembered and self.allowed >= self.settings.release_factor * demand:
             text = f"{self.allowed:.0f} weighted IOPS is allowed and at most {demand:.0f} was wanted recently"
-            return self._give_up(Reason.DEMAND_FITS, text)
+            return self._give_up(Reason.DEMAND_FITS, text, now_ns)
         return None
 
-    def _give_up(self, reason: Reason, text: str) -> LoopStep:
+    def _give_up(self, reason: Reason, text: str, now_ns: int) -> LoopStep:
         self.reset()
+        if self.effect.rest is not None and now_ns < self.effect.rest[1]:
+            self.effect.freed, self.quiet_until_ns = self.effect.rest  # others are not helped by caps
         return LoopStep(changed=True, reason=reason, text=text)
 
     def _protect(
@@ -333,7 +343,7 @@ class BackendControl:
     ) -> LoopStep:
         s, at_risk = self.settings, [v for v in victims if v.need is Need.AT_RISK]
         if now_ns < self.quiet_until_ns:
-            found = self.effect.take_back(at_risk, now_ns)
+            found = self.effect.take_back(victims, self.quiet_until_ns, now_ns)
             return NOTHING if found is None else self._take_back(*found, victims, neighbours, now_ns)
         if self.active and now_ns - self.changed_ns < s.hold_down_for(lead.signal.latency_us / 1e6) * 1e9:
             return NOTHING
@@ -484,12 +494,9 @@ class BackendControl:
         self.leave_out(sorted(self.managed.keys() - able))
         if not self.managed:
             return NOTHING  # others are there: the next step finds out who
-        r = freed.r.get(lead.key)
-        rose = "nothing was known of it" if r is None else f"r rose from {r:.2f}"
-        text = (
-            f"{figures_of(lead)}; {rose} while {named(self.managed)} had no caps. "
-            f"Back to {self.allowed:.0f} weighted IOPS"
-        )
+        r, names = freed.r.get(lead.key), named(self.managed)
+        why = f"r rose from {r:.2f} while {names} had no caps" if r else f"not known while {names} had caps"
+        text = f"{figures_of(lead)}; {why}. Back to {self.allowed:.0f} weighted IOPS"
         reason = Reason.PROMISE_VIOLATED if lead.signal.u > 1 else Reason.PROMISE_AT_RISK
         return self._move(self.allowed, Phase.DECREASE, reason, text, lead, now_ns)
 

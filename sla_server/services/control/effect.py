@@ -43,13 +43,15 @@ class Freed(NamedTuple):
 
     Attributes:
         r: of each promise that was measured under the caps; infinite for one that a trial has not helped.
-        unhelped: those of them at risk that the decreases have not changed, and their r.
+        late: those of them that were at risk all the same.
+        unhelped: those of these that the decreases have not changed, and their r.
         managed, victims: of the loop then.
         allowed, start, ceiling: C before the decreases that had no effect, and what was known of it.
         from_ns: when it may come back.
     """
 
     r: Mapping[Key, float]
+    late: frozenset[Key]
     unhelped: Mapping[Key, float]
     managed: Mapping[str, Neighbour]
     victims: frozenset[Key]
@@ -59,7 +61,7 @@ class Freed(NamedTuple):
     from_ns: int
 
 
-class Limit(NamedTuple):
+class Useless(NamedTuple):
     """C below which decreases had no effect on a promise, and its r there."""
 
     allowed: float
@@ -78,11 +80,13 @@ class Effect:
     r_free: float = 0.0  # r that a burst has without caps, where C was set before it
     futile: int = 0  # attempts in a row that had no effect
     freed: Freed | None = None
+    rest: tuple[Freed, int] | None = None  # of others than whom it was taken back for, and until when
     trial: tuple[Key, float] | None = None  # the promise whose r rose, and how high
     tried: set[Key] = field(default_factory=set)  # since the last attempt that began after a whole rest
+    proof: Key | None = None  # the promise that caps are proven to help
     proofs: int = 0  # in a row
     proven_until_ns: int = 0
-    useless: dict[Key, Limit] = field(default_factory=dict)
+    useless: dict[Key, Useless] = field(default_factory=dict)
 
     def count(self, lead: Victim, at_risk: Iterable[Victim], allowed: float, *, is_first: bool) -> None:
         """One decrease of C from ``allowed``, for ``lead``; ``is_first``: nothing is slowed down yet."""
@@ -124,6 +128,7 @@ class Effect:
     def helped(self) -> None:
         """The promises are kept: no attempt, and no decrease, was in vain."""
         self.decreases = self.futile = self.proofs = 0
+        self.rest = None
         self.useless.clear()
         self.tried.clear()
 
@@ -131,7 +136,7 @@ class Effect:
         """The managed volumes are others, and C with them; of those that come nothing is known."""
         self.c_before, less = max(self.c_before * ratio + more, 0.0), min(more, 0.0)
         self.useless = {
-            key: Limit(max(each.allowed * ratio + less, 0.0), each.r) for key, each in self.useless.items()
+            key: Useless(max(each.allowed * ratio + less, 0.0), each.r) for key, each in self.useless.items()
         }
 
     def reset(self) -> None:
@@ -172,17 +177,19 @@ class Effect:
             now_ns: monotonic.
         """
         allowed, start, ceiling = loop
-        from_ns = now_ns
+        from_ns, self.rest = now_ns, None
         if self.trial is None:
             self.tried.clear()
         else:
             from_ns += round(quiet_s / 2 * 1e9)
         r = {v.key: v.signal.r_step for v in victims if v.signal.r_step}
-        unhelped = {v.key: r[v.key] for v in victims if v.need is Need.AT_RISK and self.is_nil(v, allowed)}
+        late = [v for v in victims if v.need is Need.AT_RISK]
+        unhelped = {v.key: v.signal.r_step for v in late if self.is_nil(v, allowed)}
         if lead.key in unhelped:
             allowed = self.c_before
         self.freed = Freed(
             r | dict.fromkeys(self.tried, math.inf),
+            frozenset(v.key for v in late),
             unhelped | {lead.key: lead.signal.r_step},
             dict(managed),
             frozenset(helped),
@@ -192,22 +199,29 @@ class Effect:
             from_ns,
         )
 
-    def take_back(self, at_risk: Iterable[Victim], now_ns: int) -> tuple[Freed, Victim] | None:
+    def take_back(
+        self, victims: Sequence[Victim], rest_until_ns: int, now_ns: int
+    ) -> tuple[Freed, Victim] | None:
         """What is slowed down again, and for whom; asked in the rest after it was freed.
 
-        r of that promise rose when it was free; or none was known, as the promise had no I/O then.
+        r of that promise rose when it was free; or none was known, as the promise had no I/O then. Of those
+        that were at risk before, half must have risen: of many, one rises by chance at any time.
         """
         freed = self.freed
         if freed is None or now_ns < freed.from_ns:
             return None
+        at_risk = [v for v in victims if v.need is Need.AT_RISK]
         rose = [v for v in at_risk if v.signal.r_step >= ROSE_RATIO * freed.r.get(v.key, 0.0)]
-        if not rose:
+        late = [v for v in victims if v.key in freed.late and v.need in _MEASURED]
+        found = [v for v in rose if v.key not in freed.late] or rose
+        if not found or (found is rose and 2 * len(rose) < len(late)):
             return None
-        lead = max(rose, key=rank_of)
+        lead = max(found, key=rank_of)
         self.freed, self.decreases, self.r_before = None, 0, lead.signal.r_step
+        self.rest = (freed, rest_until_ns) if freed.unhelped.keys() - {lead.key} else None
         self.trial = lead.key, lead.signal.r_step
         self.tried.add(lead.key)
-        self.useless = {key: Limit(freed.allowed, r) for key, r in freed.unhelped.items()}
+        self.useless = {key: Useless(freed.allowed, r) for key, r in freed.unhelped.items()}
         return freed, lead
 
     def follow(self, victims: Iterable[Victim], now_ns: int) -> None:
@@ -222,22 +236,24 @@ class Effect:
         self.proven_until_ns = now_ns + round(doubled(s.backoff_s, self.proofs, s.backoff_max_s) * 1e9)
         self.proofs += 1
         self.futile = self.decreases = 0  # the effect of the next ones is measured from here
-        self.trial = None
+        self.proof, self.trial = key, None
         self.tried.clear()
 
-    def stop_at(self, victims: Iterable[Victim], allowed: float, now_ns: int) -> float | None:
+    def stop_at(self, victims: Sequence[Victim], allowed: float, now_ns: int) -> float | None:
         """C to go back to, as lower ones had no effect, but caps have; None if that is not proven now."""
-        if now_ns >= self.proven_until_ns:
+        is_asking = any(v.key == self.proof and v.need in _MEASURED for v in victims)
+        if now_ns >= self.proven_until_ns or not is_asking:
             return None
         for v in victims:
             if v.need is Need.AT_RISK and self.is_nil(v, allowed):
-                self.useless[v.key] = Limit(self.c_before, v.signal.r_step)
+                self.useless[v.key] = Useless(self.c_before, v.signal.r_step)
         self.decreases = 0
         return self.c_before
 
     def least(self, victim: Victim, now_ns: int) -> float:
-        """C below which decreases are known not to help it, while caps are proven; else 0."""
-        return self._limit_of(victim) if now_ns < self.proven_until_ns else 0.0
+        """C below which decreases are known not to help it, while caps are proven or on trial; else 0."""
+        is_held = now_ns < self.proven_until_ns if self.trial is None else victim.key != self.trial[0]
+        return self._limit_of(victim) if is_held else 0.0
 
     def lead_of(self, at_risk: Sequence[Victim], allowed: float) -> Victim:
         """The promise that decides: of those that a C below ``allowed`` may help, if there are any."""

@@ -3,8 +3,8 @@
 Slow storage and storage that does not answer look alike to one promise: both miss it. The other volumes on
 the backend tell them apart. A backend is at *fault* while
 
-    hangs    none of its volumes completes an I/O, and of one at least nothing has completed for
-             ``fault_stall_s`` though I/Os of it were sent upstream and are outstanding
+    hangs    none of its volumes has completed an I/O for ``fault_stall_s`` (a tenth less, as polls are not
+             of one length), though I/Os of one at least were sent upstream and outstanding all the time
     fails    every volume that completes I/Os has most of them fail
 
 As long as one volume completes I/Os as it should, a hang of another may be the work of load: then the loop

@@ -55,6 +55,14 @@ def test_a_volume_out_of_reach_leaves_c_to_the_others(control):
     assert not control.active
 
 
+def test_of_a_volume_that_pauses_while_another_leaves_something_of_c_stays(control):
+    control.step([victim()], world(neighbour(), neighbour("other", 100.0)), 100 * S)
+    control.step([clear()], world(neighbour(), neighbour("other", 0.0)), 101 * S)
+    control.leave_out(["greedy"])
+    assert control.allowed == pytest.approx(250 * 53 / 453)
+    assert control.start > 0
+
+
 def silver(cost=64.0, **over) -> Neighbour:
     return neighbour("silver", cost, Priority.SILVER, **over)
 

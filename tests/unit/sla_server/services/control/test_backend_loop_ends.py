@@ -69,6 +69,16 @@ def test_release_when_the_cap_has_not_been_felt_for_long(control):
     assert reasons.index(Reason.DEMAND_FITS) >= 29
 
 
+def test_what_is_used_in_the_first_second_after_a_hang_is_no_release(control):
+    """While the storage hangs no step is taken, so what was wanted before is forgotten."""
+    start(control)
+    for second in range(101, 140):
+        control.step([clear(r=0.65)], world(neighbour(cost=200.0, queueing=True)), second * S)
+    small = world(neighbour(cost=50.0))
+    ended = [second for second in range(200, 240) if control.step([clear()], small, second * S).changed]
+    assert ended[:1] == [230]
+
+
 def test_a_pause_of_a_bursting_neighbour_is_no_release(control):
     start(control)
     for second in range(80):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 
@@ -152,7 +153,7 @@ def test_a_promise_of_which_nothing_was_known_under_the_caps_is_helped_in_the_re
     """It had no I/O then. The one that no cap could help does not keep it waiting, whatever its weight."""
     second, found = _gave_up(control), world(neighbour(cost=4000.0))
     step = control.step([victim(r=1.2, u=19.0), victim(name="gold3")], found, second * S)
-    assert "nothing was known of it" in step.text
+    assert "not known while greedy had caps. Back to 4000" in step.text
     assert (control.lead.key, control.allowed) == (("gold3", "latency"), 4000.0)
     assert control.step([victim(r=1.2, u=19.0), victim(name="gold3")], found, (second + 3) * S).changed
     control.step([victim(r=1.2, u=19.0), clear(name="gold3")], found, (second + 6) * S)
@@ -176,6 +177,18 @@ def test_the_effect_on_one_promise_is_not_measured_by_another(control):
     for second, r in ((103, 5.0), (106, 4.0), (109, 3.0), (112, 2.0)):
         step = control.step([clear(), victim(r=r, name="gold3", u=2.0)], found, second * S)
         assert step.reason is Reason.PROMISE_VIOLATED, "it helps, though r of the first one was 1.2"
+
+
+@pytest.mark.parametrize(("risen", "comes_back"), [(1, False), (2, True)])
+def test_of_promises_that_were_at_risk_under_the_caps_half_must_rise_without_them(control, risen, comes_back):
+    """One of them rises by chance at any time."""
+    found, second = world(neighbour(cost=4000.0, queueing=True)), 100
+    names = ("gold", "gold3", "gold4")
+    while not control.quiet_until_ns:
+        control.step([victim(r=1.2, name=name) for name in names], found, second * S)
+        second += 3
+    free = [victim(r=9.0 if at < risen else 1.2, name=name) for at, name in enumerate(names)]
+    assert control.step(free, found, second * S).changed is comes_back
 
 
 def test_caps_that_came_back_in_vain_do_so_once_only(control):
@@ -347,3 +360,30 @@ def test_caps_that_help_one_promise_end_with_it_whatever_becomes_of_one_that_the
     assert control.victims == {("gold3", "latency")}
     step = control.step([lame, victim(Need.IDLE, name="gold3")], found, (second + 6) * S)
     assert (step.reason, control.active) == (Reason.VICTIM_IDLE, False)
+    assert not control.step([lame], found, (second + 9) * S).changed, "its rest goes on"
+    assert control.step([lame, victim(name="gold3")], found, (second + 12) * S).changed
+
+
+def test_no_promise_leads_the_trial_of_another_that_caps_have_not_helped(control):
+    second, found = _gave_up(control), world(neighbour(cost=4000.0, queueing=True))
+    control.step([victim(r=1.2, u=19.0), victim(name="gold3")], found, second * S)
+    for more in range(3, 30, 3):
+        unknown = victim(Need.UNKNOWN, name="gold3")
+        assert not control.step([victim(r=1.2, u=19.0), unknown], found, (second + more) * S).changed
+    assert control.allowed == 4000.0
+
+
+@pytest.mark.parametrize("promises", [1, 3, 20])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_harm_from_elsewhere_that_comes_and_goes_is_an_hour_with_few_caps(control, promises, seed):
+    """What C does makes no difference; r wavers by a third, for some 20 s each time."""
+    rng, level, active = random.Random(seed), dict.fromkeys(map(str, range(promises)), 1.0), 0
+    for second in range(100, 3700, 3):
+        for name in level:
+            if rng.random() < 0.15:
+                level[name] = rng.lognormvariate(0, 0.3)
+        found = [victim(r=3 * part, name=name) for name, part in level.items()]
+        used = control.allowed if control.active else 400.0
+        control.step(found, world(neighbour(cost=used, queueing=control.active)), second * S)
+        active += control.active
+    assert active <= 0.15 * 1200

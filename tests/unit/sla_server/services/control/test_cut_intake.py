@@ -103,7 +103,10 @@ GATEWAYS = ("g1", "g2", "g3")
 
 
 def fed(seed: int, *, together: bool) -> tuple[Controller, list[object]]:
-    """Two promises behind one gateway each, one over all; caps go out and are confirmed; some cuts repeat."""
+    """Two promises behind one gateway each, one over all; caps go out and are confirmed; some cuts repeat.
+
+    None is silent for three intervals: one that is back is back for all that came with it, in whatever order.
+    """
     rng = random.Random(seed)
     made = controller(
         (promise(), promise("wide", volumes=("w-*",)), promise("w-g2", 6)),
@@ -115,7 +118,7 @@ def fed(seed: int, *, together: bool) -> tuple[Controller, list[object]]:
         made.add_streams(gateway, streams(gateway, *volumes))
     decisions: list[object] = []
     gens = dict.fromkeys(GATEWAYS, 0)
-    sequence = dict.fromkeys(GATEWAYS, 0)
+    sequence, newest = dict.fromkeys(GATEWAYS, 0), dict.fromkeys(GATEWAYS, 0)
     for second in range(1, 40):
         if second == 8:  # a third gateway, whose cuts come before its registration
             made.add_streams("g3", streams("g3", "w-g3", "greedy"))
@@ -124,7 +127,9 @@ def fed(seed: int, *, together: bool) -> tuple[Controller, list[object]]:
         order = [g for g in GATEWAYS for _ in range(rng.choice((1, 1, 2)))]
         rng.shuffle(order)
         for number, gateway in enumerate(order):
-            sequence[gateway] += rng.choice((0, 1, 1, 1))
+            is_new = rng.choice((0, 1, 1, 1)) or second - newest[gateway] > 1
+            if is_new:
+                sequence[gateway], newest[gateway] = sequence[gateway] + 1, second
             ios = {
                 "g1": {"gold": (60, rng.choice((2, 30))), "greedy": (200, 30)},
                 "g2": {"w-g2": (rng.choice((5, 40)), rng.choice((2, 9)))},
