@@ -148,6 +148,7 @@ def processes(tmp_path: Path) -> Iterator[Callable[..., Path]]:
         for each in family:
             with contextlib.suppress(psutil.NoSuchProcess):  # an executor ends with its driver
                 each.kill()
+        process.wait(GENEROUS_S)  # its children are no longer this process's, and are only looked at
         deadline = time.monotonic() + GENEROUS_S
         while any(runs(each) for each in family):
             assert time.monotonic() < deadline, family
