@@ -106,25 +106,27 @@ def promote(destination: str, node: str, yes: bool) -> None:
 
     _, own, _ = resolved()  # before the question: here may be no node at all
 
+    def say(promotion: Promotion) -> None:
+        for line in promotion.lines(SystemClock().unix_us()):
+            click.echo(line)
+
     async def planned(admin: Admin) -> Promotion:
         async with mirror_place.opened(admin, copies(own)) as (link, catalogue):
             return await mirror_promotion.plan(link, catalogue, destination, node)
 
-    found = ask(planned)
-    for line in found.lines(SystemClock().unix_us()):
-        click.echo(line)
-    if not yes:
+    async def made(admin: Admin) -> dict[str, Any]:
+        async with mirror_place.opened(admin, copies(own)) as (link, catalogue):
+            found = await mirror_promotion.plan(link, catalogue, destination, node)
+            if yes:
+                say(found)
+            return await mirror_promotion.promote(link, catalogue, found, click.echo)
+
+    if not yes:  # planned again after the answer, which may take minutes; each time a lost primary takes 15 s
+        say(ask(planned))
         click.confirm(
             f"Is the primary of {destination} lost for good? What only it has is discarded if it comes back",
             abort=True,
         )
-
-    async def made(admin: Admin) -> dict[str, Any]:
-        async with mirror_place.opened(admin, copies(own)) as (link, catalogue):
-            # Again: it may have been minutes.
-            again = await mirror_promotion.plan(link, catalogue, destination, node)
-            return await mirror_promotion.promote(link, catalogue, again, click.echo)
-
     info = ask(made)
     leader = (info.get("cluster") or {}).get("leader") or "this node"
     click.echo(f"{destination} is served by {leader}, with {info['state']['messages']:,} messages")

@@ -19,6 +19,7 @@ import random
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -87,7 +88,7 @@ class Load(StrictModel):
 
 def strength(load: Load, ends_s: float, rng: random.Random) -> Callable[[float], float]:
     """How much of ``iops`` (or ``depth``) is on at a second, 0..1; of bursts the times are drawn now."""
-    first, last = load.from_s, min(load.until_s or ends_s, ends_s)
+    first, last, shape = load.from_s, min(load.until_s or ends_s, ends_s), load.shape
     low = load.low_iops / load.iops if load.iops else 0.0
     bursts = list(_bursts(load, last, rng)) if load.shape == "bursty" else []
     starts = [start for start, _ in bursts]
@@ -95,11 +96,13 @@ def strength(load: Load, ends_s: float, rng: random.Random) -> Callable[[float],
     def at(now: float) -> float:
         if not first <= now < last:
             return 0.0
-        if load.shape == "ramp":
+        if shape == "steady":
+            return 1.0
+        if shape == "ramp":
             return low + (1 - low) * (now - first) / (last - first)
-        if load.shape == "square":
+        if shape == "square":
             return 1.0 if (now - first) % load.period_s < load.duty * load.period_s else low
-        if load.shape == "bursty":
+        if shape == "bursty":
             index = bisect_right(starts, now) - 1
             return 1.0 if index >= 0 and now < bursts[index][1] else low
         return 1.0
@@ -188,19 +191,20 @@ class Application:
     def hold(self, load: Load, ends_s: float, rng: random.Random) -> None:
         """Closed: keep ``depth`` requests outstanding while the load is on; a ramp adds one by one."""
         on, last = strength(load, ends_s, rng), min(load.until_s or ends_s, ends_s)
+        first, depth, size_bytes, reads = load.from_s, load.depth, load.size_bytes, load.read_fraction
 
         def again(slot: int) -> None:
             now = self._world.now
             if now >= last:
                 return
-            if now < load.from_s or on(now) * load.depth <= slot:
-                self._world.at(max(now + RETRY_S, load.from_s), lambda: again(slot))
+            if now < first or on(now) * depth <= slot:
+                self._world.at(max(now + RETRY_S, first), partial(again, slot))
                 return
-            is_write = load.read_fraction < 1 and rng.random() >= load.read_fraction
-            self._issue(is_write, load.size_bytes, lambda: again(slot))
+            is_write = reads < 1 and rng.random() >= reads
+            self._issue(is_write, size_bytes, partial(again, slot))
 
         for slot in range(load.depth):
-            self._world.at(self._world.now, lambda slot=slot: again(slot))  # type: ignore[misc]
+            self._world.at(self._world.now, partial(again, slot))
 
     def _issue(self, is_write: bool, size_bytes: int, then: Callable[[], None] | None) -> None:
         now = self._world.now

@@ -40,6 +40,7 @@ from tests.support.browser import (
     Page,
     console_errors,
     from_module,
+    reshape,
     settle,
     take_screenshot,
     take_session,
@@ -155,38 +156,38 @@ def test_since_when_is_of_the_state_that_is_shown(site: Site, page: Page) -> Non
         assert from_module(driver, "cells.js", asked % "violating") == {"customer": "acme", "since_us": None}
 
 
-@pytest.mark.parametrize(
-    ("width", "dark"),
-    [(1440, False), (WIDE_PX, True), (HALF_PX, False), (390, False)],
-)
-def test_the_page_shows_everything_within_its_width(site: Site, width: int, dark: bool, page: Page) -> None:
+def test_the_page_shows_everything_within_its_width(site: Site, page: Page) -> None:
     going_on = {**api.EPISODE, "opened_us": site.source.now_us - 60_000_000, "closed_us": None}
     site.source.__dict__["episodes"] = lambda *_asked, **_more: [going_on]
-    with page(width, 900, dark=dark) as driver:
+    with page(390, 900) as driver:
         driver.get(site.url)
         wait_for(driver, "[data-throttle]")
         until(driver, lambda: "for acme" in text(driver, "[data-sla='erp-gold/latency']"), "for whom")
         settle(driver)
-        widths = "return [...document.querySelectorAll('.badge')].map(each => each.offsetWidth)"
-        assert max(driver.execute_script(widths)) < width / 3, "a badge is no wider than its word"
-        assert "kept" in text(driver, "[data-sla='erp-gold/latency']")
-        assert "batch held to 290 weighted IOPS" in text(driver, "[data-sla='erp-gold/latency']")
-        assert "nobody is throttled for it" in text(driver, "[data-sla='reports/latency']")
-        assert "violated since" in text(driver, "#episodes li")
-        assert "at risk" in text(driver, "[data-sla='reports/latency']")
-        assert "p95 of erp-gold was 15.1 ms" in text(driver, "[data-throttle]")
-        assert "1 at risk; 1 volume throttled" in text(driver, "#summary")
-        assert text(driver, "#gateway-tally") == "Gateways: 2 up."
-        assert "Nothing of the server is in trouble" in text(driver, "#problem-tally")
-        assert driver.execute_script("return document.documentElement.scrollWidth") <= width
-        sections = driver.find_elements(By.CSS_SELECTOR, "section")
-        wide = [
-            part.get_attribute("aria-labelledby")
-            for part in sections
-            if part.get_property("scrollWidth") > part.get_property("clientWidth")
-        ]
-        assert wide == []
+        for width, dark in [(390, False), (HALF_PX, False), (WIDE_PX, True), (1440, False)]:
+            reshape(driver, width, 900, dark=dark)
+            shows_everything(driver, width)
         assert console_errors(driver) == []
+
+
+def shows_everything(driver: Chrome, width: int) -> None:
+    widths = "return [...document.querySelectorAll('.badge')].map(each => each.offsetWidth)"
+    assert max(driver.execute_script(widths)) < width / 3, "a badge is no wider than its word"
+    assert "kept" in text(driver, "[data-sla='erp-gold/latency']")
+    assert "batch held to 290 weighted IOPS" in text(driver, "[data-sla='erp-gold/latency']")
+    assert "nobody is throttled for it" in text(driver, "[data-sla='reports/latency']")
+    assert "violated since" in text(driver, "#episodes li")
+    assert "at risk" in text(driver, "[data-sla='reports/latency']")
+    assert "p95 of erp-gold was 15.1 ms" in text(driver, "[data-throttle]")
+    assert "1 at risk; 1 volume throttled" in text(driver, "#summary")
+    assert text(driver, "#gateway-tally") == "Gateways: 2 up."
+    assert "Nothing of the server is in trouble" in text(driver, "#problem-tally")
+    wide = [
+        part.get_attribute("aria-labelledby")
+        for part in driver.find_elements(By.CSS_SELECTOR, "section")
+        if part.get_property("scrollWidth") > part.get_property("clientWidth")
+    ]
+    assert wide == []
 
 
 def test_a_reader_without_session_can_change_nothing(site: Site, page: Page) -> None:

@@ -85,6 +85,17 @@ def shape(driver: Chrome, width: int, height: int, *, dark: bool) -> None:
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
 
 
+def reshape(driver: Chrome, width: int, height: int, *, dark: bool) -> None:
+    """Show the page that is open in another size and colour scheme, until it is within that width.
+
+    What only the look changes need not be loaded and filled in again for each look.
+    """
+    shape(driver, width, height, dark=dark)
+    within = f"""return innerWidth === {width} && document.documentElement.scrollWidth <= {width} &&
+      !document.getAnimations().some((each) => each instanceof CSSTransition)"""
+    until(driver, lambda: driver.execute_script(within), f"the page is within {width} pixels")
+
+
 def take_session(driver: Chrome, url: str, code: str) -> None:
     """Sign the browser in with a one-time code: the form is sent for it, and the overview is not loaded.
 

@@ -68,10 +68,6 @@ class SimAccount:
     """Held or under way, in order of arrival."""
     stalls: tuple[_Stall, ...] = field(default_factory=lambda: (_Stall(), _Stall(), _Stall()))
 
-    def count(self, bucket: int) -> None:
-        """One I/O more in a bucket of the wire's numbering."""
-        self.hist[bucket] = self.hist.get(bucket, 0) + 1
-
     def arrive(self, io: Io) -> None:
         """A request was read from its client."""
         self.arrived += 1
@@ -97,15 +93,20 @@ class SimAccount:
         self.lat += now - io.arrived
         self.svc += now - io.sent
         self.delay += io.sent - io.arrived
-        self.count((TOTAL_WRITE if io.is_write else TOTAL_READ) + bucket_of_ns(total_ns))
-        self.count(SERVICE + coarse_bucket_of_ns(total_ns - delay_ns))
-        self.count(DELAY + coarse_bucket_of_ns(delay_ns))
+        total = (TOTAL_WRITE if io.is_write else TOTAL_READ) + bucket_of_ns(total_ns)
+        hist, service = self.hist, SERVICE + coarse_bucket_of_ns(total_ns - delay_ns)
+        delay = DELAY + coarse_bucket_of_ns(delay_ns) if delay_ns else DELAY
+        hist[total] = hist.get(total, 0) + 1
+        hist[service] = hist.get(service, 0) + 1
+        hist[delay] = hist.get(delay, 0) + 1
         del self.waiting[id(io)]
         own, other = (IO_WRITE, IO_READ) if io.is_write else (IO_READ, IO_WRITE)
         for kind in (IO_ANY, own):
             stall = self.stalls[kind]
             stall.waiting -= 1
-            stall.longest, stall.since = max(stall.longest, now - stall.since), now
+            if (length := now - stall.since) > stall.longest:
+                stall.longest = length
+            stall.since = now
             if io.failed:
                 self.failed[kind] = self.failed.get(kind, 0) + 1
         for key in thresholds:

@@ -57,8 +57,9 @@ class World:
 
     def run(self, until: float) -> None:
         """Let time pass."""
-        while self._queue and self._queue[0][0] <= until:
-            self.now, _, action = heapq.heappop(self._queue)
+        queue, pop = self._queue, heapq.heappop
+        while queue and queue[0][0] <= until:
+            self.now, _, action = pop(queue)
             action()
         self.now = until
 

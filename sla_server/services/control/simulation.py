@@ -20,6 +20,7 @@ import math
 import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -154,16 +155,20 @@ class SimGateway:
 
     def _admit(self, volume: str) -> None:
         """Let through what may pass now, in order of arrival among the clients that may."""
-        cap, now_ns = self.caps.get(volume), self.world.now_ns
+        cap, now_ns, queues, known = self.caps.get(volume), self.world.now_ns, self.held[volume], self._own
         while True:
             head: deque[tuple[int, Io]] | None = None
             own: tuple[RateSet, ...] = ()
             soonest_ns = 0
-            for client, queue in self.held[volume].items():
+            for client, queue in queues.items():
                 if not queue:
                     continue
-                rates = self._rates_of(volume, client)
-                wait_ns = max([self._wait_ns(each, now_ns) for each in rates]) if rates else 0
+                rates = known.get((volume, client))
+                if rates is None:
+                    rates = self._rates_of(volume, client)
+                wait_ns = 0
+                for each in rates:
+                    wait_ns = max(wait_ns, self._wait_ns(each, now_ns))
                 if wait_ns > 0:
                     soonest_ns = min(soonest_ns or wait_ns, wait_ns)
                 elif head is None or queue[0][0] < head[0][0]:
@@ -176,9 +181,10 @@ class SimGateway:
             if head is None:
                 return
             _, io = head.popleft()
-            for each in (cap, *own):
-                if each is not None:
-                    each.charge(now_ns, io.size_bytes, io_cost(1.0, io.size_bytes))
+            if cap is not None or own:
+                cost = io_cost(1.0, io.size_bytes)
+                for each in own if cap is None else (cap, *own):
+                    each.charge(now_ns, io.size_bytes, cost)
             self._send(io)
 
     def _rates_of(self, volume: str, client: str) -> tuple[RateSet, ...]:
@@ -198,7 +204,7 @@ class SimGateway:
         at = self.world.now + -(-wait_ns // EPOLL_NS) * EPOLL_NS / 1e9
         if at < self._wake[volume] - EPOLL_NS / 1e9:  # what is less is the rounding
             self._wake[volume] = at
-            self.world.at(at, lambda: self._woken(volume))
+            self.world.at(at, partial(self._woken, volume))
 
     def _woken(self, volume: str) -> None:
         if self.world.now >= self._wake[volume]:
@@ -210,7 +216,7 @@ class SimGateway:
         account = self.accounts[io.volume, io.client]
         account.held -= 1
         account.inflight += 1
-        self._storage[io.volume].submit(io, lambda: self._answered(io))
+        self._storage[io.volume].submit(io, partial(self._answered, io))
 
     def _answered(self, io: Io) -> None:
         if self.host is not None and (runs := self.host.runs_at(self.world.now)) > self.world.now:
