@@ -37,6 +37,7 @@ from sla_server.services.control.sharing import (
     Neighbour,
     by_class,
     class_of,
+    cost_of,
     floor_for,
     gives_way,
     part_of,
@@ -253,7 +254,7 @@ class BackendControl:
         self.managed = {v: self._seen(neighbours.get(v, n), now_ns) for v, n in self.managed.items()}
         if not self.active:
             return
-        self.carried = sum(n.cost_per_s for n in neighbours.values())
+        self.carried = cost_of(neighbours)
         if self.settling and not self.changed_ns:
             self.changed_ns = self.calm_since_ns = now_ns
         if self.is_learning:

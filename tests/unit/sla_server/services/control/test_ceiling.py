@@ -16,6 +16,7 @@ from sla_server.services.control.backend_loop import BackendControl
 from sla_server.services.control.controller import Controller
 from sla_server.services.control.decisions import Reason
 from sla_server.services.control.settings import ControlSettings
+from sla_server.services.control.sharing import Neighbours
 from sla_server.services.control.simulation import SimClient, Simulation
 from sla_server.services.control.victims import Need
 from tests.support.loop_steps import S, ahead, clear, neighbour, start, victim, world
@@ -209,8 +210,8 @@ def test_from_the_third_step_beyond_the_ceiling_on_each_is_twice_as_long_after_h
 def test_steps_are_shares_of_all_that_the_storage_carries_and_at_least_of_c0(control):
     """Of a little beside much, a sixteenth would take hours."""
     control.step([victim()], world(neighbour(cost=160.0)), 100 * S)
-    before, found = control.ceiling, world(neighbour(cost=100.0, queueing=True))
-    found |= {"large": neighbour("large", 1000.0, Priority.GOLD)}
+    before, found = control.ceiling, Neighbours(world(neighbour(cost=100.0, queueing=True)))
+    found.rest_cost_per_s = 1000.0  # of the many that use too little to count
     for second in range(101, 132):
         control.step([clear(r=0.2)], found, second * S)
     assert control.ceiling == before + (85.0 + 100.0 + 1000.0) / 16
