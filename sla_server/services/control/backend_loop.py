@@ -61,6 +61,8 @@ FELT_RATIO: Final = 0.8
 """Volumes that use less of C, and hold nothing back, do not feel it."""
 GREW_RATIO: Final = 1.5
 """Use that differs by less is the same: a cut of 250 ms may be off by a quarter."""
+GREW_WHOLE: Final = 1.0, 1.4
+"""Seconds of a poll; the same from there on: what one cut shows is use, 1.49 times what it is smoothed to."""
 MOST_DOUBLED: Final = 10
 """So often the step beyond the ceiling doubles."""
 
@@ -86,7 +88,7 @@ class BackendControl:
     clear_since_ns: int | None = None
     calm_since_ns: int = 0  # later by the time in which C was not felt
     is_learning: bool = False  # the first cut does not hold yet: what they use is what they want
-    peaks: float = 0.0  # of the managed volumes, when it was made
+    peaks: float = 0.0  # of the managed volumes, before that of the cut by which it was made
     grew: bool = False  # they used clearly more until it held: what is late at first is of that
     probes: int = 0  # beyond the ceiling, in a row, that brought no promise near its threshold
     effect: Effect = field(init=False)
@@ -277,7 +279,8 @@ class BackendControl:
         Peaks, as caps end the cut in which it did so, and the next one, under caps, comes with it.
         """
         used = sum(n.peak for n in self.managed.values())
-        if used > max(GREW_RATIO * self.start, self.peaks):
+        ratio = GREW_WHOLE[1] if self.settings.poll_interval_s >= GREW_WHOLE[0] else GREW_RATIO
+        if used > max(ratio * self.start, self.peaks):
             self.grew, self.start, self.ceiling = True, used, used
         self.is_learning = not self.gate.is_open
 
@@ -373,7 +376,8 @@ class BackendControl:
             return self._at_floor(lead, victims, least > floors, now_ns)
         self.helpless_since_ns, self.grew = None, False
         if not self.active:
-            self.is_learning, self.peaks = True, sum(n.peak for n in self.managed.values())
+            is_whole, self.is_learning = s.poll_interval_s >= GREW_WHOLE[0], True
+            self.peaks = sum(n.former_peak if is_whole else n.peak for n in self.managed.values())
         self.effect.count(lead, at_risk, self.allowed, is_first=not self.active)
         self.lead = lead
         others = helped_with(lead, [v for v in at_risk if v.key not in self.effect.useless], self.managed)

@@ -159,21 +159,16 @@ class UsageTable:
         self.values[11, at] = outstanding
         self.values[_DRY, at] = np.where(sums[1] > 0, 0.0, before[_DRY] + seconds * 1e6)
         # Of cuts that come together only the last one ended when it came.
-        began_us, later_us = (
-            span.now_ns / 1000 - seconds * 1e6,
-            seconds * 1e6 * (span.now_ns == before[_SEEN]),
-        )
-        self.values[_PROOF, at] = np.where(
-            sums[5] < FAILING_RATIO * sums[1], began_us, before[_PROOF] - later_us
-        )
+        lasted_us = seconds * 1e6
+        before_us = before[_PROOF] - lasted_us * (span.now_ns == before[_SEEN])
+        began_us = span.now_ns / 1000 - lasted_us
+        self.values[_PROOF, at] = np.where(sums[5] < FAILING_RATIO * sums[1], began_us, before_us)
         last = sums[:3]
         last[0] /= 1000
         last /= seconds
         smoothed = before[:3]
         gap = self._is_gap[at]
-        if (
-            gap.any()
-        ):  # a cut that comes late begins where its place was last seen: it was not idle since then
+        if gap.any():  # a cut that comes late begins where its place was last seen: it was not idle since
             follows = is_present & gap & (np.abs(span.start_us - before[_END]) <= span.slack_us)
             smoothed = np.where(follows, before[_AS_SEEN:], smoothed)
         seen, times = at, span

@@ -116,7 +116,7 @@ def begun(control: BackendControl) -> None:
 
 def test_what_a_neighbour_used_until_the_first_cut_held_is_what_it_wants(control):
     begun(control)
-    control.step([victim()], world(neighbour(cost=80.0, peak=230.0)), 101 * S)
+    control.step([victim()], world(neighbour(cost=80.0, peak=195.0)), 101 * S)
     assert control.start == 160.0, "no clearly more"
     control.gate.confirm("B", 7, 7, 101 * S)  # the cut of before the caps came with the one that shows them
     control.step([victim(Need.UNKNOWN)], world(neighbour(cost=80.0, peak=360.0)), 102 * S)
@@ -138,6 +138,15 @@ def test_what_was_used_before_the_first_cut_is_not_use_since(control):
     control.gate.wait_for("B", 7, 100 * S)
     control.step([victim()], world(neighbour(cost=80.0, peak=720.0)), 101 * S)
     assert control.start == 160.0
+
+
+def test_what_the_newest_cut_shows_of_one_that_has_just_begun_is_its_use(control):
+    """What is smoothed is two thirds of it then."""
+    control.step([victim()], world(neighbour(cost=238.0, peak=355.0, last_cost_per_s=355.0)), 100 * S)
+    control.gate.wait_for("B", 7, 100 * S)
+    assert control.start == 238.0
+    control.step([victim()], world(neighbour(cost=250.0, peak=345.0, last_cost_per_s=255.0)), 101 * S)
+    assert (control.start, control.ceiling) == (345.0, 345.0)
 
 
 def test_a_client_that_comes_under_another_name_does_not_raise_what_is_allowed(control):
