@@ -20,7 +20,7 @@ from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage, RequestRefused
 from sla_server.cli.formatting import DATA_OUTPUT, OUTPUT, duration_s, pass_client, print_json
-from sla_server.cli.notifications import routing_lines
+from sla_server.cli.notifications import DEAD_LETTER, routing_lines
 from sla_server.rows import Row
 
 MOST_S: Final = 400 * 86_400.0
@@ -156,7 +156,7 @@ def _why_not(found: TrialResult, event_id: str) -> Iterator[str]:
     if waiting > 1:
         most = "At most " if row.get("waiting_is_at_most") else ""
         yield f"{most}{waiting:,} events wait for it, this among them; they are sent in their order."
-    if found.state == "dead-letter":
+    if found.state == DEAD_LETTER:
         yield "It refused it for good: it is not sent again. Mend what receives it, and try again."
     elif found.state == "failing":
         yield "Mend what receives it, or its document and files: what waits is sent then by itself."

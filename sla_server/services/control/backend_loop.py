@@ -61,8 +61,8 @@ FELT_RATIO: Final = 0.8
 """Volumes that use less of C, and hold nothing back, do not feel it."""
 GREW_RATIO: Final = 1.5
 """Use that differs by less is the same: a cut of 250 ms may be off by a quarter."""
-GREW_WHOLE: Final = 1.0, 1.4
-"""Seconds of a poll; the same from there on: what one cut shows is use, 1.49 times what it is smoothed to."""
+GREW_WHOLE_RATIO: Final = 1.4
+"""The same where one cut shows use: of a volume that has just begun, 1.49 times what it is smoothed to."""
 MOST_DOUBLED: Final = 10
 """So often the step beyond the ceiling doubles."""
 
@@ -279,7 +279,7 @@ class BackendControl:
         Peaks, as caps end the cut in which it did so, and the next one, under caps, comes with it.
         """
         used = sum(n.peak for n in self.managed.values())
-        ratio = GREW_WHOLE[1] if self.settings.poll_interval_s >= GREW_WHOLE[0] else GREW_RATIO
+        ratio = GREW_WHOLE_RATIO if self.settings.shows_use else GREW_RATIO
         if used > max(ratio * self.start, self.peaks):
             self.grew, self.start, self.ceiling = True, used, used
         self.is_learning = not self.gate.is_open
@@ -376,8 +376,8 @@ class BackendControl:
             return self._at_floor(lead, victims, least > floors, now_ns)
         self.helpless_since_ns, self.grew = None, False
         if not self.active:
-            is_whole, self.is_learning = s.poll_interval_s >= GREW_WHOLE[0], True
-            self.peaks = sum(n.former_peak if is_whole else n.peak for n in self.managed.values())
+            self.is_learning = True
+            self.peaks = sum(n.former_peak if s.shows_use else n.peak for n in self.managed.values())
         self.effect.count(lead, at_risk, self.allowed, is_first=not self.active)
         self.lead = lead
         others = helped_with(lead, [v for v in at_risk if v.key not in self.effect.useless], self.managed)

@@ -95,8 +95,8 @@ def test_behind_a_flush_that_failed_a_client_has_no_new_opening_beside_its_other
     assert elsewhere.storage.flush() == 0
     for each in (first, again):
         each.close("the client is gone")
-    anew = connect("host-a")
-    assert anew.storage is elsewhere.storage
+    later = connect("host-a")
+    assert later.storage is elsewhere.storage
     other_file = tmp_path / "other.img"
     other_file.write_bytes(bytes(MIB))
     table.apply(plane_config(entry | {"file": str(other_file)}))
