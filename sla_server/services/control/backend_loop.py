@@ -43,6 +43,7 @@ from sla_server.services.control.sharing import (
     part_of,
     why_none,
 )
+from sla_server.services.control.strides import Strides
 from sla_server.services.control.targets import client_of, named
 from sla_server.services.control.throttle import LoopMemory
 from sla_server.services.control.victims import (
@@ -62,9 +63,7 @@ FELT_RATIO: Final = 0.8
 GREW_RATIO: Final = 1.5
 """Use that differs by less is the same: a cut of 250 ms may be off by a quarter."""
 GREW_WHOLE_RATIO: Final = 1.4
-"""The same where one cut shows use: of a volume that has just begun, 1.49 times what it is smoothed to."""
-MOST_DOUBLED: Final = 10
-"""So often the step beyond the ceiling doubles."""
+"""The same where one cut shows use: of a volume that has just begun, 1.49 times that of the cut before."""
 
 
 @dataclass(slots=True)
@@ -88,11 +87,12 @@ class BackendControl:
     clear_since_ns: int | None = None
     calm_since_ns: int = 0  # later by the time in which C was not felt
     is_learning: bool = False  # the first cut does not hold yet: what they use is what they want
-    peaks: float = 0.0  # of the managed volumes, before that of the cut by which it was made
+    peaks: float = 0.0  # of the managed volumes, when it was made
     grew: bool = False  # they used clearly more until it held: what is late at first is of that
     probes: int = 0  # beyond the ceiling, in a row, that brought no promise near its threshold
     effect: Effect = field(init=False)
     near: Nearness = field(init=False)
+    strides: Strides = field(default_factory=Strides)
     hold_up_factor: int = 1
     moves: Moves = field(default_factory=Moves)
     demands: deque[tuple[int, float]] = field(default_factory=deque)
@@ -196,6 +196,7 @@ class BackendControl:
         self.is_ahead, self.probes = False, 0
         self.effect.reset()
         self.near.reset()
+        self.strides = Strides()
         self.is_learning, self.grew = False, False
         self.phase, self.allowed, self.start, self.ceiling = Phase.IDLE, 0.0, 0.0, 0.0
         self.managed, self.victims, self.lead = {}, set(), None
@@ -376,8 +377,7 @@ class BackendControl:
             return self._at_floor(lead, victims, least > floors, now_ns)
         self.helpless_since_ns, self.grew = None, False
         if not self.active:
-            self.is_learning = True
-            self.peaks = sum(n.former_peak if s.shows_use else n.peak for n in self.managed.values())
+            self.is_learning, self.peaks = True, sum(n.peak for n in self.managed.values())
         self.effect.count(lead, at_risk, self.allowed, is_first=not self.active)
         self.lead = lead
         others = helped_with(lead, [v for v in at_risk if v.key not in self.effect.useless], self.managed)
@@ -548,7 +548,7 @@ class BackendControl:
             self.phase = Phase.HOLD  # a cap that is not felt is not evidence for a higher one
             return NOTHING
         worst = max(others, key=lambda v: v.signal.r)
-        wanted = min(self._target(worst.signal.r, self.near.are_far(others), now_ns), most)
+        wanted = min(self._target(others, now_ns), most)
         if wanted <= self.allowed:
             self.phase = Phase.HOLD
             return NOTHING
@@ -564,22 +564,19 @@ class BackendControl:
         hold_s = s.hold_up_far_s if far else s.hold_up_s
         return min(hold_s * self.hold_up_factor, s.hold_up_max_s) * 1e9
 
-    def _target(self, r: float, is_far: bool, now_ns: int) -> float:
+    def _target(self, others: Sequence[Victim], now_ns: int) -> float:
         """The next C on the way to the parking place below the ceiling; beyond it only by a rare probe.
 
         Latency turns up steeply near saturation, so steps shrink as ``r`` nears ``park_r`` and end there.
-        ``is_far``: all are far from trouble.
         """
-        s = self.settings
+        s, is_far = self.settings, self.near.are_far(others)
         after_s = s.probe_after_s / 2 if self.probes > 1 and is_far else s.probe_after_s
         if now_ns - self.calm_since_ns >= after_s * 1e9 * self.hold_up_factor:
             self.calm_since_ns = now_ns
-            step = max(self.start, self.carried) / s.increase_divisor / self.hold_up_factor
-            self.ceiling += min(
-                step * 2 ** min(max(self.probes - 1, 0), MOST_DOUBLED), max(step, self.ceiling / 2)
-            )
+            divisor = s.increase_divisor * self.hold_up_factor
+            self.ceiling += self.strides.step(self.start, self.carried, self.probes, self.ceiling, divisor)
             self.probes = self.probes + 1 if is_far else 0
-        room = (s.park_ratio * self.ceiling - self.allowed) * self.near.margin(r)
+        room = (s.park_ratio * self.ceiling - self.allowed) * self.near.margin(others)
         # A change that small is not worth new evidence; of C far beyond C0 it would not even be sent.
         smallest = max(self.start, self.allowed) / s.increase_divisor / 4
         if room < smallest:
@@ -591,6 +588,8 @@ class BackendControl:
         self, wanted: float, phase: Phase, reason: Reason, text: str, lead: Victim, now_ns: int
     ) -> LoopStep:
         sign = 1 if wanted > self.allowed else -1
+        if sign < 0:
+            self.strides.lowered()
         self.is_ahead = self.is_ahead and sign > 0
         self.allowed, self.phase, self.changed_ns, self.clear_since_ns = wanted, phase, now_ns, None
         notice = ""

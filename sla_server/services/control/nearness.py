@@ -3,7 +3,9 @@
 ``r`` is a latency percentile / threshold. A percentile of 5 ms where 12 are promised is far from trouble, and
 so is one of 8 ms if the storage takes 7 without neighbours. So what is *far*, and from where on C does not
 rise (*park*), are shares of the room above the least ``r`` that was seen under caps: where that is low, as it
-mostly is, the settings hold as they are. See docs/adr/0066-far-from-trouble-on-slow-storage.md.
+mostly is, the settings hold as they are. It is the least of the promise itself, or of the worst of all, if
+that is lower: of many, only some are seen in each step.
+See docs/adr/0066-far-from-trouble-on-slow-storage.md.
 
 Pure. Of one loop; changed only by the controller's one thread.
 """
@@ -12,11 +14,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from sla_server.services.control.settings import ControlSettings
-from sla_server.services.control.victims import Victim
+from sla_server.services.control.victims import Key, Victim
 
 FAR_RATIO: Final = 0.2
 """Of the room between the least r and 1: below it, all are far."""
@@ -24,6 +26,21 @@ PARK_RATIO: Final = 0.2
 """The same: no step up from there on. Where the least r is 0.25, both are what the settings say."""
 NEW_RATIO: Final = 0.1
 """What a step adds to the smoothed r; four steps a second: some 2.5 s."""
+MOST_KEPT: Final = 256
+"""Promises known by themselves: loops last for months, and of thousands each step sees others."""
+
+
+@dataclass(slots=True)
+class Least:
+    """The least that r was smoothed to."""
+
+    smoothed: float
+    least: float = math.inf
+
+    def see(self, r: float) -> None:
+        """R of one step more."""
+        self.smoothed += NEW_RATIO * (r - self.smoothed)
+        self.least = min(self.least, self.smoothed)
 
 
 @dataclass(slots=True)
@@ -31,37 +48,45 @@ class Nearness:
     """See the module."""
 
     settings: ControlSettings
-    smoothed: float = 0.0
-    least: float = math.inf
+    worst: Least | None = None  # of the promise that is nearest in each step
+    each: dict[Key, Least] = field(default_factory=dict)
 
     def see(self, victims: Sequence[Victim]) -> None:
         """What windows under the caps in force say; asked once a step."""
         r = max(v.signal.r for v in victims)
-        self.smoothed += NEW_RATIO * (r - self.smoothed) if self.smoothed else r
-        self.least = min(self.least, self.smoothed)
+        self.worst = self.worst or Least(r)
+        self.worst.see(r)
+        if len(self.each) > MOST_KEPT:
+            self.each.clear()
+        for v in victims:
+            self.each.setdefault(v.key, Least(v.signal.r)).see(v.signal.r)
 
     def are_far(self, victims: Sequence[Victim]) -> bool:
         """Whether none of them is nearer its threshold than its storage alone brings it."""
-        return _are_below(victims, self._at_least(self.settings.far_clear_r, FAR_RATIO), self.settings)
+        return all(
+            self._is_below(v, self._at_least(v, self.settings.far_clear_r, FAR_RATIO)) for v in victims
+        )
 
     def are_spare(self, victims: Sequence[Victim]) -> bool:
         """Whether they are so far from trouble that the last decrease must have been too much."""
-        return _are_below(victims, self.settings.far_clear_r, self.settings)
+        return all(self._is_below(v, self.settings.far_clear_r) for v in victims)
 
-    def margin(self, r: float) -> float:
-        """The share of a step that may be taken: 1 far from where C parks, 0 from there on."""
-        park_r = self._at_least(self.settings.park_r, PARK_RATIO)
-        return min(max(4 * (1 - r / park_r), 0.0), 1.0)
+    def margin(self, victims: Sequence[Victim]) -> float:
+        """The share of a step that may be taken: 1 far from where C parks, 0 if one of them is beyond."""
+        nearest = max(v.signal.r / self._at_least(v, self.settings.park_r, PARK_RATIO) for v in victims)
+        return min(max(4 * (1 - nearest), 0.0), 1.0)
 
     def reset(self) -> None:
         """The loop ended."""
-        self.smoothed, self.least = 0.0, math.inf
+        self.worst = None
+        self.each.clear()
 
-    def _at_least(self, known: float, share: float) -> float:
-        if math.isinf(self.least):
+    def _is_below(self, victim: Victim, r: float) -> bool:
+        return victim.signal.r <= r and victim.signal.u <= self.settings.far_clear_u
+
+    def _at_least(self, victim: Victim, known: float, share: float) -> float:
+        own = self.each.get(victim.key)
+        if self.worst is None or own is None:
             return known
-        return max(known, self.least + share * (1 - self.least))
-
-
-def _are_below(victims: Sequence[Victim], r: float, settings: ControlSettings) -> bool:
-    return all(v.signal.r <= r and v.signal.u <= settings.far_clear_u for v in victims)
+        least = min(own.least, self.worst.least)
+        return max(known, least + share * (1 - least))

@@ -70,11 +70,6 @@ class Neighbour:
     curve_end: float | None = None
     last_cost_per_s: float = math.inf
 
-    @property
-    def former_peak(self) -> float:
-        """The peak before the newest cut; if that is the highest itself, what use was smoothed to."""
-        return self.cost_per_s if self.peak <= self.last_cost_per_s < math.inf else self.peak
-
 
 class Neighbours(dict[str, Neighbour]):
     """The neighbours of a backend that may count, by target.

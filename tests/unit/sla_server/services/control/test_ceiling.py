@@ -140,13 +140,14 @@ def test_what_was_used_before_the_first_cut_is_not_use_since(control):
     assert control.start == 160.0
 
 
-def test_what_the_newest_cut_shows_of_one_that_has_just_begun_is_its_use(control):
-    """What is smoothed is two thirds of it then."""
-    control.step([victim()], world(neighbour(cost=238.0, peak=355.0, last_cost_per_s=355.0)), 100 * S)
+@pytest.mark.parametrize(("poll_s", "learned"), [(1.0, 355.0), (0.5, 238.0)])
+def test_half_as_much_again_in_the_next_cut_is_use_if_cuts_are_of_a_second(poll_s, learned):
+    """What a neighbour uses is at least what its newest cut has; that in which it began had two thirds."""
+    control = BackendControl(ControlSettings(poll_interval_s=poll_s), "disk")
+    control.step([victim()], world(neighbour(cost=238.0, last_cost_per_s=238.0)), 100 * S)
     control.gate.wait_for("B", 7, 100 * S)
-    assert control.start == 238.0
-    control.step([victim()], world(neighbour(cost=250.0, peak=345.0, last_cost_per_s=255.0)), 101 * S)
-    assert (control.start, control.ceiling) == (345.0, 345.0)
+    control.step([victim()], world(neighbour(cost=297.0, peak=355.0, last_cost_per_s=255.0)), 101 * S)
+    assert (control.start, control.ceiling) == (learned, learned)
 
 
 def test_a_client_that_comes_under_another_name_does_not_raise_what_is_allowed(control):
@@ -230,6 +231,27 @@ def test_steps_are_shares_of_all_that_the_storage_carries_and_at_least_of_c0(con
     assert control.ceiling == before + (85.0 + 100.0 + 1000.0) / 16 + 160.0 / 16
 
 
+def test_steps_are_shares_of_c0_once_one_of_what_the_storage_carries_was_too_long(control):
+    """What is cheap for the storage, as the large sequential I/Os of a victim, makes such steps too long."""
+    gold = neighbour("gold", 2400.0, Priority.GOLD)
+    control.step([victim()], world(neighbour(cost=160.0), gold), 100 * S)
+    steps, before, second = list[float](), control.ceiling, 100
+    for r in (0.2, 2.0, 0.2, 0.2, 0.2):
+        control.calm_since_ns = second * S
+        while control.ceiling == before:
+            second += 3
+            found = world(neighbour(cost=control.allowed, queueing=True), gold)
+            control.step([clear(r=0.2) if r < 1 else victim(r=1.05, u=1.0)], found, second * S)
+            assert second < 1000
+        steps.append(control.ceiling - before)
+        before = control.ceiling
+    long = (2400.0 + 160.0) / 16
+    assert steps[0] == pytest.approx(long, rel=0.1)
+    assert steps[1] < 0, "risk"
+    assert steps[2:4] == [160.0 / 16, 160.0 / 16]
+    assert steps[4] > 160.0 / 8, "two in a row brought no promise near its threshold"
+
+
 @pytest.mark.parametrize(("r", "hurries"), [(0.58, True), (0.64, False)])
 def test_of_storage_that_takes_half_of_what_is_promised_anyway_more_is_far(control, r, hurries):
     control.step([victim()], world(neighbour(cost=160.0)), 100 * S)
@@ -237,6 +259,39 @@ def test_of_storage_that_takes_half_of_what_is_promised_anyway_more_is_far(contr
         found = world(neighbour(cost=control.allowed, queueing=True))
         control.step([clear(r=0.5 if second < 130 else r)], found, second * S)
     assert (control.probes > 2) is hurries
+
+
+def beside_slow(control: BackendControl, r: float) -> float:
+    """C after 200 s: of one promise the storage takes 0.66 anyway, of the other 0.2, and ``r`` later."""
+    control.step([victim()], world(neighbour(cost=160.0)), 100 * S)
+    for second in range(101, 300):
+        found = world(neighbour(cost=control.allowed, queueing=True))
+        others = [clear(r=0.66), clear(r=0.2 if second < 130 else r, name="fast")]
+        control.step(others, found, second * S)
+    return control.allowed
+
+
+def test_of_several_promises_each_is_far_by_what_the_storage_takes_of_itself(control):
+    beside_slow(control, 0.2)
+    assert control.probes > 2
+    other = BackendControl(control.settings, "disk")
+    assert beside_slow(other, 0.64) < control.allowed
+    assert other.probes == 0, "near its threshold, though its storage takes little of it"
+    held = other.allowed
+    beside = [clear(r=0.66), clear(r=0.64, name="fast")]
+    for second in range(300, 400):
+        other.step(beside, world(neighbour(cost=held, queueing=True)), second * S)
+    assert other.allowed == held, "it parks"
+
+
+def test_a_promise_seen_for_the_first_time_when_it_is_near_is_not_far(control):
+    """Of many each step sees some, those with the least room."""
+    control.step([victim()], world(neighbour(cost=160.0)), 100 * S)
+    for second in range(101, 500):
+        near = [clear(r=0.64, name=f"gold-{second}")] if second > 105 else []
+        control.step([clear(r=0.2), *near], world(neighbour(cost=control.allowed, queueing=True)), second * S)
+    assert control.probes == 0
+    assert len(control.near.each) <= 257
 
 
 @pytest.mark.parametrize("near", [victim(Need.HOLD, r=0.8, u=0.5), clear(r=0.6), clear(r=0.3, u=0.2)])
