@@ -67,7 +67,7 @@ class BackendUse:
         self._at_columns, self._at_numbers = evenly(self._columns), evenly(self._numbers)
 
     def rates(self) -> tuple[Floats, Floats]:
-        """Cost rate of each target, the newest cut in full, and its fading peak; both of shape (names,)."""
+        """Cost rate of each target, as a neighbour has it, and its fading peak; both of shape (names,)."""
         parts = list[list[Floats]]()
         if self._usage is not None:
             parts.append([self._usage.values[row, self._at_columns] for row in _VOLUME])
@@ -78,7 +78,7 @@ class BackendUse:
         if not parts:
             return np.zeros(count), np.zeros(count)
         smoothed, peak, last = parts[0] if len(parts) == 1 else map(np.concatenate, zip(*parts, strict=True))
-        use = np.maximum(smoothed, last)
+        use = np.minimum(np.maximum(smoothed, last), peak)
         if self._is_each:  # one place a target
             return use, peak
         cost = np.bincount(self._targets, weights=use, minlength=count)

@@ -242,7 +242,8 @@ class BackendInventory:
             all_cost, all_ops = all_cost + smoothed, all_ops + use.ops_per_s
             if backend in ("", table.backend_of(volume)):
                 # The newest cut counts in full: a neighbour that just came must be cut from what it uses now.
-                cost += max(smoothed, use.last_cost_per_s)
+                # Of a cut that caps have ended at once a few I/Os are a high rate: no more than the peak.
+                cost += min(max(smoothed, use.last_cost_per_s), use.peak_cost_per_s)
                 last += use.last_cost_per_s
                 peak += use.peak_cost_per_s
                 is_held = is_held or use.held > 0

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from sla_server.agreements.promise import CurveStep, Priority
+from sla_server.services.control.sharing import cost_of
 from sla_server.services.control.victims import Need
-from tests.support.worlds import KEY, A, B, Feeder, controller, exports, promise, streams, volume_class
+from tests.support.worlds import KEY, A, B, Feeder, controller, cut, exports, promise, streams, volume_class
 
 
 def feeder(**over) -> Feeder:
@@ -48,6 +49,20 @@ def test_idle_out_of_curve_and_gone():
     assert need(made) is Need.IDLE
     made.second += 31
     assert need(made) is Need.GONE
+
+
+def test_what_a_few_ios_are_in_a_cut_that_caps_have_ended_at_once_is_not_what_a_neighbour_uses():
+    """Else it would be C0, a step beyond the ceiling, and that of which others are less than a twentieth."""
+    made = feeder()
+    for _ in range(3):
+        made.step((A, {"gold": (80, 2), "greedy": (100, 2)}, 0))
+    short = cut(A, 4, {"greedy": (5, 2)}, end_s=made.second + 0.005, duration_s=0.005)
+    made.controller.add_cut(short, made.unix_us + 5_000, 0, False, made.now_ns + 5_000_000)
+    made.controller.tick(made.now_ns + 6_000_000, made.unix_us + 6_000)
+    inventory = made.controller.inventory
+    assert inventory.uses.of(inventory.carriers_of("greedy")[A], "greedy").last_ops_per_s == 1000
+    assert cost_of(inventory.neighbours("disk", (), {})) <= 180 * 1.0625
+    assert inventory.neighbours("disk", (), {})["greedy"].cost_per_s <= 100 * 1.0625
 
 
 def test_neighbours_and_who_is_above_its_curve():
