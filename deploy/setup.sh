@@ -107,7 +107,7 @@ END
     .venv/bin/python -m sla_server.policy_jobs.make_class_archive >/dev/null 2>.venv/class-archive.log & beside=$!
     pip -e ".[$extras]" 2>&1 | shown
     .venv/bin/python -c 'import sla_server, pyspark, nats' || fail "the installation did not finish; run 'make clean' and try again"
-    wait $beside || say "no archive of Spark's classes: $(tail -n 1 .venv/class-archive.log)"
+    wait $beside || say "$(tail -n 1 .venv/class-archive.log)"
     touch "$stamp"
     [ "$what" = demo ] || touch .venv/.installed-demo
     [ "$what" = bench ] && touch .venv/.installed-test
