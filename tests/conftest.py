@@ -14,15 +14,18 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+from sla_server.policy_jobs import class_archive
+
 settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("shared-machine", settings.get_profile("search"), derandomize=True)
 settings.load_profile("shared-machine")  # the same examples in every run; `make fuzz` searches for others
 
 # Spark on a few rows spends most CPU on compiling its code well, on collectors for all processors, and on
-# verifying the classes of its own jars (a quarter of what each of some thirty starts takes).
+# reading and verifying the classes of its own jars (half of what each of some thirty starts takes).
 os.environ.setdefault(
     "JAVA_TOOL_OPTIONS",
-    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote "
+    + class_archive.java_options(),
 )
 
 # A shell without job control starts its background jobs with SIGINT ignored; children inherit that.

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 import psutil
 
-from sla_server.policy_jobs import java_process
+from sla_server.policy_jobs import class_archive, java_process
 from sla_server.policy_jobs.errors import FilesNotForSpark, NoJava
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def settings(master: str, work_dir: Path, driver_memory: str, rows: int = SOME) 
     if rows < SOME:
         java = f"{java} {JAVA_FOR_FEW}"
     found = {
-        "spark.driver.extraJavaOptions": java,
+        "spark.driver.extraJavaOptions": f"{java} {class_archive.java_options()}".rstrip(),
         "spark.driver.memory": driver_memory,
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pmdaemon.runtime.clock import Deadline
-from sla_server.policy_jobs import session
+from sla_server.policy_jobs import class_archive, session
 from sla_server.policy_jobs.errors import NoJava
 
 
@@ -169,3 +170,49 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def classes_of_spark(tmp_path: Path, options: str) -> tuple[int, int, subprocess.CompletedProcess[str]]:
+    """How many classes a start of Spark's own program took from the archive and from files."""
+    import pyspark
+
+    log = tmp_path / "classes.log"
+    environment = {key: value for key, value in os.environ.items() if key != "JAVA_TOOL_OPTIONS"}
+    environment |= {
+        "JAVA_HOME": str(session.java_home(tmp_path)),
+        "SPARK_SUBMIT_OPTS": f'{options} -Xlog:class+load:file="{log}"',
+    }
+    command = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    read = [
+        line for line in log.read_text().splitlines() if "org.apache.spark." in line and "source:" in line
+    ]
+    mapped = sum("shared objects file" in line for line in read)
+    return mapped, len(read) - mapped, done
+
+
+def test_spark_takes_its_classes_from_the_archive_of_the_installation(tmp_path: Path) -> None:
+    options = class_archive.java_options()
+    assert options, "deploy/setup.sh test makes it: python -m sla_server.policy_jobs.make_class_archive"
+    mapped, _read, _ = classes_of_spark(tmp_path, options)
+    assert mapped > 100, "those that this program has in common with a session"
+
+
+def test_an_archive_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
+    """Of another Java or Spark, or damaged: no warning where others expect output of their own."""
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    assert class_archive.java_options(folder) == ""
+    (folder / class_archive.NAME).write_bytes(b"of something else" * 1000)
+    mapped, read, done = classes_of_spark(tmp_path, class_archive.java_options(folder))
+    assert mapped == 0
+    assert read > 0
+    assert not re.search(r"shared|archive|\[warning|\[error", done.stdout + done.stderr), done
+
+
+def test_the_driver_starts_from_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(class_archive, "java_options", lambda: "-XX:SharedArchiveFile=some")
+    given = session.settings("spark://host:7077", tmp_path, "2g")
+    assert "-XX:SharedArchiveFile=some" in given["spark.driver.extraJavaOptions"]
+    executors = given.get("spark.executor.extraJavaOptions", "")
+    assert "some" not in executors, "of another host, perhaps"
