@@ -64,7 +64,8 @@ def _command(kind: str) -> click.Command:
             raise LiveValuesMissing(silence)
 
     one = singular_of(kind)
-    run.__doc__ = f"Show everything about a {one}: every value, and the newest events about it."
+    article = "an" if one[0] in "aeiou" else "a"
+    run.__doc__ = f"Show everything about {article} {one}: every value, and the newest events about it."
     if kind in DOCUMENTS:
         run.__doc__ = f"Show a {one}'s document and what became of it; the output can be applied again."
     name = click.argument("name", shell_complete=names_in_shell(kind))
