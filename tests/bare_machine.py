@@ -24,13 +24,12 @@ DOORS: Final = re.compile(
     r"PIP_\w+|SSL_CERT_\w+|CURL_CA_BUNDLE|REQUESTS_CA_BUNDLE|(https?|no|all)_proxy", re.IGNORECASE
 )
 """Settings by which this machine reaches its package archives."""
-MISSING: Final = 69  # deploy/setup.sh: something has to be installed, by root
 
 
 def before() -> list[str]:
     """What the README says to run before its first steps: on a bare machine, and a demo that ends."""
     text = (ROOT / "README.md").read_text().split("\n## ", 1)[0]
-    return re.findall(r"`(apt-get install [^`]+|make demo ARGS=[^`]+)`", text)
+    return re.findall(r"`(apt-get [^`]+|make demo ARGS=[^`]+)`", text)
 
 
 class BareRoot:
@@ -89,9 +88,7 @@ def closed(printed: str) -> None:
 def main(root: Path) -> None:
     place = BareRoot(root)
     install, demo = before()
-    # The reader begins with what the archive's lists say; a bare machine's are empty or old.
-    typed(place, "apt-get update -qq")
-    typed(place, f"DEBIAN_FRONTEND=noninteractive {install} -y -qq --no-install-recommends >/dev/null")
+    typed(place, install)
     refused = typed(place, demo, status=2, user="nobody")  # make's own status
     if "sudo apt-get install" not in refused:
         sys.exit("bare_machine: a user without rights is not told what to install")

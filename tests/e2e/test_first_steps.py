@@ -55,4 +55,4 @@ def test_the_steps_are_found() -> None:
 
 def test_what_comes_before_the_steps_is_found() -> None:
     """The same for a bare machine: what the README installs, and the command that sets up."""
-    assert before() == ["apt-get install make", 'make demo ARGS="--for 60"']
+    assert before() == ["apt-get update && apt-get install make", 'make demo ARGS="--for 60"']

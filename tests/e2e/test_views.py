@@ -162,10 +162,13 @@ def test_a_month_that_was_agreed_has_the_agreement_s_own_days(site: Site, page: 
         wait_for(driver, "#heat .b2 button")
         figures = text(driver, "#figures")
         assert re.search(r"Period 1 \w+ \d{4} to (28|29|30|31) \w+ \d{4}, Europe/Berlin", figures), figures
+        compliance = re.search(r"Compliance ([\d.]+ %)", figures)
+        assert compliance, figures
+        assert compliance[1] in text(driver, "#periods tbody tr"), "what screenshots show agrees with itself"
         links = [link.text for link in driver.find_elements(By.CSS_SELECTOR, "#periods td a")]
         assert links
         assert all(words.startswith("1 ") for words in links), links
-        assert text(driver, "#heat-zone") == "Hours are of UTC; the period is of Europe/Berlin."
+        assert text(driver, "#heat-zone") == "· Hours are of UTC; the period is of Europe/Berlin."
 
 
 def test_a_phone_is_told_nothing_of_a_picture_that_it_does_not_get(site: Site, page: Page) -> None:

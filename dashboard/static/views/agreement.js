@@ -69,7 +69,7 @@ function showLive() {
     ["Promised", f.promised(live), f.promised(live) === f.DASH ? "" : f.bound(live)],
     ["Compliance", f.percent(live.compliance, 3), live.target ? `${f.percent(live.target, 3)} agreed` : ""],
     ["Error budget left", f.percent(left, 1), live.budget_minutes_left == null ? "" : `${f.minutes(live.budget_minutes_left)} of bad time`],
-    ["Burn, last hour", burnt, alerts || "1 × spends it by the end"],
+    ["Burn, last hour", burnt, alerts || (live.burn_1h === 0 ? "fewer than 3 bad slices" : "1 × spends it by the end")],
     ["Coverage", f.percent(live.coverage, 1), "of the time was measured"],
     ["Slices", `${f.count(s.good)} good, ${f.count(s.bad)} bad`,
       `${f.count(s.no_data)} without data, ${f.count((s.not_applicable || 0) + (s.excluded || 0))} not judged`],
@@ -152,7 +152,7 @@ function hourCell(hour) {
 function showHeat() {
   const days = daysOf(page.hours.items, hourCell);
   const agreed = zoneOf(page.row.spec?.spec?.window);
-  setText($("heat-zone"), agreed && agreed !== zone ? `Hours are of ${zone}; the period is of ${agreed}.` : "");
+  setText($("heat-zone"), agreed && agreed !== zone ? `· Hours are of ${zone}; the period is of ${agreed}.` : "");
   const heads = Array.from({length: 24}, (_, hour) => (hour % 3 ? "" : String(hour).padStart(2, "0")));
   if (days.length) drawHeat($("heat"), "", heads, days);
   else $("heat").replaceChildren(element("caption", {class: "empty"}, "No slice of this period was judged yet: the first comes a minute or two after the agreement was applied."));
