@@ -75,6 +75,14 @@ LOOKS = [(390, True), *([(390, False), (1280, True)] if FOLDER else [(2560, True
 DRAWN = """return [...document.querySelectorAll('.plot, #plot')].every((each) =>
   !each.offsetParent || each.querySelector('.main-svg'))"""
 
+LEGENDS = """return [...document.querySelectorAll('.plot')].every((each) => {
+  const legend = each.querySelector('.legend');
+  if (!legend || !each.offsetParent) return true;
+  const bottom = legend.getBoundingClientRect().bottom - each.getBoundingClientRect().top;
+  return bottom <= each._fullLayout._size.t + 1;
+})"""
+"""A chart that was made wider has its legend above it again once its view has drawn it again."""
+
 
 def text(driver: Chrome, css: str = "main") -> str:
     return " ".join(driver.find_element(By.CSS_SELECTOR, css).text.split())
@@ -99,6 +107,7 @@ def test_each_view_is_within_its_width_and_says_what_it_should(site: Site, page:
             until(driver, lambda: driver.execute_script(DRAWN), "the charts are drawn")
             until(driver, lambda: wide_parts(driver) == [], f"{key}: within {width} pixels")
             if FOLDER:
+                until(driver, lambda: driver.execute_script(LEGENDS), f"{key}: no legend on its chart")
                 picture(driver, name, width, dark=dark)
             found[key, width] = violations(driver)
         width, dark = LOOKS[0]
