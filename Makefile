@@ -10,7 +10,7 @@ REAL := tests/crash tests/e2e tests/integration
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 unexport PYTHONDONTWRITEBYTECODE # some hundred interpreters start: each would compile everything again
-.PHONY: help demo demo-cluster test test-loaded setup setup-bench crash crash-events chaos chaos-cluster upgrade-cluster fuzz bench-mailbox bench-queue bench-poll bench-fleet bench-cluster bench-spark bench-spark_large bench-spark_fleet fmt lint types check unit bench docs wheel deb deb-try screenshots clean
+.PHONY: help demo demo-cluster test test-loaded setup setup-bench crash crash-events chaos chaos-cluster upgrade-cluster fuzz bench-mailbox bench-queue bench-poll bench-fleet bench-cluster bench-spark bench-spark_large bench-spark_fleet fmt lint types check unit bench docs wheel deb deb-try first-steps-try screenshots clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -142,6 +142,9 @@ deb: setup ## Debian packages of server and agent, in dist; EXTRAS=server,report
 deb-try: setup ## install, run, upgrade, remove and purge the server's package in a clean root (as root)
 	@first=$$(deploy/debian/build.sh server dist); newer=$$(VERSION=9.9 deploy/debian/build.sh server dist); \
 	unshare --mount --net deploy/debian/try.sh "$$first" "$$newer" dist/root
+
+first-steps-try: setup ## README's lines in a bare Debian root: what it installs, the demo, the first steps (as root)
+	@unshare --mount --pid --fork --kill-child --mount-proc deploy/bare_root.sh dist/bare $(PY) -m tests.bare_machine
 
 clean: ## remove .venv and caches
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-data

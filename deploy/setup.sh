@@ -83,7 +83,10 @@ python=${python:-python3}
 extras=server,policy,cluster
 [ "$what" = test ] && extras=server,policy,cluster,test,dev
 [ "$what" = bench ] && extras=server,policy,cluster,test,dev,bench
-shown() { awk '/^(Collecting|  Building|Installing|Successfully|ERROR)/ { print "    " substr($0, 1, 74); fflush() }'; }
+shown() { # what goes on; of what goes wrong all of it, first why an index could not be read
+    awk '/^(Collecting|  Building|Installing|Successfully)/ { print "    " substr($0, 1, 74); fflush() }
+        /^ERROR/ || (/^Could not fetch/ && !fetch++) { print "    " $0; fflush() }'
+}
 stamp=.venv/.installed-$what
 if [ ! -e "$stamp" ] || [ pyproject.toml -nt "$stamp" ] || [ constraints.txt -nt "$stamp" ]; then
     if [ ! -x .venv/bin/python ]; then

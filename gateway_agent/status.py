@@ -367,6 +367,11 @@ def _volume_lines(volumes: list[tuple[PlaneReport, ReportedVolume]]) -> Iterator
             )
         )
     yield from _table(rows, right=tuple(range(2, 10)))
+    for _, volume in volumes:
+        if volume.size_bytes is None:
+            asked = f"{volume.volume}: its storage {volume.storage} did not answer when it was last asked."
+            check = "Check that it runs and that its address is right; the next client asks again"
+            yield from _folded("  ", f"{asked} {check}")
 
 
 def _client_lines(volumes: list[tuple[PlaneReport, ReportedVolume]]) -> Iterator[str]:

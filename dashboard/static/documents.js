@@ -28,7 +28,7 @@ const SAYS = {
   Route: ({match, recipients}) => `${Object.entries(match || {}).filter(([, values]) => values.length).map(([key, values]) => `${key} ${values.join(", ")}`).join("; ") || "every event"} → ${recipients.join(", ")}`,
   Calendar: ({hours, holidays, tz}) => `${hours.map((one) => `${one.days.join(", ")} ${one.from}–${one.to}`).join("; ")} (${tz || "UTC"})`
     + `${holidays?.length ? `, ${f.plural(holidays.length, "holiday")}` : ""}`,
-  VolumeLabels: ({volumes, labels}) => `${volumes.join(", ")}: ${Object.entries(labels).map(([key, value]) => (value === null ? `${key}-` : `${key}=${value}`)).join(", ")}`,
+  VolumeLabels: ({volumes, labels}) => `${volumes.join(", ")}: ${Object.entries(labels).map(([key, value]) => (value === null ? `without ${key}` : `${key}=${value}`)).join(", ")}`,
 };
 
 export const noun = (kind) => NOUNS[kind] || kind;

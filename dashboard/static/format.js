@@ -82,7 +82,7 @@ export function skew(offsetUs) {
 export function burn(row) {
   if (missing(row.burn_1h)) return DASH;
   const alerts = (row.alerts || []).map((name) => BURN_ALERTS[name] || name);
-  return [row.burn_1h === 0 ? "0" : `${row.burn_1h.toFixed(row.burn_1h < 10 ? 1 : 0)} ×`, alerts.join(", ")];
+  return [`${row.burn_1h.toFixed(row.burn_1h > 0 && row.burn_1h < 10 ? 1 : 0)} ×`, alerts.join(", ")];
 }
 // What an error budget has to do with a row that is of now: words, as its figures are of a period.
 export function spentWords(row) {
@@ -93,7 +93,7 @@ export function spentWords(row) {
 }
 const BURN_ALERTS = {fast: "much too fast", medium: "too fast", slow: "too fast for days", consecutive: "10 bad in a row"};
 
-export const PHASES = {idle: "idle", decrease: "slowing neighbours down", hold: "holding", increase: "giving back"};
+export const PHASES = {idle: "idle", decrease: "slowing neighbours down", hold: "neighbours held back", increase: "giving back in steps"};
 
 // What is known of a violation's depth: how many times more misses there were than allowed.
 export function episodeWords(row) {
@@ -150,6 +150,15 @@ export const moment = (us) => (us ? words(us / 1000, {day: "numeric", month: "sh
   hour: "2-digit", minute: "2-digit"}) : DASH);
 
 export const day = (us) => (us ? words(us / 1000, {day: "numeric", month: "short", year: "numeric"}) : DASH);
+
+// The days of a period, the last one included: a month that was agreed in Berlin begins on the 1st whatever zone the page
+// shows. [first, last], or null where it does not begin and end at midnight there: a rolling one.
+export function daysOfPeriod({from_us: from, to_us: to}, timeZone) {
+  const isMidnight = (us) => words(us / 1000, {hour: "2-digit", minute: "2-digit", hourCycle: "h23", timeZone}) === "00:00";
+  const named = (us) => words(us / 1000, {day: "numeric", month: "short", year: "numeric", timeZone});
+  return timeZone && isMidnight(from) && isMidnight(to) ? [named(from), named(to - 1)] : null;
+}
+
 export const clockOf = (us) => words(us / 1000, {hour: "2-digit", minute: "2-digit"});
 
 export const SLICES = {good: "good", bad: "bad", no_data: "no data", not_applicable: "does not apply", excluded: "excluded"};

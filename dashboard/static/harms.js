@@ -19,7 +19,7 @@ const columns = [
   }},
   {label: "How much", cls: "num", title: "Its share of the misses in bad intervals; what would have been without it",
     text: (row) => [`${f.share(row.share)} of the harm`, `without it ${f.count(row.avoided_bad)} of ${f.count(row.bad)} bad intervals would be good`]},
-  {label: "When", text: (row) => [`most ${f.moment(row.worst_us)}`, `from ${f.moment(row.first_us)} to ${f.moment(row.last_us)}`]},
+  {label: "When", text: (row) => [`worst at ${f.moment(row.worst_us)}`, `from ${f.moment(row.first_us)} to ${f.moment(row.last_us)}`]},
   {label: "How sure", cls: "wrap full", fill: (td, row) => {
     if (!td.firstChild) td.append(element("span"), element("small"));
     setBadge(td.firstChild, ...(row.likely_cause ? ["warn", "likely cause"] : ["", "correlation"]));

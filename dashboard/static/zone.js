@@ -65,10 +65,10 @@ export function fromWall(text) {
 
 const formats = new Map();
 
-// A time in words, by the options of Intl.DateTimeFormat.
+// A time in words, by the options of Intl.DateTimeFormat; in the page's zone, or in one that they name.
 export function words(ms, options) {
   const key = JSON.stringify(options);
-  if (!formats.has(key)) formats.set(key, new Intl.DateTimeFormat("en-GB", {...options, timeZone: zone}));
+  if (!formats.has(key)) formats.set(key, new Intl.DateTimeFormat("en-GB", {timeZone: zone, ...options}));
   return formats.get(key).format(ms);
 }
 

@@ -217,6 +217,8 @@ _TEXT_TAG: Final = "tag:yaml.org,2002:str"
 def _reason(error: Exception) -> str:
     """Why a text is no YAML; what is not an error of the reader comes from a value that it converts."""
     if isinstance(error, MarkedYAMLError) and error.problem:
+        if "'<document start>'" in error.problem:
+            return "this belongs to no key; each line has the form key: value"
         return str(error.problem)
     if isinstance(error, YAMLError) and str(error):
         return str(error).splitlines()[0]

@@ -11,6 +11,7 @@ from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage
 from sla_server.cli.formatting import OUTPUT, Column, build, console, pass_client, print_json
+from sla_server.cli.groups import Commands
 from sla_server.cli.output import set_naming
 from sla_server.rows import Row
 
@@ -29,7 +30,7 @@ PAST_COLUMNS: Final = (
 NOTE: Final = click.option("--note", default="", help="Why; others will read it.")
 
 
-@click.group()
+@click.group(cls=Commands)
 def approvals() -> None:
     """Changes that wait for a second person: list, approve, refuse."""
 

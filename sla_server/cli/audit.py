@@ -15,6 +15,7 @@ from sla_server.audit_chain import ChainCheck
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage, CliError
 from sla_server.cli.formatting import OUTPUT, Column, build, console, pass_client, print_json
+from sla_server.cli.groups import Commands
 from sla_server.cli.moments import moment_us
 from sla_server.cli.system_tables import at, plain
 from sla_server.rows import Row
@@ -39,7 +40,7 @@ def _rows(client: Client) -> Iterator[Row]:
         after = page["next"]
 
 
-@click.group()
+@click.group(cls=Commands)
 def audit() -> None:
     """The log of who changed what: list it, verify that it is whole, and export it."""
 

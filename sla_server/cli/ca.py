@@ -30,6 +30,7 @@ from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage, CliError
 from sla_server.cli.formatting import OUTPUT, Column, FiniteRange, build, console, duration_s, print_json
+from sla_server.cli.groups import Commands
 from sla_server.ownership import MOST_PATTERNS, PATTERN_RE
 
 TOKEN_LIMIT_S: Final = 30 * DAY_S
@@ -49,7 +50,7 @@ VOLUMES: Final = click.option(
 )
 
 
-@click.group()
+@click.group(cls=Commands)
 def ca() -> None:
     """Certificates for gateways: make the authority, enrol, revoke, list."""
 

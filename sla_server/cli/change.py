@@ -37,6 +37,7 @@ from sla_server.cli.formatting import (
     pass_client,
     print_json,
 )
+from sla_server.cli.groups import Commands
 from sla_server.explanation import words
 from sla_server.rows import Row
 
@@ -82,8 +83,23 @@ def with_lines_of_file(problem: dict[str, Any], chunk: DocumentChunk) -> dict[st
     return {**problem, "errors": errors}
 
 
+class DocumentFile(click.types.StringParamType):
+    """A file of documents; a call without -f says how to name it."""
+
+    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
+        """See ``click.ParamType``."""
+        return f"Write it before the file: sla {ctx.info_name if ctx else 'apply'} -f FILE"
+
+
 @click.command()
-@click.option("-f", "--file", "path", required=True, help="Agreement documents in YAML; - reads stdin.")
+@click.option(
+    "-f",
+    "--file",
+    "path",
+    required=True,
+    type=DocumentFile(),
+    help="Agreement documents in YAML; - reads stdin.",
+)
 @click.option("--dry-run", is_flag=True, help="Check and compare only; change nothing.")
 @OUTPUT
 @pass_client
@@ -253,7 +269,7 @@ def read_documents(path: str) -> bytes:
     return documents
 
 
-@click.group()
+@click.group(cls=Commands)
 def throttle() -> None:
     """Set and release throttles by hand."""
 
@@ -440,7 +456,7 @@ GATEWAY_COLUMNS: Final = (
 )
 
 
-@click.group()
+@click.group(cls=Commands)
 def gateways() -> None:
     """Gateways that the server dials, because their hosts may not dial out.
 

@@ -25,6 +25,7 @@ from sla_server.cli.cluster_mirror import MIRRORS, mirror, mirror_json
 from sla_server.cli.cluster_node import ask, copies, print_answers, resolved
 from sla_server.cli.errors import BadUsage
 from sla_server.cli.formatting import Column, build, console
+from sla_server.cli.groups import Commands
 from sla_server.cli.output import DATA_OUTPUT, print_json
 from sla_server.cluster import essentials, membership, parameters
 from sla_server.cluster.shared import SharedDocument
@@ -63,7 +64,7 @@ ACQUIRABLE: Final = (
 )
 
 
-@click.group()
+@click.group(cls=Commands)
 def cluster() -> None:
     """Nodes that carry messages between servers: make, join, look, move, drain.
 

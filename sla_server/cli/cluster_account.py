@@ -13,6 +13,7 @@ from pmdaemon.runtime.files import write_whole
 from sla_server.cli.cluster_node import ask, copies, print_answers, resolved
 from sla_server.cli.errors import BadUsage
 from sla_server.cli.formatting import Column, build, console
+from sla_server.cli.groups import Commands
 from sla_server.cli.output import DATA_OUTPUT, print_json
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ ACCOUNTS: Final = (
 ROLE = click.option("--role", "roles", multiple=True, metavar="ROLE", help="May be given more than once.")
 
 
-@click.group()
+@click.group(cls=Commands)
 def account() -> None:
     """Accounts: who may connect, and what each may do.
 

@@ -12,6 +12,7 @@ from sla_server.cli import formatting
 from sla_server.cli.cluster_node import ask, resolved
 from sla_server.cli.errors import BadUsage
 from sla_server.cli.formatting import Column, build, console
+from sla_server.cli.groups import Commands
 from sla_server.cli.output import DATA_OUTPUT, print_json
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ MESSAGES: Final = (
 ORIGIN = click.option("--origin", default="", metavar="DESTINATION", help="Those of this destination.")
 
 
-@click.group()
+@click.group(cls=Commands)
 def dmq() -> None:
     """Dead messages: list, show, send to their origin again, drop."""
 

@@ -12,6 +12,7 @@ from sla_server.cli import formatting
 from sla_server.cli.cluster_node import ask, copies, resolved
 from sla_server.cli.errors import BadUsage
 from sla_server.cli.formatting import Column, build, console
+from sla_server.cli.groups import Commands
 from sla_server.cli.output import DATA_OUTPUT, print_json
 
 if TYPE_CHECKING:  # nats and asyncio's client, for the commands that ask nodes
@@ -29,7 +30,7 @@ MIRRORS: Final = (
 )
 
 
-@click.group()
+@click.group(cls=Commands)
 def mirror() -> None:
     """Asynchronous copies: make, remove, list, promote.
 

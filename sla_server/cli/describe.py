@@ -64,7 +64,8 @@ def _command(kind: str) -> click.Command:
             raise LiveValuesMissing(silence)
 
     one = singular_of(kind)
-    run.__doc__ = f"Show everything about a {one}: every value, and the newest events about it."
+    article = "an" if one[0] in "aeiou" else "a"
+    run.__doc__ = f"Show everything about {article} {one}: every value, and the newest events about it."
     if kind in DOCUMENTS:
         run.__doc__ = f"Show a {one}'s document and what became of it; the output can be applied again."
     name = click.argument("name", shell_complete=names_in_shell(kind))
@@ -108,6 +109,8 @@ def _document_lines(row: Row) -> Iterator[str]:
 
 def _lines(client: Client, kind: str, row: Row) -> Iterator[str]:
     live = row.get("live") or {}
+    if kind == "volumes" and not row.get("size_bytes"):
+        row = {**row, "size_bytes": "not known: its storage has not answered the gateway yet"}
     yield from row_lines(
         {**row, "live": {key: value for key, value in live.items() if row.get(key) != value}}
     )

@@ -23,14 +23,16 @@ from sla_server.agreements.errors import AgreementsRefused
 from sla_server.agreements.load import KINDS, Loaded, load_documents
 from sla_server.agreements.schema import document_schema
 from sla_server.cli import formatting
-from sla_server.cli.change import DocumentChunk, check_chunks, read_documents, split_documents
+from sla_server.cli.change import DocumentChunk, DocumentFile, check_chunks, read_documents, split_documents
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage, RequestRefused
 from sla_server.cli.formatting import DATA_OUTPUT, OUTPUT, pass_client, print_json, with_year
 from sla_server.cli.moments import moment_us
 from sla_server.rows import Row
 
-FILE = click.option("-f", "--file", "path", required=True, help="Documents in YAML; - reads stdin.")
+FILE = click.option(
+    "-f", "--file", "path", required=True, type=DocumentFile(), help="Documents in YAML; - reads stdin."
+)
 ROLLUP_S: Final = 60  # of a database as it is made; slices are whole multiples of it
 LISTS: Final = {
     "Maintenance": ("/maintenance", True),

@@ -18,6 +18,7 @@ from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage
 from sla_server.cli.formatting import CONFIG, DATA_OUTPUT, pass_client, print_json
+from sla_server.cli.groups import Commands
 from sla_server.events.delivery_state import read_pair_state
 
 STATES: Final = {
@@ -28,7 +29,7 @@ STATES: Final = {
 }
 
 
-@click.group()
+@click.group(cls=Commands)
 def events() -> None:
     """Event delivery: the partner server."""
 

@@ -85,6 +85,13 @@ NARROW: Final = 110
 """A terminal with fewer columns has no room for names, times and a text side by side."""
 
 
+def state_code(word: str) -> str:
+    """Code of a state, of the word by which tables show it, too: kept is ok, "no data" no-data."""
+    said = word.strip().lower().replace(" ", "-")
+    shown = {text.lower().replace(" ", "-"): code for code, (text, _style) in STATES.items()}
+    return shown.get(said, said)
+
+
 def count(value: Any) -> str:
     """A whole number with separators."""
     return DASH if value is None else f"{value:,.0f}"

@@ -333,7 +333,8 @@ def _path_of(request: GetRequest, *, wants_documents: bool) -> tuple[str, dict[s
         return "/inbox", {**request.inbox, **({"open": "1"} if request.is_open else {})}
     if kind == "promises":
         asked = {"match": names[0].partition("/")[0] if len(names) == 1 else ""}
-        asked |= {"state": request.state, "sort": request.sort}
+        states = ",".join(formatting.state_code(each) for each in (request.state or "").split(","))
+        asked |= {"state": states, "sort": request.sort}
         query |= {key: value for key, value in asked.items() if value}
     if kind in ("jobs", "policies"):
         asked = {"match": request.inbox.get("subject"), "kind": request.inbox.get("kind")}

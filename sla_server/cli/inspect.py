@@ -34,6 +34,7 @@ from sla_server import config as configuration
 from sla_server.cli import formatting
 from sla_server.cli.errors import BadUsage
 from sla_server.cli.formatting import DATA_OUTPUT, Column, build, console, print_json
+from sla_server.cli.groups import Commands
 from sla_server.cli.output import print_record
 
 
@@ -78,7 +79,7 @@ PART = click.option(
 )  # fmt: skip
 
 
-@click.group()
+@click.group(cls=Commands)
 def queue() -> None:
     """Look into a disk queue: its figures, its records, what recovery would do."""
 
@@ -222,7 +223,7 @@ ROUTES: Final = (
 )
 
 
-@click.group()
+@click.group(cls=Commands)
 def mailbox() -> None:
     """Look into the mailboxes between the server's processes."""
 

@@ -13,6 +13,7 @@ from typing import Any, Final, NoReturn
 import click
 
 from sla_server.cli.errors import BadUsage
+from sla_server.cli.groups import Commands
 
 PLURALS: Final = {
     "agreement": "slas",
@@ -51,9 +52,15 @@ def singular_of(kind: str) -> str:
     return {"policies": "policy", "processes": "process"}.get(kind, kind.removesuffix("s"))
 
 
+SHORTEST_PART: Final = 2  # letters; one is in nearly every name
+
+
 def near(word: str, names: Iterable[str]) -> str:
     """Names like this one as a sentence; "" for none."""
-    found = difflib.get_close_matches(word, list(names), 3)
+    known = list(names)
+    found = difflib.get_close_matches(word, known, 3)
+    if not found and len(word) >= SHORTEST_PART:  # a part of a name is what somebody remembers of it
+        found = sorted((name for name in known if word in name), key=lambda name: (name.find(word), name))[:3]
     return f"Near it: {', '.join(found)}" if found else ""
 
 
@@ -126,7 +133,7 @@ class KindType(click.Choice[str]):
         return f"There are {', '.join(self.choices)}."
 
 
-class KindGroup(click.Group):
+class KindGroup(Commands):
     """Commands named after one of a kind (``sla delete route``), which take the plural, too."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -154,5 +161,5 @@ class KindGroup(click.Group):
         listed = ", ".join(sorted(self.commands))
         if instead := INSTEAD.get((group, kind)):
             raise BadUsage(f"sla {group} is for {listed}; of {kind} use: {instead}")
-        said = near(singular_of(kind), self.commands)
+        said = near(singular_of(kind), self.commands) or f"Write the kind first: sla {group} KIND {word[:40]}"
         raise BadUsage(f"sla {group} is for {listed}, not {word[:40]!r}{f'. {said}' if said else ''}")

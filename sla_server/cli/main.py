@@ -19,6 +19,7 @@ from click.shell_completion import CompletionItem
 
 from pmdaemon.runtime.excerpt import printable_lines
 from pmdaemon.runtime.failures import outermost
+from sla_server.cli.groups import Commands
 
 COMMANDS: Final = {
     "apply": ("change", "Put agreements in force, or new versions of them."),
@@ -92,7 +93,7 @@ def folded(text: str, width: int) -> str:
     return "\n".join(lines)
 
 
-class CommandGroup(click.Group):
+class CommandGroup(Commands):
     """Reports errors in one line on stderr, after the program's name, and ends with their exit status."""
 
     program: ClassVar[str] = "sla"

@@ -20,6 +20,7 @@ from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage, RequestRefused
 from sla_server.cli.formatting import OUTPUT, duration_s, pass_client, print_json
+from sla_server.cli.groups import Commands
 from sla_server.cli.labels import label_values
 
 MOST_S: Final = 400 * 86_400.0
@@ -49,7 +50,7 @@ def _in_words_of_the_command(refused: RequestRefused) -> RequestRefused | BadUsa
     return BadUsage(printable_lines("\n  ".join(lines))) if lines else refused
 
 
-@click.group()
+@click.group(cls=Commands)
 def maintenance() -> None:
     """Begin maintenance now, or end it early; list it with sla get maintenance.
 

@@ -20,6 +20,7 @@ from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage, RequestRefused
 from sla_server.cli.formatting import DATA_OUTPUT, OUTPUT, duration_s, pass_client, print_json
+from sla_server.cli.groups import Commands
 from sla_server.cli.notifications import DEAD_LETTER, routing_lines
 from sla_server.rows import Row
 
@@ -30,7 +31,7 @@ INTERVAL_S: Final = 0.5
 MOST_EVENT_BYTES: Final = 64 << 10
 
 
-@click.group()
+@click.group(cls=Commands)
 def notify() -> None:
     """Try recipients and routes: who is notified of an event, and does it arrive."""
 
@@ -225,7 +226,7 @@ def _read_event(path: str) -> Row:
     return event
 
 
-@click.group()
+@click.group(cls=Commands)
 def silence() -> None:
     """Hold events back for a time; list silences with sla get silences.
 

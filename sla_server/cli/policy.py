@@ -30,6 +30,7 @@ from sla_server.cli.formatting import (
     print_json,
 )
 from sla_server.cli.get import get
+from sla_server.cli.groups import Commands
 from sla_server.rows import Row
 from sla_server.schedule import arguments_of
 
@@ -51,7 +52,7 @@ class _Version(click.IntRange):
 VERSION: Final = _Version(1, (1 << 31) - 1)
 
 
-@click.group()
+@click.group(cls=Commands)
 def policy() -> None:
     """Compute policies from what was stored, and list them."""
 

@@ -39,6 +39,7 @@ from sla_server.cli.formatting import (
     print_json,
     when,
 )
+from sla_server.cli.groups import Commands
 from sla_server.cli.output import OUTPUT as LIST_OUTPUT
 from sla_server.cli.output import set_naming
 from sla_server.reports import text
@@ -84,7 +85,7 @@ class LoadedReport:
         return f"{self.content.agreement.name}-{self.content.period.text}"
 
 
-class ReportGroup(click.Group):
+class ReportGroup(Commands):
     """A first word that is no subcommand is an agreement."""
 
     def resolve_command(
@@ -306,7 +307,8 @@ def verify(client: Client, reports: Sequence[str], output: str) -> None:
             state = (
                 "each names the digest of the one before it" if chain["is_good"] else "the chain is broken"
             )
-            click.echo(f"{chain['count']} reports: {state}")
+            none = "no report was issued yet: there is nothing to check"
+            click.echo(f"{chain['count']} reports: {state}" if chain["count"] else none)
         if not chain["is_good"]:
             raise SystemExit(1)
         return

@@ -22,6 +22,7 @@ from sla_server import config as configuration
 from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.formatting import CONFIG, DATA_OUTPUT, Column, build, console, pass_client, print_json
+from sla_server.cli.groups import Commands
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -86,7 +87,7 @@ def _with_times(text: str) -> str:
     return re.sub(r"\bhour (\d+)", lambda found: f"hour from {formatting.when(int(found[1]))}", text)
 
 
-@click.group()
+@click.group(cls=Commands)
 def storage() -> None:
     """Look after the Parquet files: what there is, merge now, is all of it there."""
 

@@ -48,6 +48,7 @@ from sla_server import directories
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage, RequestRefused, ServerDown
 from sla_server.cli.formatting import CONFIG, FiniteRange, pass_client
+from sla_server.cli.groups import Commands
 from sla_server.events.recipients.secret_files import secrets_of_address
 
 PART_BYTES: Final = 4 << 20
@@ -213,7 +214,7 @@ class Bundle:
             aside.unlink(missing_ok=True)
 
 
-@click.group()
+@click.group(cls=Commands)
 def support() -> None:
     """Gather what those who help need to see."""
 

@@ -243,6 +243,14 @@ def _headline(snapshot: Row, trouble: str) -> Table:
     return line
 
 
+class StateType(click.Choice[str]):
+    """A state of agreements, by its code or as tables show it: ok and kept, no-data and "no data"."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """See ``click.ParamType``."""
+        return super().convert(formatting.state_code(str(value)), param, ctx)
+
+
 @click.command()
 @click.argument("names", nargs=-1, metavar="[PATTERN]...")
 @click.option("--once", is_flag=True, help="Print one picture and end.")
@@ -261,8 +269,8 @@ def _headline(snapshot: Row, trouble: str) -> Table:
     "states",
     multiple=True,
     metavar="STATE",
-    type=click.Choice(list(formatting.STATES)),
-    help="Agreements in it: violating, at-risk, no-data, ok, idle ...",
+    type=StateType(list(formatting.STATES)),
+    help="Agreements in it: violated, at-risk, no-data, kept, idle ...",
 )
 @click.option("--only", "sections", multiple=True, type=click.Choice(SECTIONS), help="Only this table.")
 @click.option("--rows", type=click.IntRange(1, 1000), help="Of each table [as many as there is room for].")

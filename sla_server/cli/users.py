@@ -13,6 +13,7 @@ from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage
 from sla_server.cli.formatting import OUTPUT, Column, FiniteRange, build, console, pass_client, print_json
+from sla_server.cli.groups import Commands
 from sla_server.cli.output import set_naming
 from sla_server.rows import Row
 
@@ -72,7 +73,7 @@ def _show(rows: list[Row], columns: tuple[Column, ...], output: str, empty: str)
         click.echo(empty)
 
 
-@click.group()
+@click.group(cls=Commands)
 def user() -> None:
     """Accounts of people: list, add, change, passwd, disable, delete, and their sessions."""
 
@@ -178,7 +179,7 @@ def sign_out(client: Client, who: str, is_session: bool) -> None:
     click.echo(f"{who}: signed out everywhere ({ended} sessions)")
 
 
-@click.group()
+@click.group(cls=Commands)
 def token() -> None:
     """API tokens of programs: list, create, revoke."""
 

@@ -19,6 +19,7 @@ from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage
 from sla_server.cli.formatting import OUTPUT, Column, build, console, pass_client, print_json
+from sla_server.cli.groups import Commands
 from sla_server.rows import Row
 
 PAGE: Final = 5000
@@ -66,7 +67,7 @@ PENDING_COLUMNS: Final = (
 )
 
 
-@click.group()
+@click.group(cls=Commands)
 def volumes() -> None:
     """Labels of volumes, and which gateway one belongs to: approve, revoke, label.
 

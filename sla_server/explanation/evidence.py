@@ -323,7 +323,7 @@ def measured_line(measured: Row | None, times: Times) -> str:
     if not measured:
         return ""
     if measured.get("slot_us") is None and measured.get("iops") is None:
-        return "What it does now is not known: no gateway of it sends statistics."
+        return "What it does now is not known: no client has used it, or no gateway of it sends statistics."
     figures = [f"{words.number(measured.get('iops') or 0)} I/O/s"]
     if measured.get("p95_us") is not None:
         figures.append(f"p95 {words.latency(measured['p95_us'])}")

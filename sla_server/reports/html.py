@@ -55,7 +55,12 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
     )
     made.globals.update(
-        percent=words.percent, duration=words.duration, count=words.count, edited=words.edited, value=_value
+        percent=words.percent,
+        duration=words.duration,
+        count=words.count,
+        edited=words.edited,
+        overspent=words.overspent,
+        value=_value,
     )
     return made
 

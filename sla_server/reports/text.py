@@ -167,10 +167,10 @@ def _objective(one: ReportedObjective) -> Iterator[str]:
         yield f"  without exclusions {percent(one.compliance_without_exclusions)}"
     yield f"  coverage {percent(one.coverage)}; {_slices(one)}"
     budget = one.budget
-    yield (
-        f"  budget {duration(budget.allowed_s)}, spent {duration(budget.spent_s)}, "
-        f"left {duration(budget.left_s)} ({percent(budget.left_ratio, 1)})"
-    )
+    over_s = words.overspent(budget)
+    left = f"left {duration(budget.left_s)} ({percent(budget.left_ratio, 1)})"
+    rest = f"{duration(over_s)} more than allowed" if over_s else left
+    yield f"  budget {duration(budget.allowed_s)}, spent {duration(budget.spent_s)}, {rest}"
     time = one.time
     yield (
         f"  unplanned {duration(time.unplanned_s)}, planned {duration(time.planned_s)}, "

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from sla_server.agreements.periods import to_local
 
 if TYPE_CHECKING:
-    from sla_server.reports.document import ReportedObjective
+    from sla_server.reports.document import ReportedBudget, ReportedObjective
 
 DASH: Final = "–"
 
@@ -30,6 +30,11 @@ def edited(one: ReportedObjective) -> str:
     if one.promised is None or one.promised == one.target:
         return ""
     return f" by its versions together; the target is {percent(one.target)} now"
+
+
+def overspent(budget: ReportedBudget) -> float:
+    """Seconds of bad time beyond what was allowed, 0 for a budget that lasted."""
+    return max(0.0, budget.spent_s - budget.allowed_s)
 
 
 def duration(seconds: float | None) -> str:

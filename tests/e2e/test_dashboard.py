@@ -105,6 +105,12 @@ def test_the_chart_begins_with_the_first_sample(tmp_path: Path, page: Page) -> N
             states = ["ok", "at-risk", "idle", "out-of-curve", "not-known-yet"]
             words = ["kept", "at risk", "idle", "above demand", "not-known-yet"]
             assert from_module(driver, "format.js", f"{states}.map(m.stateWords)") == words
+            burnt = "[0, 0.04, 7.2, 14].map((burn_1h) => m.burn({burn_1h})[0])"
+            assert from_module(driver, "format.js", burnt) == ["0 ×", "0.0 ×", "7.2 ×", "14 ×"]
+            november = "{from_us: 1793487600e6, to_us: 1796079600e6}"  # of Berlin
+            days = [f"m.daysOfPeriod({november}, {zone})" for zone in ('"Europe/Berlin"', '"UTC"', "null")]
+            found = from_module(driver, "format.js", f"[{', '.join(days)}]")
+            assert found == [["1 Nov 2026", "30 Nov 2026"], None, None]
     finally:
         site.close()
         site.mailbox.close()

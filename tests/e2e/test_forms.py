@@ -687,7 +687,7 @@ def test_each_way_to_a_recipient_asks_for_what_it_needs(site: Site, page: Page) 
 LISTED = {
     "Route": "severities warning, critical → mail",
     "Calendar": "–",
-    "VolumeLabels": "vol-17: tier=gold, env-",
+    "VolumeLabels": "vol-17: tier=gold, without env",
 }
 """What is said of each."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -67,10 +68,20 @@ CHANGING = {
 """Views of which there is little to see without a session: address, and what is shown then."""
 FOLDER = os.environ.get("SLA_SCREENSHOTS", "")
 """Where pictures go: ``make screenshots``."""
+MOST_PIXELS = 16_383
+"""Height of a picture that the format can hold: of a higher one the browser gives nothing."""
 LOOKS = [(390, True), *([(390, False), (1280, True)] if FOLDER else [(2560, True)]), (1280, False)]
 """Width, and whether it is dark; a view is loaded as the first."""
 DRAWN = """return [...document.querySelectorAll('.plot, #plot')].every((each) =>
   !each.offsetParent || each.querySelector('.main-svg'))"""
+
+LEGENDS = """return [...document.querySelectorAll('.plot')].every((each) => {
+  const legend = each.querySelector('.legend');
+  if (!legend || !each.offsetParent) return true;
+  const bottom = legend.getBoundingClientRect().bottom - each.getBoundingClientRect().top;
+  return bottom <= each._fullLayout._size.t + 1;
+})"""
+"""A chart that was made wider has its legend above it again once its view has drawn it again."""
 
 
 def text(driver: Chrome, css: str = "main") -> str:
@@ -96,6 +107,7 @@ def test_each_view_is_within_its_width_and_says_what_it_should(site: Site, page:
             until(driver, lambda: driver.execute_script(DRAWN), "the charts are drawn")
             until(driver, lambda: wide_parts(driver) == [], f"{key}: within {width} pixels")
             if FOLDER:
+                until(driver, lambda: driver.execute_script(LEGENDS), f"{key}: no legend on its chart")
                 picture(driver, name, width, dark=dark)
             found[key, width] = violations(driver)
         width, dark = LOOKS[0]
@@ -141,13 +153,41 @@ def wide_parts(driver: Chrome) -> list[str]:
 def picture(driver: Chrome, key: str, width: int, *, dark: bool) -> None:
     """A picture of the whole view, as docs/screenshots has it."""
     height = driver.execute_script("return document.documentElement.scrollHeight")
-    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    scale = min(1, MOST_PIXELS / height)
+    metrics = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": False}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     taken = driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "webp", "quality": 70})
     name = f"{key}-{'phone' if width < 1000 else 'wide'}-{'dark' if dark else 'light'}.webp"
+    assert taken["data"], f"{name}: no picture of {width} x {height}"
     (Path(FOLDER) / name).write_bytes(base64.b64decode(taken["data"]))
     metrics["height"] = 900
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+
+def test_a_month_that_was_agreed_has_the_agreement_s_own_days(site: Site, page: Page) -> None:
+    """Of a month in Berlin a browser in UTC must not say that it began on the last day of the one before."""
+    with page() as driver:
+        driver.get(f"{site.url}agreements/erp-gold")
+        wait_for(driver, "#heat .b2 button")
+        figures = text(driver, "#figures")
+        assert re.search(r"Period 1 \w+ \d{4} to (28|29|30|31) \w+ \d{4}, Europe/Berlin", figures), figures
+        compliance = re.search(r"Compliance ([\d.]+ %)", figures)
+        assert compliance, figures
+        assert compliance[1] in text(driver, "#periods tbody tr"), "what screenshots show agrees with itself"
+        links = [link.text for link in driver.find_elements(By.CSS_SELECTOR, "#periods td a")]
+        assert links
+        assert all(words.startswith("1 ") for words in links), links
+        assert text(driver, "#heat-zone") == "· Hours are of UTC; the period is of Europe/Berlin."
+
+
+def test_a_phone_is_told_nothing_of_a_picture_that_it_does_not_get(site: Site, page: Page) -> None:
+    with page(390, 844) as driver:
+        driver.get(f"{site.url}volumes/batch")
+        wait_for(driver, "#graph li")
+        assert not driver.find_element(By.CSS_SELECTOR, "#graph svg").is_displayed()
+        assert "the wider a line" not in text(driver)
+        reshape(driver, 1280, 900, dark=False)
+        until(driver, lambda: "the wider a line" in text(driver), "beside the picture")
 
 
 def test_the_overview_says_why_and_when(site: Site, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import {startMaintenance} from "../maintenance.js";
 import {showDecisions, showFigures, showMissing, showVersions} from "../parts.js";
 import {drawLines} from "../plot.js";
 import {startInline, whyAddress} from "../why.js";
+import {zone} from "../zone.js";
 
 const $ = (id) => document.getElementById(id);
 const HOUR_US = 3600e6;
@@ -68,11 +69,21 @@ function showLive() {
     ["Promised", f.promised(live), f.promised(live) === f.DASH ? "" : f.bound(live)],
     ["Compliance", f.percent(live.compliance, 3), live.target ? `${f.percent(live.target, 3)} agreed` : ""],
     ["Error budget left", f.percent(left, 1), live.budget_minutes_left == null ? "" : `${f.minutes(live.budget_minutes_left)} of bad time`],
-    ["Burn, last hour", burnt, alerts || "1 × spends it by the end"],
+    ["Burn, last hour", burnt, alerts || (live.burn_1h === 0 ? "fewer than 3 bad slices" : "1 × spends it by the end")],
     ["Coverage", f.percent(live.coverage, 1), "of the time was measured"],
     ["Slices", `${f.count(s.good)} good, ${f.count(s.bad)} bad`,
       `${f.count(s.no_data)} without data, ${f.count((s.not_applicable || 0) + (s.excluded || 0))} not judged`],
-    ["Period", hours ? `${f.moment(hours.from_us)} to` : f.DASH, hours ? `${f.moment(hours.to_us)}${period?.type === "rolling" ? ", rolling" : ""}` : ""]]);
+    periodFigure(hours, period)]);
+}
+
+const zoneOf = (period) => (period?.type === "calendar" ? period.tz || "UTC" : null);
+
+// The days that were agreed, in the agreement's own zone: the page's may be another one.
+function periodFigure(hours, period) {
+  if (!hours) return ["Period", f.DASH];
+  const days = f.daysOfPeriod(hours, zoneOf(period));
+  if (days) return ["Period", days[0], [days[1] === days[0] ? "" : `to ${days[1]}`, period.tz].filter(Boolean).join(", ")];
+  return ["Period", f.moment(hours.from_us), `to ${f.moment(hours.to_us)}${period?.type === "rolling" ? ", rolling" : ""}`];
 }
 
 function showTabs() {
@@ -140,6 +151,8 @@ function hourCell(hour) {
 
 function showHeat() {
   const days = daysOf(page.hours.items, hourCell);
+  const agreed = zoneOf(page.row.spec?.spec?.window);
+  setText($("heat-zone"), agreed && agreed !== zone ? `· Hours are of ${zone}; the period is of ${agreed}.` : "");
   const heads = Array.from({length: 24}, (_, hour) => (hour % 3 ? "" : String(hour).padStart(2, "0")));
   if (days.length) drawHeat($("heat"), "", heads, days);
   else $("heat").replaceChildren(element("caption", {class: "empty"}, "No slice of this period was judged yet: the first comes a minute or two after the agreement was applied."));
@@ -169,7 +182,7 @@ function showEpisodes(rows) {
     {label: "Began", cls: "head", text: (row) => f.moment(row.opened_us)},
     {label: "Lasted", cls: "num", text: (row) => (row.closed_us ? f.duration((row.closed_us - row.opened_us) / 1e6) : "goes on")},
     {label: "Bad slices", cls: "num", text: (row) => f.count(row.slices_bad)},
-    {label: "At worst", cls: "num", title: "Slow I/Os, as a multiple of what is allowed", text: (row) => (row.worst_u ? `${row.worst_u.toFixed(1)} ×` : f.DASH)},
+    {label: "At worst", cls: "num", text: (row) => (row.worst_u ? [`${row.worst_u.toFixed(1)} ×`, "the slow I/Os allowed"] : f.DASH)},
     {label: "Cause", fill: (td, row) => {
       if (!td.firstChild) td.append(element("a", {class: "why", href: whyAddress("sla", row.name, row.objective, row.closed_us ? Math.round((row.opened_us + row.closed_us) / 2) : row.opened_us)}, "why then?"));
     }},
@@ -182,8 +195,9 @@ function showPeriods(rows) {
     {label: "Period", cls: "head wrap", fill: (td, row) => {
       if (!td.firstChild) td.append(element("a"), element("small"));
       follow(page.address, td.firstChild, {at: row.is_over ? String(row.to_us - 1) : "", hour: ""});
-      setText(td.firstChild, f.day(row.from_us));
-      setText(td.lastChild, row.is_over ? `to ${f.day(row.to_us)}` : "goes on");
+      const [first, last] = f.daysOfPeriod(row, zoneOf(page.row.spec?.spec?.window)) || [f.day(row.from_us), f.day(row.to_us)];
+      setText(td.firstChild, first);
+      setText(td.lastChild, !row.is_over ? "goes on" : last === first ? "" : `to ${last}`);
     }},
     {label: "Compliance", cls: "num", text: (row) => f.percent(row.compliance, 3)},
     {label: "Budget left", cls: "num", text: (row) => f.percent(row.budget_remaining, 0)},

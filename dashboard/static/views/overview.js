@@ -222,7 +222,7 @@ function showHealth(snapshot) {
   setText($("backends-more").firstChild, `All ${f.count(backends.length)} that need control or do not answer`);
   fillList($("backend-list"), backends.slice(0, MOST_LISTED), (row) => row.backend,
     (row) => element("li", {}, element("a", {href: backendAddress(row.backend)}, row.backend), element("span", {class: "soft"})),
-    (li, row) => setText(li.lastChild, row.fault ? `the storage ${row.fault}` : `control: ${f.PHASES[row.phase] || row.phase}`),
+    (li, row) => setText(li.lastChild, row.fault ? `the storage ${row.fault}` : ` ${f.PHASES[row.phase] || row.phase}`),
     () => ["No backend needs control now."]);
 }
 

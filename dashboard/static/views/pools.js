@@ -19,7 +19,6 @@ const MOST_VOLUMES = 50;
 const MOST_ACTIONS = 20;
 let list = null;
 
-const day = (us) => new Date(us / 1000).toISOString().slice(0, 10);
 const shape = (tag, attributes) => {
   const node = document.createElementNS(SVG, tag);
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
@@ -29,8 +28,8 @@ const shape = (tag, attributes) => {
 function fullWords(forecast) {
   if (!forecast) return f.DASH;
   if (!forecast.full_us) return [f.DASH, forecast.reason];
-  const latest = forecast.latest_us ? day(forecast.latest_us) : "later";
-  return [day(forecast.full_us), `${day(forecast.earliest_us)} to ${latest}`];
+  const latest = forecast.latest_us ? f.day(forecast.latest_us) : "later";
+  return [f.day(forecast.full_us), `${f.day(forecast.earliest_us)} to ${latest}`];
 }
 
 const columns = [

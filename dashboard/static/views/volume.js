@@ -51,7 +51,7 @@ async function loadLive() {
     ["Latency p95", f.latency(live.p95_us), live.service_p95_us ? `${f.latency(live.service_p95_us)} at the storage` : ""],
     ["Latency p99", f.latency(live.p99_us)],
     ["Queue", f.count(live.inflight), live.held ? `${f.count(live.held)} held back` : row.live ? "none held back" : ""],
-    ["Cap", cap || (row.live ? "none" : f.count(null)), cap ? `delays ${f.latency(live.delay_us)}` : ""],
+    ["Cap", cap || (row.live ? "none" : f.count(null)), cap ? `delays an I/O by ${f.latency(live.delay_us)}` : ""],
     ["I/Os in total", f.count(row.reads + row.writes), row.errors ? `${f.count(row.errors)} errors` : "no errors"]]);
   showClients(row.by_stream);
   $("release").hidden = !row.throttled_by_hand;

@@ -108,7 +108,7 @@ class LiveState:
         if self.state != "no-data":
             return ""
         if self.row is None:
-            return "no stream in its scope is known"
+            return "no client has used its volumes yet"
         if not is_measured:
             return f"its volumes are counted beside the I/O path: no {self.what} can be measured there"
         if silent:

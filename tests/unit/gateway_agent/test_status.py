@@ -79,6 +79,14 @@ def test_volumes_clients_caps_and_the_server_are_shown():
     assert "vol-17/host-a            -    -           300 23 s, generation 7" in lines
 
 
+def test_storage_that_has_not_answered_is_named():
+    """Else a volume without storage looks like one that is idle."""
+    away = volume("vol-18", size_bytes=None, storage="nbd://127.0.0.1:10900/")
+    text = " ".join(" ".join(shown(found(volume("vol-17"), away))).split())
+    assert "vol-18: its storage nbd://127.0.0.1:10900/ did not answer when it was last asked." in text
+    assert "vol-17: its storage" not in text
+
+
 def test_groups_of_the_server_and_of_the_file_are_shown_once_each():
     groups = {"group": {"group": "night", "caps": {"ops_per_s": 90.0}}}
     groups["configured_group"] = {"group": "night", "caps": {"bytes_per_s": 5e7}}

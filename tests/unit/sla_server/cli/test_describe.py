@@ -56,6 +56,13 @@ def test_a_document_can_be_applied_again(sla: Terminal, kind: str) -> None:
     assert loaded.document.name == NAMES[kind]
 
 
+def test_a_size_that_is_not_known_is_not_nothing(sla: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    volumes = sla.source.volumes()
+    monkeypatch.setattr(sla.source, "volumes", lambda *_: [{**row, "size_bytes": 0} for row in volumes])
+    said = sla("describe", "volume", "batch").output
+    assert "size:               not known: its storage has not answered the gateway yet" in said
+
+
 def test_a_name_that_is_not_there(sla: Terminal) -> None:
     done = sla("describe", "backend", "disk-O")
     assert (done.exit_code, "Near it: disk-0" in done.stderr) == (1, True)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sla_server.cli import formatting
 from sla_server.cli.main import folded
 from tests.support.agreements import FULL
 from tests.support.cli import Terminal
@@ -56,6 +57,12 @@ COMMANDS = {
     "why nope": "'sla get volumes' and 'sla get slas' list what there is",
     "show sla erp-gold": "Write: sla describe",
     "status": "The server has it: sla-server status",
+    "get sla gold": "Near it: erp-gold",
+    "describe erp-gold": "Write the kind first: sla describe KIND erp-gold",
+    "delete erp-gold": "Write the kind first: sla delete KIND erp-gold",
+    "apply gold.yaml": "Missing option '-f' / '--file'. Write it before the file: sla apply -f FILE",
+    "diff gold.yaml": "Write it before the file: sla diff -f FILE",
+    "top --once --state broken": "'broken' is not one of 'ok', 'at-risk'",
 }
 
 
@@ -86,6 +93,37 @@ def test_a_mistake_on_the_command_line_is_named_with_what_to_write(
     assert result.exit_code != 0
     assert COMMANDS[command] in " ".join(result.output.split())
     assert "/api/v1" not in result.output, "who types commands is told commands"
+
+
+def test_a_state_is_named_as_tables_show_it(sla: Terminal) -> None:
+    """What reads "kept" in a row is asked for as kept, too."""
+    for words, code in (("kept", "ok"), ("KEPT", "ok"), ("no data", "no-data"), ("VIOLATED", "violating")):
+        assert formatting.state_code(words) == code
+        assert sla("top", "--once", "--state", words).exit_code == 0
+        assert sla("get", "promises", "--state", f"{words},idle").exit_code == 0
+    assert "erp-gold" in sla("get", "promises", "--state", "kept").output
+    assert "erp-gold" in sla("top", "--once", "--only", "slas", "--state", "kept").output
+
+
+def test_a_file_of_another_format_is_not_answered_in_words_of_a_parser(sla: Terminal, tmp_path: Path) -> None:
+    path = tmp_path / "agent.toml"
+    path.write_text('name = "host-1"  # of this host\nstate_dir = "s"\n')
+    said = sla("validate", "-f", str(path)).output
+    assert "each line has the form key: value" in said
+    assert "scalar" not in said
+
+
+@pytest.mark.parametrize("group", ["describe", "policy", "report", "cluster", "token", "cluster mirror"])
+def test_lists_of_commands_say_all_of_their_first_sentence(sla: Terminal, group: str) -> None:
+    said = sla(*group.split(), "--help").output
+    assert "Commands:" in said
+    assert "..." not in said.partition("Commands:")[2]
+    assert max(map(len, said.splitlines())) <= 80
+
+
+def test_no_issued_report_is_nothing_to_verify(sla: Terminal) -> None:
+    sla.source.stored_reports.issued_rows.clear()
+    assert sla("report", "verify").output == "no report was issued yet: there is nothing to check\n"
 
 
 def test_an_agreement_without_objectives_is_valid_and_said_to_promise_nothing(

@@ -198,7 +198,10 @@ def test_clients_under_new_names_that_share_one_rate() -> None:
 
 def test_a_volume_of_silent_gateways_did_not_do_nothing() -> None:
     found = explain(volume(measured={"iops": None, "p95_us": None, "delay_us": 0}))
-    assert said(found, "Volume") == "What it does now is not known: no gateway of it sends statistics."
+    assert (
+        said(found, "Volume")
+        == "What it does now is not known: no client has used it, or no gateway of it sends statistics."
+    )
 
 
 def test_observe_says_which_client_enforce_would_slow() -> None:

@@ -71,8 +71,10 @@ def test_availability_now() -> None:
     )
     calm = {**promise, "live": {**live, "stall_us": 0, "failed_ratio": 0.0}, "episode": None}
     assert "no outage, 0 % of the I/Os failed" in said(explain(agreement(promises=[calm])), "State")
-    silent = {**promise, "live": {**live, "reason": "no stream in its scope is known"}, "episode": None}
-    assert said(explain(agreement(promises=[silent])), "State") == "other: no stream in its scope is known."
+    silent = {**promise, "live": {**live, "reason": "no client has used its volumes yet"}, "episode": None}
+    assert (
+        said(explain(agreement(promises=[silent])), "State") == "other: no client has used its volumes yet."
+    )
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from sla_server.reports.html import as_html, bars
 from sla_server.reports.inputs import read_inputs
 from sla_server.reports.issue import changed_fields
 from sla_server.reports.text import as_csv, as_text
+from sla_server.reports.verify import NO_REPORT
 from tests.support.agreements import FULL
 from tests.support.paths import ROOT
 from tests.support.reports import example_month
@@ -102,3 +103,23 @@ def test_shares_are_rounded_down() -> None:
     assert [words.percent(each) for each in (0.99999999, 1.0, 0.995, 0.0, None)] == [
         "99.999 %", "100 %", "99.5 %", "0 %", "–",
     ]  # fmt: skip
+
+
+def test_a_budget_that_was_overspent_says_by_how_much() -> None:
+    """Not "0 s left (-733.4 %)": the reader wants to know how much too much it was."""
+    made = content()
+    (one, *others) = made.objectives
+    budget = one.budget.model_copy(
+        update={"allowed_s": 36.0, "spent_s": 300, "left_s": 0.0, "left_ratio": -7.334}
+    )
+    over = made.model_copy(update={"objectives": [one.model_copy(update={"budget": budget}), *others]})
+    assert '<b class="bad">4 min 24 s</b><span>more than a budget of 36 s</span>' in as_html(over)
+    assert "  budget 36 s, spent 5 min, 4 min 24 s more than allowed\n" in as_text(over)
+
+
+def test_the_first_report_names_none_before_it() -> None:
+    report, digest = issued()
+    first = report.model_copy(update={"number": 1, "previous": NO_REPORT})
+    page = as_html(first.content, first, digest)
+    assert "the first report that was issued" in page
+    assert NO_REPORT not in page

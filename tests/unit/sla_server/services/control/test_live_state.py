@@ -309,7 +309,7 @@ def test_why_there_is_no_data():
     run(made, GOOD)
     assert made.controller.snapshot(0)["slas"][0]["reason"] == ""
     empty = controller((promise(),), mode="observe")
-    assert empty.snapshot(0)["slas"][0]["reason"] == "no stream in its scope is known"
+    assert empty.snapshot(0)["slas"][0]["reason"] == "no client has used its volumes yet"
 
 
 def test_what_a_gateway_refuses_is_its_clients_own_error():
