@@ -62,8 +62,6 @@ FELT_RATIO: Final = 0.8
 """Volumes that use less of C, and hold nothing back, do not feel it."""
 GREW_RATIO: Final = 1.5
 """Use that differs by less is the same: a cut of 250 ms may be off by a quarter."""
-GREW_WHOLE_RATIO: Final = 1.4
-"""The same where one cut shows use: of a volume that has just begun, 1.49 times that of the cut before."""
 
 
 @dataclass(slots=True)
@@ -280,8 +278,7 @@ class BackendControl:
         Peaks, as caps end the cut in which it did so, and the next one, under caps, comes with it.
         """
         used = sum(n.peak for n in self.managed.values())
-        ratio = GREW_WHOLE_RATIO if self.settings.shows_use else GREW_RATIO
-        if used > max(ratio * self.start, self.peaks):
+        if used > max(GREW_RATIO * self.start, self.peaks):
             self.grew, self.start, self.ceiling = True, used, used
         self.is_learning = not self.gate.is_open
 

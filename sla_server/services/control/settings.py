@@ -185,11 +185,6 @@ class ControlSettings(StrictModel):
         return self
 
     @property
-    def shows_use(self) -> bool:
-        """Whether what one cut shows is use: polls of a second or more. In a shorter one much is chance."""
-        return self.poll_interval_s >= 1.0
-
-    @property
     def hold_down_s(self) -> float:
         """Least time between two decreases: max(1 s, 2 polls + drain)."""
         return max(self.hold_down_min_s, 2 * self.poll_interval_s + self.drain_s)

@@ -140,16 +140,6 @@ def test_what_was_used_before_the_first_cut_is_not_use_since(control):
     assert control.start == 160.0
 
 
-@pytest.mark.parametrize(("poll_s", "learned"), [(1.0, 355.0), (0.5, 238.0)])
-def test_half_as_much_again_in_the_next_cut_is_use_if_cuts_are_of_a_second(poll_s, learned):
-    """What a neighbour uses is at least what its newest cut has; that in which it began had two thirds."""
-    control = BackendControl(ControlSettings(poll_interval_s=poll_s), "disk")
-    control.step([victim()], world(neighbour(cost=238.0, last_cost_per_s=238.0)), 100 * S)
-    control.gate.wait_for("B", 7, 100 * S)
-    control.step([victim()], world(neighbour(cost=297.0, peak=355.0, last_cost_per_s=255.0)), 101 * S)
-    assert (control.start, control.ceiling) == (learned, learned)
-
-
 def test_a_client_that_comes_under_another_name_does_not_raise_what_is_allowed(control):
     begun(control)
     control.replace([], [neighbour("other", 300.0)])
