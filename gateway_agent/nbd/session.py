@@ -124,9 +124,9 @@ class NbdSession(ABC):
         self._drain_ns: int | None = None  # requests that arrive later are refused
         self._moves = False  # its client goes to another process: what has not begun is left to that one
         self._ending = False
+        context.loop.watch(self._fd, IN, self._on_client, self.failed)
         stream.sessions.append(self)
         volume.sessions.add(self)
-        context.loop.watch(self._fd, IN, self._on_client, self.failed)
 
     def start(self, left_over: bytes) -> None:
         """Take what the client sent behind its negotiation."""
