@@ -217,6 +217,11 @@ class BlockSizes:
     preferred: int = 4_096
     maximum: int = MAX_PAYLOAD_BYTES
 
+    @property
+    def is_strict(self) -> bool:
+        """Whether they refuse what a client that knows none may send."""
+        return self.minimum > 1 or self.maximum < MAX_PAYLOAD_BYTES
+
 
 @dataclass(frozen=True, slots=True)
 class ReplyMode:

@@ -132,18 +132,18 @@ def test_block_sizes_of_the_upstream_are_asked_for_and_told_to_a_client_that_ask
     assert found[1] == (opt, p.Rep.INFO, p.info_block_size(p.BlockSizes(512, 8192, 32 << 20)))
 
 
-def test_an_upstream_that_insists_on_its_block_sizes_is_usable_by_a_client_that_knows_none(gateway):
-    gateway.say(FLAGS, p.option(p.Opt.EXPORT_NAME, b"up"))
+@pytest.mark.parametrize("asked", [p.option(p.Opt.EXPORT_NAME, b"up"), go("up")])
+def test_an_upstream_that_insists_on_its_block_sizes_is_usable_by_a_client_that_asks_for_none(gateway, asked):
+    gateway.say(FLAGS, asked)
     gateway.rig.loop.fire(0)
     gateway.rig.loop.handlers[gateway.far.fileno()](OUT)
     gateway.rig.deliver(gateway.far, p.greeting() + p.option_reply(p.Opt.GO, p.Rep.ERR_BLOCK_SIZE_REQD))
-    infos = (
-        p.info_block_size(p.BlockSizes(4096, 4096, MIB)),
-        p.info_export(p.ExportFacts(MIB, UPSTREAM_FLAGS)),
-    )
+    sizes = p.info_block_size(p.BlockSizes(4096, 4096, MIB))
+    infos = (sizes, p.info_export(p.ExportFacts(MIB, UPSTREAM_FLAGS)))
     said = b"".join(p.option_reply(p.Opt.GO, p.Rep.INFO, info) for info in infos)
     gateway.rig.deliver(gateway.far, said + p.option_reply(p.Opt.GO, p.Rep.ACK))
-    gateway.heard()
+    told = [data for _, _, data in gateway.heard()[0][1:]]
+    assert told == ([sizes, b""] if asked == go("up") else []), "what it must keep to, where there is a way"
     gateway.say(p.request(p.Cmd.READ, 1, 0, 512), p.request(p.Cmd.READ, 2, 0, 4096))
     assert replies(gateway.heard()[1]) == [(1, p.EINVAL, b"")]
     assert bytes(gateway.far.sent).endswith(p.request(p.Cmd.READ, 2, 0, 4096))
