@@ -1,5 +1,6 @@
 import pytest
 
+from gateway_agent.errors import NbdProtocolError
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd import session
 from gateway_agent.nbd.limits import KIND_FLUSH, KIND_READ, KIND_WRITE
@@ -395,6 +396,14 @@ def test_what_each_command_is_charged_under_each_rate_and_counted_as(request_byt
         assert owed_ns == pytest.approx(20e6 if seconds else 0, abs=1000), "the rest of it"
         pair.answer(p.simple_reply(1), bytes(65_536) if request_bytes == read(1, 65_536) else b"")
         assert pair.row()["cost_milli"] == 1000 + charged_bytes * 1000 // 65_536
+
+
+def test_of_requests_that_came_with_what_is_none_no_column_has_more_than_another():
+    pair = Pair(Rig())
+    with pytest.raises(NbdProtocolError) as raised:
+        pair.say(read(1) + write(2, b"x") + bytes(p.REQUEST.size))
+    pair.session.failed(raised.value)
+    assert pair.taken() is None, "they were not counted as arrived, so they have not failed"
 
 
 def test_a_hint_of_the_whole_volume_is_charged_as_the_largest_read():
