@@ -7,22 +7,22 @@ latency with every threshold, in nanoseconds. What hangs is not in the log: at e
 leaves, the sessions say what is outstanding (``limits``, ``stalls``).
 
 Logged: ``buffers.Finished`` and done_ns; word = bytes << 4 | refused << 3 | failed << 2 | kind, where the
-bytes of trim and write-zeroes are those that the throttle charges (docs/formats/nbd.md). Latency is arrival
-to done, the answer complete and ready to be sent; service is sent upstream to reply; delay is what our
-throttle held it, arrival to sent. What a client leaves untaken of its answers is in none of them: the time
-for which an I/O had to wait behind that since the last cut is logged with it. Done never falls from one
+bytes of trim, write-zeroes and cache are those that the throttle charges (docs/formats/nbd.md). Latency is
+arrival to done, the answer complete and ready to be sent; service is sent upstream to reply; delay is what
+our throttle held it, arrival to sent. What a client leaves untaken of its answers is in none of them: the
+time for which an I/O had to wait behind that since the last cut is logged with it. Done never falls from one
 completion to the next.
 
 What counts as what:
     reads, writes    completions of any outcome; ``errors`` is the part that failed
     bytes            of successful completions only
-    others           flush, trim, write-zeroes; in no latency sum, histogram or missed count
+    others           flush, cache, block status, trim, zeroes; in no latency sum, histogram or missed count
     arrived          reads and writes offered, so that it compares with reads + writes
     sequential       of these, those that begin where the one before of their connection and kind ended
     failed entries   completions with an error but ``refused`` ones, and refused connections of a stream whose
                      storage is not there (these are in ``others`` and ``errors``, too)
     cost             what the throttle charges: all that the gateway does not refuse; flush as a write without
-                     bytes
+                     bytes, cache as one with the bytes that it has the storage read
 
 Invariant: the deltas of all cuts of a stream add up to its cumulative columns, also where units are rounded
 (us, milli-cost): the lifetime value is rounded, the delta is a difference of rounded values.
@@ -138,7 +138,7 @@ class StreamAccount:
         self._charged_before = (0, 0, 0)
         self._counts: Ints = np.zeros(4, dtype=np.int64)  # by kind, lifetime
         self._refused: Ints = np.zeros(4, dtype=np.int64)  # of these, by the gateway: they are not charged
-        self._bytes = [0, 0, 0]  # read, written, charged for zeroing; lifetime
+        self._bytes = [0, 0, 0]  # read, written, charged for all else; lifetime
         self._flushes = 0  # that succeeded
         self._errors = 0
         self._sums_ns: Ints = np.zeros(3, dtype=np.int64)  # latency, service, delay; lifetime
@@ -269,8 +269,7 @@ class StreamAccount:
         is_read, is_write = kind == KIND_READ, kind == KIND_WRITE
         is_io = is_read | is_write
         self._counts += np.bincount(kind, minlength=4)
-        is_zeroing = kind == KIND_ZEROING
-        for i, each in enumerate((is_read, is_write, is_zeroing)):
+        for i, each in enumerate((is_read, is_write, kind >= KIND_ZEROING)):
             self._bytes[i] += int(transferred[each].sum())
         self._flushes += int(np.count_nonzero((kind == KIND_FLUSH) & (flags == 0)))
         latency_ns = (done_ns - arrived_ns)[is_io]

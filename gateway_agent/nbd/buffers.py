@@ -148,17 +148,17 @@ class RequestBuffer:
             self._was_full = False
         if self._is_extended:
             return self._received_extended(now_ns)
-        append, unpack = self.queue.append, p.REQUEST.unpack_from
+        append, unpack, before = self.queue.append, p.REQUEST.unpack_from, len(self.queue)
         transfers, sequential, cookie = 0, 0, self.last_cookie
         read_end, write_end = self._ends
         while end - position >= 28:
             magic, flags, command, cookie, offset, length = unpack(view, position - base)
             if magic != 0x25609513:
-                raise NbdProtocolError(self._peer, f"request magic {magic:#x}")
+                raise self._no_request(before, f"request magic {magic:#x}")
             position += 28
             if command == 1:
                 if length > p.MAX_PAYLOAD_BYTES:
-                    raise NbdProtocolError(self._peer, f"a write of {length} bytes; the limit is 32 MiB")
+                    raise self._no_request(before, f"a write of {length} bytes; the limit is 32 MiB")
                 position += length
                 transfers += 1
                 if offset == write_end:
@@ -186,19 +186,19 @@ class RequestBuffer:
         write gets the flag here, for its storage; in the queue it is without.
         """
         view, position, end, transfers = self._view, self.parse_pos, self.end_pos, 0
-        ends, self.sequential = list(self._ends), 0
+        ends, self.sequential, before = list(self._ends), 0, len(self.queue)
         while end - position >= p.EXTENDED_REQUEST.size:
             at = position - self._base
             magic, flags, command, cookie, offset, length = p.EXTENDED_REQUEST.unpack_from(view, at)
             if magic != p.EXTENDED_REQUEST_MAGIC:
-                raise NbdProtocolError(self._peer, f"request magic {magic:#x}, with extended headers")
+                raise self._no_request(before, f"request magic {magic:#x}, with extended headers")
             position += p.EXTENDED_REQUEST.size
             if command == p.Cmd.WRITE:
                 flags |= p.CMD_FLAG_PAYLOAD_LEN
                 p.EXTENDED_REQUEST.pack_into(view, at, magic, flags, command, cookie, offset, length)
             if flags & p.CMD_FLAG_PAYLOAD_LEN:
                 if length > p.MAX_PAYLOAD_BYTES:
-                    raise NbdProtocolError(self._peer, f"{length} bytes with a request; the limit is 32 MiB")
+                    raise self._no_request(before, f"{length} bytes with a request; the limit is 32 MiB")
                 position += length
             if command == p.Cmd.DISC:
                 self.disconnecting = True
@@ -215,6 +215,12 @@ class RequestBuffer:
         if position > end and end - self.sent_pos >= self._capacity:
             self._was_full = True
         return transfers
+
+    def _no_request(self, before: int, problem: str) -> NbdProtocolError:
+        """What came in the same receive goes, too: it was not counted as arrived, and is not begun."""
+        while len(self.queue) > before:
+            self.queue.pop()
+        return NbdProtocolError(self._peer, problem)
 
     @property
     def awaits_payload(self) -> bool:

@@ -3,7 +3,8 @@
 A chunk is passed on as it comes, unless it is wrong:
 
     type      data, hole    of a read; at most one in all if the client asked for DF
-              block status  of a block status, once; one extent if the client asked for REQ_ONE
+              block status  of a block status, once; one extent if the client asked for REQ_ONE; the first one
+                            not empty, or a client that goes on behind it would never come further
               none          only as the last chunk
               error         of any request, then and later; its number not 0, its lengths consistent
     length    as the type says; of an error's text at most the protocol's limit on strings
@@ -56,7 +57,7 @@ class ChunkReader:
 
     _least_bytes = p.SIMPLE_REPLY_BYTES  # without which no reply can be understood
     _head_bytes = p.CHUNK_BYTES  # before the payload of a chunk
-    _status_bytes = _NUMBER.size  # before the extents of a block status
+    _status_bytes = _NUMBER.size + p.EXTENT.size  # of a block status with one extent
 
     def __init__(self, peer: str, asked: AskedRequests, context_id: int | None) -> None:
         self._peer = peer
@@ -252,6 +253,7 @@ class ChunkReader:
         if extents <= 0 or rest:
             raise self._wrong(f"a block status of {length} bytes")
         self._check_status(asked, _NUMBER.unpack_from(view)[0], extents)
+        self._check_first(_NUMBER.unpack_from(view, _NUMBER.size)[0])
         _NUMBER.pack_into(view, 0, p.ALLOCATION_ID)
 
     def _check_status(self, asked: ReplyProgress, context_id: int, extents: int) -> None:
@@ -262,6 +264,10 @@ class ChunkReader:
         if context_id != self._context_id or asked.chunks:
             raise self._wrong(f"a block status of context {context_id}, not once of {self._context_id}")
         asked.chunks = 1
+
+    def _check_first(self, length: int) -> None:
+        if not length:
+            raise self._wrong("a block status whose first extent is empty")
 
     def _on_error(self, asked: ReplyProgress, kind: int, view: memoryview) -> None:
         error, text_bytes = _ERROR.unpack_from(view)

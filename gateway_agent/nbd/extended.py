@@ -97,7 +97,7 @@ class ExtendedChunkReader(ChunkReader):
     """See the module docstring, ``ChunkReader`` and ``replies.Replies``."""
 
     _least_bytes = _head_bytes = CHUNK.size
-    _status_bytes = _STATUS_HEAD.size
+    _status_bytes = _STATUS_HEAD.size + _EXTENT.size
 
     def _on_reply(self, view: memoryview) -> tuple[int, int | None]:
         magic, flags, kind, cookie, begin, length = CHUNK.unpack_from(view)
@@ -144,4 +144,5 @@ class ExtendedChunkReader(ChunkReader):
         if rest or said != extents or not extents:
             raise self._wrong(f"a block status of {length} bytes with {said} extents")
         self._check_status(asked, context_id, extents)
+        self._check_first(_EXTENT.unpack_from(view, _STATUS_HEAD.size)[0])
         _STATUS_HEAD.pack_into(view, 0, p.ALLOCATION_ID, said)

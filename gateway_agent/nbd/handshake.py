@@ -411,7 +411,7 @@ class ServerHandshake(Machine):
     def _export_reply(self, facts: ExportFacts, texts: Mapping[p.Info, str]) -> bytes:
         infos = [p.info_export(facts)]
         infos += [p.info_text(kind, text) for kind, text in texts.items() if kind in self.wanted]
-        if self.wants_block_size:
+        if self.wants_block_size or facts.blocks.is_strict:  # its requests are refused by what it is shown
             infos.append(p.info_block_size(facts.blocks))
         replies = [p.option_reply(self._option, Rep.INFO, info) for info in infos]
         return b"".join((*replies, p.option_reply(self._option, Rep.ACK)))

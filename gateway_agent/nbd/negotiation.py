@@ -98,7 +98,11 @@ class Negotiation:
         )
 
     def _watch(self) -> None:
-        self._loop.watch(self._sock.fileno(), IN, self._on_event, lambda exc: self.close(str(exc)))
+        self._loop.watch(self._sock.fileno(), IN, self._on_event, self._failed)
+
+    def _failed(self, exc: Exception) -> None:
+        """A step of it has raised, which is logged, perhaps in an event of its upstream."""
+        self.close(str(exc))
 
     @property
     def identity(self) -> ClientIdentity:
@@ -213,6 +217,7 @@ class Negotiation:
                 uri,
                 self._ready,
                 self._on_upstream_failed,
+                on_failure=self._failed,
                 will_transmit=self._handshake.keeps_backend,
                 wants_block_size=self._handshake.wants_block_size,
                 tls=self._exports.upstream_tls(self._volume),
@@ -289,10 +294,20 @@ class Negotiation:
         stream = self._stream
         stream.connection_made(self._loop.clock.monotonic_ns())
         self._let_go()
-        session = self._exports.session(self._sock, self._volume, stream, facts, upstream, self._mode)
+        try:
+            session = self._exports.session(self._sock, self._volume, stream, facts, upstream, self._mode)
+        except Exception:  # no memory for its buffer: nothing else would close these
+            self._sock.close()
+            if upstream is not None:
+                upstream.leave(self._loop)
+            raise
+        finally:
+            self._on_end(self)
         session.identity = self.client
-        self._on_end(self)
-        session.start(self._left_over)
+        try:
+            session.start(self._left_over)
+        except Exception as exc:  # noqa: BLE001 - logged; this event is none of the session's
+            self._loop.report(exc, session.failed)
 
     def _close_if_refused(self, volume: Volume) -> None:
         """There may have been a reload since it asked."""

@@ -188,7 +188,8 @@ ENOTSUP: Final = 95
 ESHUTDOWN: Final = 108
 WIRE_ERRORS: Final = frozenset((EPERM, EIO, ENOMEM, EINVAL, ENOSPC, EOVERFLOW, ENOTSUP, ESHUTDOWN))
 """The error numbers the protocol knows; anything else travels as EIO."""
-_MEANS_NO_SPACE: Final = frozenset((27, 122))  # EFBIG, EDQUOT: the protocol wants them so
+_MEANS: Final = {27: ENOSPC, 122: ENOSPC, 30: EPERM}
+"""EFBIG and EDQUOT, as the protocol wants; EROFS, as nbdkit and QEMU."""
 
 MAX_OPTION_BYTES: Final = 65_536  # GO with an export name of 4,096 and every information request is far below
 MAX_NAME_BYTES: Final = 4_096  # the protocol's own limit on strings
@@ -216,6 +217,11 @@ class BlockSizes:
     minimum: int = 1
     preferred: int = 4_096
     maximum: int = MAX_PAYLOAD_BYTES
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether they refuse what a client that knows none may send."""
+        return self.minimum > 1 or self.maximum < MAX_PAYLOAD_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,9 +258,7 @@ class ExportFacts:
 
 def wire_error(errno: int) -> int:
     """Error number for the wire of an operating-system error; 0 stays 0."""
-    if errno in _MEANS_NO_SPACE:
-        return ENOSPC
-    return errno if not errno or errno in WIRE_ERRORS else EIO
+    return errno if not errno or errno in WIRE_ERRORS else _MEANS.get(errno, EIO)
 
 
 def greeting() -> bytes:

@@ -228,8 +228,8 @@ class ProxySession(NbdSession):
 
     def _on_further(self, upstream: Upstream) -> None:
         used = self._used_of(upstream)
-        self._used.append(used)
         self._watch(used, IN if self._out.is_empty else 0)
+        self._used.append(used)  # last: one that is not watched would never answer
 
     def _connection_gone(self, used: UsedUpstream, problem: str) -> None:
         """One has ended: alone, if nothing was asked on it that has no answer; else the upstream has gone."""

@@ -58,18 +58,19 @@ _KINDS: Final[dict[int, int]] = {
     p.Cmd.CACHE: KIND_FLUSH,
     p.Cmd.BLOCK_STATUS: KIND_FLUSH,
 }
-_WITHOUT_BYTES: Final[frozenset[int]] = frozenset((p.Cmd.FLUSH, p.Cmd.CACHE, p.Cmd.BLOCK_STATUS))
 
 
 def charged_bytes(command: int, length: int, export: ExportConfig) -> int:
     """Bytes that the throttle charges for a request.
 
     Zeroes are charged like data, because a storage that cannot make them otherwise writes them. A trim moves
-    none, but it is work, and without a charge a way round the caps: a sixteenth, so that 10 GB/s count like
-    writes at 600 MB/s. An export may say other shares of both. The rest has no bytes.
+    none, but without a charge it is a way round the caps: a sixteenth, so that 10 GB/s count like writes at
+    600 MB/s; an export may say other shares. CACHE is one of the storage's reads, the largest one at most.
     """
-    if command in _WITHOUT_BYTES:
+    if command in (p.Cmd.FLUSH, p.Cmd.BLOCK_STATUS):
         return 0
+    if command == p.Cmd.CACHE:
+        return min(length, p.MAX_PAYLOAD_BYTES)
     if command == p.Cmd.TRIM:
         return int(length * export.cost_trim)
     return int(length * export.cost_zeroes) if command == p.Cmd.WRITE_ZEROES else length
@@ -124,9 +125,9 @@ class NbdSession(ABC):
         self._drain_ns: int | None = None  # requests that arrive later are refused
         self._moves = False  # its client goes to another process: what has not begun is left to that one
         self._ending = False
+        context.loop.watch(self._fd, IN, self._on_client, self.failed)
         stream.sessions.append(self)
         volume.sessions.add(self)
-        context.loop.watch(self._fd, IN, self._on_client, self.failed)
 
     def start(self, left_over: bytes) -> None:
         """Take what the client sent behind its negotiation."""

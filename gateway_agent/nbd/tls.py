@@ -316,8 +316,8 @@ class TlsOpening:
     """One handshake, within a time limit.
 
     It calls exactly one of ``on_ready`` (the connection is not watched any more) and ``on_failed``, never
-    from inside its constructor, unless it is cancelled. The caller closes the connection, also after
-    ``cancel``.
+    from inside its constructor, unless it is cancelled; and ``on_failed`` behind an ``on_ready`` that raises.
+    The caller closes the connection, also after ``cancel``.
 
     Args:
         engine: of the plane.
@@ -400,7 +400,10 @@ class TlsOpening:
         elif self._outcome:
             self.cancel()
             self._connection.established()
-            self._on_ready()
+            try:
+                self._on_ready()
+            except Exception as exc:  # noqa: BLE001 - logged; others are behind it in the same turn
+                self._loop.report(exc, lambda exc: self._on_failed(str(exc)))
         else:
             self._await_peer()
 

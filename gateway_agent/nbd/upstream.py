@@ -16,7 +16,7 @@ from gateway_agent.errors import GatewayError, UpstreamError
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.farewell import UpstreamFarewell
 from gateway_agent.nbd.handshake import HandshakeState
-from gateway_agent.nbd.loop import IN, OUT, EventLoop
+from gateway_agent.nbd.loop import IN, OUT, EventLoop, OnFailure
 from gateway_agent.nbd.protocol import ExportFacts
 from gateway_agent.nbd.sockets import Connection, begin_connect, connect_error, parse_upstream
 from gateway_agent.nbd.tls import TlsOpening
@@ -92,6 +92,7 @@ class UpstreamOpening:
         uri: the export's ``upstream``.
         on_ready: gets the connection and the facts; no connection when only the facts were wanted.
         on_failed: gets the reason.
+        on_failure: gets what either of them raises, which is logged.
         will_transmit: else only the facts are wanted, and the connection is ended.
         wants_block_size: see ``upstream_handshake``.
         tls: how to speak TLS with it; None: not at all.
@@ -105,6 +106,7 @@ class UpstreamOpening:
         on_ready: Callable[[Upstream | None, ExportFacts], None],
         on_failed: Callable[[GatewayError], None],
         *,
+        on_failure: OnFailure = lambda _exc: None,
         will_transmit: bool,
         wants_block_size: bool,
         tls: UpstreamTls | None = None,
@@ -115,6 +117,7 @@ class UpstreamOpening:
         self._plan = UpstreamPlan(uri, wants_block_size, mode, tls)
         self._on_ready = on_ready
         self._on_failed = on_failed
+        self._on_failure = on_failure
         self._plain: socket.socket | None = None
         self._sock: Connection | None = None  # the same, or TLS over it
         self._address, export = parse_upstream(uri)
@@ -195,7 +198,10 @@ class UpstreamOpening:
             made = None
         else:
             end_when_silent(self._loop, self._plain, self._uri)
-        self._on_ready(made, facts)
+        try:
+            self._on_ready(made, facts)
+        except Exception as exc:  # noqa: BLE001 - it is the caller's, and not of this connection
+            self._loop.report(exc, self._on_failure)
 
     def _start_tls(self) -> None:
         assert self._plain is not None  # connected
@@ -228,9 +234,13 @@ class UpstreamOpening:
         self._fail(UpstreamError(self._uri, str(exc)))
 
     def _fail(self, error: GatewayError) -> None:
-        if not self._has_ended:
-            self.cancel()
+        if self._has_ended:
+            return
+        self.cancel()
+        try:
             self._on_failed(error)
+        except Exception as exc:  # noqa: BLE001 - see _check_ready
+            self._loop.report(exc, self._on_failure)
 
     def _end(self) -> None:
         self._has_ended = True

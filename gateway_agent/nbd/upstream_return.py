@@ -103,7 +103,7 @@ class UpstreamReturn:
         for_ns: how long to try.
         on_back: gets the new connection, in transmission and not watched.
         on_late: no attempt has succeeded in time.
-        on_failure: gets what ``on_late`` raises.
+        on_failure: gets what either raises.
     """
 
     def __init__(
@@ -119,6 +119,7 @@ class UpstreamReturn:
         self._plan = plan
         self._on_back = on_back
         self._on_late = on_late
+        self._on_failure = on_failure
         self._opening: UpstreamOpening | None = None
         now_ns = loop.clock.monotonic_ns()
         loop.at((self, "late"), now_ns + for_ns, lambda _now_ns: self._late(), on_failure)
@@ -130,6 +131,7 @@ class UpstreamReturn:
             self._plan.uri,
             self._on_ready,
             self._on_failed,
+            on_failure=self._on_failure,
             will_transmit=True,
             wants_block_size=self._plan.wants_block_size,
             tls=self._plan.tls,

@@ -85,6 +85,17 @@ def test_a_client_that_disappears_within_a_write_changes_nothing(run: Processes,
     assert probe.exactly(16 + MIB)[16:] == b"o" * MIB
 
 
+def test_what_is_no_request_in_the_packet_of_go_ends_the_connection(run: Processes) -> None:
+    serve(run, 0)
+    sock, received = run.connected("gw.sock"), b""
+    flags = p.CLIENT_FLAGS.pack(p.FLAG_FIXED_NEWSTYLE | p.FLAG_NO_ZEROES)
+    sock.sendall(flags + p.option(p.Opt.GO, p.go_data("vol-1")) + bytes(p.REQUEST.size))
+    while data := sock.recv(65_536):
+        received += data
+    assert received.endswith(p.option_reply(p.Opt.GO, p.Rep.ACK))
+    assert run.client("vol-1").facts.size_bytes == SIZE
+
+
 def test_a_plane_that_stops_hands_its_last_counts_to_the_link(run: Processes) -> None:
     serve(run, 0)
     link, client = run.link(), run.client("vol-1")

@@ -125,10 +125,15 @@ def test_arrival_is_stamped_and_transfers_are_counted():
     assert [request[0] for request in buffer.queue] == [99, 99, 99]
 
 
-@pytest.mark.parametrize("data", [b"\0" * 28, p.request(p.Cmd.WRITE, 1, 0, (32 << 20) + 1)])
-def test_what_is_no_request_is_refused(data):
+@pytest.mark.parametrize("is_extended", [False, True])
+@pytest.mark.parametrize("length", [0, (32 << 20) + 1])
+def test_what_is_no_request_is_refused_with_what_came_with_it(is_extended, length):
+    say = p.extended_request if is_extended else p.request
+    buffer = RequestBuffer("client", extended=is_extended)
+    put(buffer, say(p.Cmd.READ, 1, 0, 4))
     with pytest.raises(NbdProtocolError):
-        put(RequestBuffer("client"), data)
+        put(buffer, say(p.Cmd.READ, 2, 0, 4) + (say(p.Cmd.WRITE, 3, 0, length) if length else bytes(40)))
+    assert [request[COOKIE] for request in buffer.queue] == [1]
 
 
 ops = st.lists(st.one_of(st.none(), st.binary(max_size=700)), min_size=1, max_size=40)

@@ -147,8 +147,10 @@ def chunk(kind, payload=b"", flags=p.CHUNK_DONE, cookie=1):
         (STATUS, chunk(p.Chunk.BLOCK_STATUS, FAR_ID.to_bytes(4, "big") + bytes(9), cookie=5)),
         (
             STATUS,
-            p.STATUS_CHUNK.pack(p.CHUNK_MAGIC, 1, p.Chunk.BLOCK_STATUS, 5, 12 + 8 * MOST_EXTENTS, FAR_ID),
+            p.STATUS_CHUNK.pack(p.CHUNK_MAGIC, 1, p.Chunk.BLOCK_STATUS, 5, 12 + 8 * MOST_EXTENTS, FAR_ID)
+            + p.EXTENT.pack(512, 0),
         ),
+        (STATUS, p.status_chunk(5, FAR_ID, [(0, 3), (512, 0)], True)),
         (STATUS, p.error_chunk(5, p.EIO, "", last=False) + p.simple_reply(5, p.EIO)),
         (ONE, p.status_chunk(5, FAR_ID, EXTENTS, True)),
     ],

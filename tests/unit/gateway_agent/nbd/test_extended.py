@@ -101,6 +101,7 @@ def test_chunks_in_any_pieces_pass_unchanged_but_for_two_numbers(piece):
         (STATUS, chunk(p.Chunk.BLOCK_STATUS, 2, AT, bytes(12))),
         (STATUS, extended.status_chunk(2, AT, FAR_ID + 1, [(4096, 0)])),
         (STATUS, extended.status_chunk(2, AT, FAR_ID, [])),
+        (STATUS, extended.status_chunk(2, AT, FAR_ID, [(0, 3), (4096, 0)])),
         (STATUS, chunk(extended.BLOCK_STATUS, 2, AT, FAR_ID.to_bytes(4, "big") + bytes(4 + 16))),
         (
             STATUS,

@@ -154,15 +154,15 @@ def test_cache_is_done_and_is_an_operation_of_no_kind(client):
     assert (row["reads"], row["writes"], row["others"], row["errors"]) == (0, 0, 2, 0)
 
 
-@pytest.mark.parametrize("command", [p.Cmd.CACHE, p.Cmd.BLOCK_STATUS])
-def test_what_looks_or_reads_ahead_is_charged_one_operation_without_bytes(path, command):
+@pytest.mark.parametrize(("command", "charged"), [(p.Cmd.CACHE, SIZE), (p.Cmd.BLOCK_STATUS, 0)])
+def test_what_reads_ahead_is_charged_as_a_read_and_what_looks_one_operation(path, command, charged):
     client = Client(path, "loop", mode=BOTH)
     client.rig.deliver(client.sock, p.request(command, 1, 0, SIZE))
     client.session.requests.queue.append((0, 2, command, SIZE, 0, 0, 0))
-    assert client.session.head_charge() == (0, client.rig.export.cost_write)
+    assert client.session.head_charge() == (charged, client.rig.export.cost_write + charged / 65_536)
     client.session.requests.queue.clear()
     client.say()
-    assert client.row()["cost_milli"] == 1000
+    assert client.row()["cost_milli"] == 1000 + charged * 1000 // 65_536
 
 
 def test_what_fails_says_why_and_where(client, path):

@@ -1,10 +1,11 @@
+import contextlib
 import dataclasses
 
 import pytest
 from structlog.testing import capture_logs
 
 from gateway_agent.errors import UpstreamError
-from gateway_agent.nbd import negotiation, upstream
+from gateway_agent.nbd import negotiation, session, upstream
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.exports import ExportTable
 from gateway_agent.nbd.listeners import ListenerSecurity
@@ -131,18 +132,18 @@ def test_block_sizes_of_the_upstream_are_asked_for_and_told_to_a_client_that_ask
     assert found[1] == (opt, p.Rep.INFO, p.info_block_size(p.BlockSizes(512, 8192, 32 << 20)))
 
 
-def test_an_upstream_that_insists_on_its_block_sizes_is_usable_by_a_client_that_knows_none(gateway):
-    gateway.say(FLAGS, p.option(p.Opt.EXPORT_NAME, b"up"))
+@pytest.mark.parametrize("asked", [p.option(p.Opt.EXPORT_NAME, b"up"), go("up")])
+def test_an_upstream_that_insists_on_its_block_sizes_is_usable_by_a_client_that_asks_for_none(gateway, asked):
+    gateway.say(FLAGS, asked)
     gateway.rig.loop.fire(0)
     gateway.rig.loop.handlers[gateway.far.fileno()](OUT)
     gateway.rig.deliver(gateway.far, p.greeting() + p.option_reply(p.Opt.GO, p.Rep.ERR_BLOCK_SIZE_REQD))
-    infos = (
-        p.info_block_size(p.BlockSizes(4096, 4096, MIB)),
-        p.info_export(p.ExportFacts(MIB, UPSTREAM_FLAGS)),
-    )
+    sizes = p.info_block_size(p.BlockSizes(4096, 4096, MIB))
+    infos = (sizes, p.info_export(p.ExportFacts(MIB, UPSTREAM_FLAGS)))
     said = b"".join(p.option_reply(p.Opt.GO, p.Rep.INFO, info) for info in infos)
     gateway.rig.deliver(gateway.far, said + p.option_reply(p.Opt.GO, p.Rep.ACK))
-    gateway.heard()
+    told = [data for _, _, data in gateway.heard()[0][1:]]
+    assert told == ([sizes, b""] if asked == go("up") else []), "what it must keep to, where there is a way"
     gateway.say(p.request(p.Cmd.READ, 1, 0, 512), p.request(p.Cmd.READ, 2, 0, 4096))
     assert replies(gateway.heard()[1]) == [(1, p.EINVAL, b"")]
     assert bytes(gateway.far.sent).endswith(p.request(p.Cmd.READ, 2, 0, 4096))
@@ -187,6 +188,49 @@ def test_an_upstream_that_is_not_there_is_told_to_the_client_who_may_try_again(g
     assert errors_of(gateway) == (1, [failure, *stall]), "storage that is not there has failed its client"
     gateway.say(go("file"))
     assert gateway.heard()[0][-1][1] == p.Rep.ACK
+
+
+@pytest.mark.parametrize("name", ["file", "up"])
+def test_what_is_no_request_behind_go_ends_the_connection_at_once(gateway, name):
+    gateway.say(FLAGS, go(name), bytes(p.REQUEST.size))
+    if name == "up":
+        gateway.upstream_answers()
+        assert gateway.far.is_closed
+    assert [item[1] for item in gateway.heard()[0]] == [p.Rep.INFO, p.Rep.ACK]
+    assert gateway.near.is_closed, "and not when the client says more, which it never may"
+    assert [stream.sessions for stream in gateway.rig.cuts.table.streams] == [[]]
+    assert gateway.over == [gateway.talk]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_what_is_no_option_behind_a_question_to_the_upstream_ends_the_connection_at_once(gateway, is_there):
+    gateway.connect_problem = "" if is_there else "Connection refused"
+    gateway.say(FLAGS, go("up", p.Opt.INFO), bytes(p.OPTION.size))
+    if is_there:
+        gateway.upstream_answers(p.Opt.INFO)
+    else:
+        gateway.rig.loop.fire(0)
+        gateway.rig.loop.handlers[gateway.far.fileno()](OUT)
+    assert gateway.near.is_closed
+    assert gateway.over == [gateway.talk]
+    assert gateway.talk not in gateway.rig.loop.timers
+
+
+@pytest.mark.parametrize("name", ["file", "up"])
+def test_a_session_for_which_there_is_no_memory_leaves_no_connection(gateway, name, monkeypatch):
+    def full(*_args, **_how):
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(session, "RequestBuffer", full)
+    is_raised = pytest.raises(OSError, match="memory")  # in the client's own event the loop logs it
+    with is_raised if name == "file" else contextlib.nullcontext():
+        gateway.say(FLAGS, go(name))
+    if name == "up":
+        gateway.upstream_answers()
+        assert bytes(gateway.far.sent).endswith(p.request(p.Cmd.DISC, 0, 0, 0))
+    assert gateway.near.is_closed
+    assert [stream.sessions for stream in gateway.rig.cuts.table.streams] == [[]]
+    assert gateway.over == [gateway.talk]
 
 
 def test_an_unknown_volume_is_refused(gateway):

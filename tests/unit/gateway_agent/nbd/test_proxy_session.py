@@ -1,5 +1,6 @@
 import pytest
 
+from gateway_agent.errors import NbdProtocolError
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd import session
 from gateway_agent.nbd.limits import KIND_FLUSH, KIND_READ, KIND_WRITE
@@ -379,6 +380,7 @@ def test_a_refusal_is_free_but_does_not_overtake_its_own_connection():
         (p.request(p.Cmd.WRITE_ZEROES, 1, 0, MIB, p.CMD_FLAG_NO_HOLE), MIB),
         (p.request(p.Cmd.TRIM, 1, 0, MIB), MIB // 16),
         (p.request(p.Cmd.FLUSH, 1, 0, 0), 0),
+        (p.request(p.Cmd.CACHE, 1, 0, MIB), MIB),
     ],
 )
 def test_what_each_command_is_charged_under_each_rate_and_counted_as(request_bytes, charged_bytes):
@@ -387,13 +389,28 @@ def test_what_each_command_is_charged_under_each_rate_and_counted_as(request_byt
         (Rates(bytes_per_s=MIB / 16), charged_bytes / MIB * 16),
         (Rates(cost_per_s=1), 1 + charged_bytes / 65_536),
     ):
-        pair = Pair(Rig(caps=caps))
+        pair = Pair(Rig(flags=ALL_FLAGS | p.TX_SEND_CACHE, caps=caps))
         pair.say(request_bytes)
         pair.rig.loop.fire(seconds - 0.02)
         owed_ns = pair.rig.rates.ready_ns() + 20_000_000 - pair.rig.clock.monotonic_ns()
         assert owed_ns == pytest.approx(20e6 if seconds else 0, abs=1000), "the rest of it"
         pair.answer(p.simple_reply(1), bytes(65_536) if request_bytes == read(1, 65_536) else b"")
         assert pair.row()["cost_milli"] == 1000 + charged_bytes * 1000 // 65_536
+
+
+def test_of_requests_that_came_with_what_is_none_no_column_has_more_than_another():
+    pair = Pair(Rig())
+    with pytest.raises(NbdProtocolError) as raised:
+        pair.say(read(1) + write(2, b"x") + bytes(p.REQUEST.size))
+    pair.session.failed(raised.value)
+    assert pair.taken() is None, "they were not counted as arrived, so they have not failed"
+
+
+def test_a_hint_of_the_whole_volume_is_charged_as_the_largest_read():
+    pair = Pair(Rig(size_bytes=1 << 44, flags=ALL_FLAGS | p.TX_SEND_CACHE))
+    pair.say(p.request(p.Cmd.CACHE, 1, 0, 0xFFFF_FFFF))
+    pair.answer(p.simple_reply(1))
+    assert pair.row()["cost_milli"] == 1000 + (32 * MIB) * 1000 // 65_536
 
 
 def test_an_export_says_what_trims_and_zeroes_cost_its_storage():

@@ -421,6 +421,16 @@ def test_of_a_reply_in_chunks_that_has_begun_the_rest_is_an_error_and_the_others
     assert is_kept(pair)
 
 
+def test_what_goes_wrong_as_the_upstream_returns_ends_the_client_which_would_wait_for_ever(openings):
+    pair = pair_of()
+    pair.say(read(1))
+    lose(pair, 0.1)
+    openings.how["on_failure"](OSError(12, "Cannot allocate memory"))
+    assert pair.session.is_closed
+    assert pair.near.is_closed
+    assert pair.rig.loop.timers == {}
+
+
 def test_an_upstream_that_lost_its_chunks_is_not_used(openings):
     pair = pair_of(rig_of(), Agreed(True, 5), IN_CHUNKS)
     lose(pair, 0.1)

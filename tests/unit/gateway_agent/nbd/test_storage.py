@@ -192,6 +192,7 @@ def test_a_device_is_fast_only_where_it_is_known_to_be(path, opened, monkeypatch
         (errno.EFBIG, p.ENOSPC),
         (errno.ENOSPC, p.ENOSPC),
         (errno.EPERM, p.EPERM),
+        (errno.EROFS, p.EPERM),
         (errno.ENXIO, p.EIO),
     ],
 )

@@ -26,14 +26,15 @@ def pki(tmp_path_factory):
 class Talk:
     """A client before a connection of ours."""
 
-    def __init__(self, pki, context=None, engine=None):
+    def __init__(self, pki, context=None, engine=None, on_ready=None):
         self.loop = engine.loop if engine else FakeLoop(FakeClock())
         self.engine = engine or InlineEngine(self.loop)
         self.sock = FakeSocket()
         self.near = TlsConnection(self.loop, self.sock, pki[0])
         self.peer = TlsPeer(self.sock, context or pki[1])
         self.outcome = None
-        self.opening = TlsOpening(self.engine, self.near, lambda: self._set("ready"), self._set)
+        ready = on_ready or (lambda: self._set("ready"))
+        self.opening = TlsOpening(self.engine, self.near, ready, self._set)
 
     def _set(self, outcome):
         assert self.outcome is None, "exactly one of the two is called"
@@ -217,6 +218,15 @@ def test_a_peer_that_leaves_or_is_silent_or_does_not_read_is_given_up(pki):
     assert "does not take" in deaf.outcome
     for each in (gone, silent, deaf):
         assert (each.loop.masks, each.loop.timers, each.engine._openings) == ({}, {}, {})
+
+
+def test_what_goes_wrong_behind_a_handshake_ends_that_connection_and_not_the_turn(pki):
+    def broken():
+        raise ValueError("a name in its certificate is none")
+
+    talk = Talk(pki, on_ready=broken).shake()
+    assert talk.outcome == "a name in its certificate is none"
+    assert (talk.loop.masks, talk.loop.timers) == ({}, {})
 
 
 def test_one_that_is_cancelled_while_it_is_computed_calls_nothing(pki):
