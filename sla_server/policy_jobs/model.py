@@ -69,9 +69,11 @@ class PromiseNeed:
         return LoadLimit(min(cost for _, cost in self._steps_at(iops)), self.weight)
 
     def _steps_at(self, iops: Mapping[str, tuple[float, float] | None]) -> Sequence[tuple[float, float]]:
+        if len(self.steps) == 1:
+            return self.steps
         own = [offered for volume, offered in iops.items() if matches(volume, self.volumes)]
         known = [offered for offered in own if offered is not None]
-        if len(self.steps) == 1 or not own or len(known) < len(own):
+        if not own or len(known) < len(own):
             return self.steps  # how much it asks for is not known: any of them
         low, high = sum(p50 for p50, _ in known), sum(p95 for _, p95 in known)
         found = []
@@ -154,7 +156,7 @@ def caps_of_week(
     shares: dict[str, dict[int, HourShare]] = defaultdict(dict)
     for hour, members in by_hour.items():
         iops = {row["volume"]: _iops(row) for row in members}
-        limits = [need.limit(iops) for need in needs]
+        limits = list(dict.fromkeys(need.limit(iops) for need in needs))  # of equals one says all
         for volume, share in shares_of_hour(limits, [_demand(row) for row in members]).items():
             shares[volume][hour] = share
     return {volume: limit_change(hours) for volume, hours in shares.items()}
