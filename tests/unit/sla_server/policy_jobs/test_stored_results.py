@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import date
 from importlib.metadata import version
 from typing import Any
 
@@ -53,11 +54,12 @@ def test_nothing_is_taken_where_the_settings_say_never() -> None:
     [
         replace(READ, volumes=pa.table({"volume": ["erp", "batch"], "backend": ["disk", "ssd"]})),
         replace(READ, hours=utc_hours("disk", "ssd")),
+        replace(READ, hours=replace(READ.hours, holidays=(date(2026, 12, 25),))),
         replace(READ, slots_an_hour=360),
         replace(READ, scope=replace(READ.scope, clients=READ.scope.volumes)),
     ],
 )
-def test_of_other_promises_volumes_or_zones_it_is_computed(read: Any) -> None:
+def test_of_other_promises_volumes_zones_or_holidays_it_is_computed(read: Any) -> None:
     assert taken(stored(), read) == {}
 
 
