@@ -119,9 +119,10 @@ class Frames:
         """The same in Spark."""
         return self.spark.createDataFrame(self._streams)
 
-    def of_volumes(self, samples: DataFrame, time_column: str) -> DataFrame:
+    def of_volumes(self, samples: DataFrame, time_column: str, length_us: int) -> DataFrame:
         """Of ``transforms.volume_slots``."""
-        return transforms.volume_slots(samples, self.streams, time_column, streams.widest(self._streams))
+        widest = streams.widest(self._streams)
+        return transforms.volume_slots(samples, self.streams, time_column, length_us, widest)
 
     @cached_property
     def promised(self) -> DataFrame:
@@ -145,7 +146,8 @@ class Frames:
     @cached_property
     def slots(self) -> DataFrame:
         """Of ``transforms.volume_slots``."""
-        return self._keep(self.of_volumes(self.rows.slots, "slot_us"))
+        slot_us = transforms.US_AN_HOUR // self.read.slots_an_hour
+        return self._keep(self.of_volumes(self.rows.slots, "slot_us", slot_us))
 
     @cached_property
     def loads(self) -> DataFrame:
@@ -231,7 +233,7 @@ def costs_of(frames: Frames) -> pa.Table:
 
 def hourly_demand(frames: Frames) -> DataFrame:
     """Demand of each volume by local hour of the week; columns of ``transforms.hourly_demand``."""
-    hours = frames.of_volumes(frames.rows.hours, "hour_us")
+    hours = frames.of_volumes(frames.rows.hours, "hour_us", transforms.US_AN_HOUR)
     rates = transforms.slots_and_hours(frames.slots, hours, frames.read.slots_an_hour)
     learned = frames.spark.createDataFrame(frames.read.hours.learned)
     return transforms.hourly_demand(rates, frames.zones, learned)

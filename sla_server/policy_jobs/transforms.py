@@ -1,7 +1,8 @@
 """Pure DataFrame -> DataFrame steps. No session, no I/O, no action.
 
-Rates are cost units a second (1 per I/O plus bytes / 65,536). ``covered_us`` is the time the cuts of a stream
-cover; a rate is cost over the longest cover in its group, because streams of one volume run at the same time.
+Rates are cost units a second (1 per I/O plus bytes / 65,536), over the whole of an interval. ``covered_us``
+does not say how much of it was watched: an idle stream has no row in a cut, so that of a burst of ten seconds
+is ten seconds, and rates over those of all volumes, added up, would be a load that the backend never had.
 
 Sums over a shuffle are sums of integers: those of floating-point numbers would depend on the order in which
 parts arrive, and a policy on the number of executors.
@@ -54,7 +55,9 @@ def promised_streams(
     )
 
 
-def volume_slots(samples: DataFrame, streams: DataFrame, time_column: str, widest: int) -> DataFrame:
+def volume_slots(
+    samples: DataFrame, streams: DataFrame, time_column: str, length_us: int, widest: int
+) -> DataFrame:
     """Each volume in each interval; rows of one key, from SQL and from files, are parts of one.
 
     Parts of a stream come one after the other, streams of a volume at the same time: of their covers the
@@ -69,11 +72,13 @@ def volume_slots(samples: DataFrame, streams: DataFrame, time_column: str, wides
         samples: rollups.
         streams: of ``streams.streams_now``.
         time_column: of ``samples``.
+        length_us: of its intervals.
         widest: of ``streams.widest``.
 
     Returns:
         backend, volume, at_us, ios (completed), reads, writes, bytes, svc_us, arrived, sequential, placed,
-        cost_milli, covered_us, demand (offered cost a second), used (completed, the same).
+        cost_milli, covered_us (in which it was at work), demand (offered cost a second), used (completed, the
+        same).
     """
     from pyspark.sql import functions as F
 
@@ -107,7 +112,7 @@ def volume_slots(samples: DataFrame, streams: DataFrame, time_column: str, wides
     if widest > LANES:
         longest = F.max("covered_us").alias("covered_us")
         sums = sums.groupBy(*key).agg(*(F.sum(name).alias(name) for name in counted), longest)
-    used = F.col("cost_milli") / 1000.0 / (F.col("covered_us") / float(US_A_SECOND))
+    used = F.col("cost_milli") / 1000.0 / (length_us / US_A_SECOND)
     more = F.coalesce(F.greatest(F.lit(1.0), F.try_divide(F.col("arrived"), F.col("ios"))), F.lit(1.0))
     return sums.where("covered_us > 0").select(
         *key, *counted, "covered_us", (used * more).alias("demand"), used.alias("used")

@@ -40,7 +40,7 @@ def test_rates_add_the_streams_of_a_volume(spark: SparkSession, streams: DataFra
         ],
         SLOT_DDL,
     )
-    rates = {row.volume: row for row in transforms.volume_slots(slots, streams, "slot_us", 2).collect()}
+    rates = {row.volume: row for row in transforms.volume_slots(slots, streams, "slot_us", SLOT, 2).collect()}
     assert rates["batch"].ios == 150
     assert rates["batch"].used == pytest.approx(15.9375)
     assert rates["batch"].demand == pytest.approx(15.9375)
@@ -49,7 +49,7 @@ def test_rates_add_the_streams_of_a_volume(spark: SparkSession, streams: DataFra
 
 def test_demand_counts_what_was_held_back(spark: SparkSession, streams: DataFrame) -> None:
     slots = spark.createDataFrame([(0, 2, 200, 100, 0, 100_000, SLOT)], SLOT_DDL)
-    row = transforms.volume_slots(slots, streams, "slot_us", 2).collect()[0]
+    row = transforms.volume_slots(slots, streams, "slot_us", SLOT, 2).collect()[0]
     assert row.used == pytest.approx(10.0)
     assert row.demand == pytest.approx(20.0)
 
@@ -58,7 +58,7 @@ def test_an_interval_without_io_is_a_rate_of_zero_and_one_without_cover_is_none(
     spark: SparkSession, streams: DataFrame
 ) -> None:
     slots = spark.createDataFrame([(0, 1, 0, 0, 0, 0, SLOT), (0, 2, 0, 0, 0, 0, 0)], SLOT_DDL)
-    rows = transforms.volume_slots(slots, streams, "slot_us", 2).collect()
+    rows = transforms.volume_slots(slots, streams, "slot_us", SLOT, 2).collect()
     assert [(row.volume, row.demand) for row in rows] == [("erp", 0.0)]
 
 
@@ -86,12 +86,28 @@ def test_a_key_in_several_rows_is_one_interval(
         ],
         SLOT_DDL,
     )
-    rows = transforms.volume_slots(slots, streams, "slot_us", 3).orderBy("volume").collect()
+    rows = transforms.volume_slots(slots, streams, "slot_us", SLOT, 3).orderBy("volume").collect()
     assert [(row.volume, row.ios, row.reads, row.covered_us, row.bytes) for row in rows] == [
         ("batch", 170, 170, SLOT, 0),
         ("erp", 10, 10, half, 0),
     ]
-    assert [row.used for row in rows] == [pytest.approx(17.0), pytest.approx(2.0)]
+    assert [row.used for row in rows] == [pytest.approx(17.0), pytest.approx(1.0)]
+
+
+def test_a_volume_that_was_at_work_for_a_part_of_an_interval_has_its_mean_rate_in_all_of_it(
+    spark: SparkSession, streams: DataFrame
+) -> None:
+    """It has no row in cuts in which it did nothing: two that follow one another are no load of both."""
+    slots = spark.createDataFrame(
+        [(0, 1, 100, 100, 0, 100_000, SLOT // 10), (0, 2, 200, 200, 0, 200_000, SLOT // 5)], SLOT_DDL
+    )
+    rates = transforms.volume_slots(slots, streams, "slot_us", SLOT, 2)
+    assert {row.volume: (row.used, row.demand) for row in rates.collect()} == {
+        "erp": (10.0, 10.0),
+        "batch": (20.0, 20.0),
+    }
+    (row,) = transforms.backend_slots(rates).collect()
+    assert (row.load, row.covered_us) == (30.0, SLOT // 5)
 
 
 def test_the_nearest_integer(spark: SparkSession) -> None:
