@@ -153,13 +153,20 @@ def caps_of_week(
     by_hour: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         by_hour[row["hour_of_week"]].append(row)
+    return caps_of_hours(by_hour.items(), needs)
+
+
+def caps_of_hours(
+    hours: Iterable[tuple[int, Sequence[Mapping[str, Any]]]], needs: Sequence[PromiseNeed]
+) -> dict[str, dict[int, float | None]]:
+    """The same of hours with their rows, looked at once each: those of a week need not be held together."""
     shares: dict[str, dict[int, HourShare]] = defaultdict(dict)
-    for hour, members in by_hour.items():
+    for hour, members in hours:
         iops = {row["volume"]: _iops(row) for row in members}
         limits = list(dict.fromkeys(need.limit(iops) for need in needs))  # of equals one says all
         for volume, share in shares_of_hour(limits, [_demand(row) for row in members]).items():
             shares[volume][hour] = share
-    return {volume: limit_change(hours) for volume, hours in shares.items()}
+    return {volume: limit_change(of_volume) for volume, of_volume in shares.items()}
 
 
 def _iops(row: Mapping[str, Any]) -> tuple[float, float] | None:
