@@ -197,7 +197,7 @@ def capacity_of(frames: Frames) -> pa.Table:
     """What each backend can take for each promise, unknown ones as the last valid; ``grouped.CAPACITY``."""
     seen = _rows(grouped.capacities(frames.points, frames.promise_bins))
     former = frames.read.former_capacity
-    known = [model.with_former(row, former) for row in seen]
+    known = [model.with_former(row, former, frames.read.former_steps) for row in seen]
     backends = {row["backend"] for row in seen}
     # One that another promise tells of is not held to what the strictest of all promises needed once.
     lost = {backend: cost for backend, cost in former.items() if backend not in backends}

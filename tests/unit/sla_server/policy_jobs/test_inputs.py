@@ -87,6 +87,23 @@ def test_names_are_matched_once_each() -> None:
     assert found.former_capacity == {}
 
 
+@pytest.mark.parametrize(("created_us", "steps"), [(2, {("array", "gold", "latency", 1): 400.0}), (0, {})])
+def test_what_a_step_could_take_is_known_unless_its_agreement_was_changed_since(
+    created_us: int, steps: dict[Any, float]
+) -> None:
+    store = OldStore(in_force(simple("gold", volumes="vol-1")).agreement.spec_json())
+    step = {"backend": "array", "objective": "latency"}
+    capacity = [
+        {**step, "sla": "gold", "step": 0, "cost_per_s": None},
+        {**step, "sla": "gold", "step": 1, "cost_per_s": 400.0},
+        {**step, "sla": "ended", "step": 0, "cost_per_s": 100.0},
+    ]
+    store.reader.policies = lambda limit: [{"created_us": created_us, "report": {"capacity": capacity}}]
+    found = read(store, snapshot(), SETTINGS)  # type: ignore[arg-type]
+    assert found.former_capacity == {"array": 100.0}
+    assert found.former_steps == steps
+
+
 def test_an_empty_window_teaches_nothing() -> None:
     with pytest.raises(NothingToLearn):
         read(OldStore({}), snapshot(rows=0), SETTINGS)  # type: ignore[arg-type]

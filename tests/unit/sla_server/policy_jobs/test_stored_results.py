@@ -125,7 +125,7 @@ def test_the_last_valid_capacities_are_those_of_whichever_is_newer() -> None:
 
     def former(policies: list[dict[str, Any]]) -> dict[str, float]:
         store: Any = Store(policies)
-        return inputs.former_capacity(store)
+        return inputs.lowest_known(inputs.former_rows(store)[0])
 
     assert former([policy(2)]) == {"disk": 300.0}
     assert former([policy(0)]) == {"disk": 400.0}
