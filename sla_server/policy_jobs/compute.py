@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from sla_server.policy_jobs.demand import HourTables
 
+HELD_DAYS: Final = 7  # once each hour of the week
 BURST_DAYS: Final = 7  # slots of a volume come to one call: a week of minutes is 10,000
 ROWS_AT_A_TIME: Final = 10_000  # of caps as Python objects
 MOST_CURVES: Final = 1000  # some 1 MB of a report
@@ -264,6 +265,7 @@ def compute(
     rows: inputs.Statistics,
     read: inputs.JobInputs,
     stored: Mapping[str, pa.Table] = NOTHING,
+    in_force: pa.Table | None = None,
 ) -> Found:
     """The policy.
 
@@ -272,6 +274,7 @@ def compute(
         rows: of the window.
         read: what the driver knows.
         stored: of steps, what they found recently; all others are computed.
+        in_force: of ``inputs.demand_in_force``.
     """
     frames = Frames(spark, rows, read)
 
@@ -281,7 +284,7 @@ def compute(
 
     try:
         capacity, curves = split_curves(step(CAPACITY))
-        caps = _caps(frames, capacity, stored.get(DEMAND))
+        caps = _caps(frames, capacity, stored.get(DEMAND), in_force)
         bursts = _bursts(frames, caps, read.hours)
         caps = grouped.with_bursts(caps, bursts, model.rooms_of(capacity, read.promises))
         return Found(caps, capacity, step(COSTS), step(HARMS), bursts, curves)
@@ -289,13 +292,19 @@ def compute(
         frames.release()
 
 
-def _caps(frames: Frames, capacity: list[dict[str, Any]], known: pa.Table | None) -> pa.Table:
+def _caps(
+    frames: Frames, capacity: list[dict[str, Any]], known: pa.Table | None, in_force: pa.Table | None
+) -> pa.Table:
     spark, read = frames.spark, frames.read
     demand = hourly_demand(frames) if known is None else spark.createDataFrame(known)
-    coming = spark.createDataFrame(read.hours.coming)
+    expected = transforms.expected_demand(demand, frames.zones, spark.createDataFrame(read.hours.coming))
+    if in_force is not None and in_force.num_rows:
+        from_us = read.hours.end_us - HELD_DAYS * transforms.US_A_DAY
+        before = spark.createDataFrame(in_force)
+        expected = transforms.demand_when_held(expected, before, frames.slots, from_us)
     needs = {name: model.encode(each) for name, each in model.needs_of(capacity, read.promises).items()}
     limited = transforms.demand_under_limits(
-        transforms.expected_demand(demand, frames.zones, coming),
+        expected,
         spark.createDataFrame(read.scope.classes),
         _texts(spark, backend=needs.keys(), needs=needs.values()),
         frames.peaks if needs else None,

@@ -11,8 +11,10 @@ import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pydantic import ValidationError
 
 from pmdaemon.runtime.config import describe
@@ -42,7 +44,6 @@ from sla_server.policy_jobs.transforms import (
 )
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from sla_server.config import PolicyJobConfig
@@ -54,6 +55,10 @@ CAPACITY = "capacity"
 SLOTS, MISSED, HOURS = "rollups", "rollup_missed", "rollup_hours"
 COLUMNS = {SLOTS: SLOT_COLUMNS, MISSED: MISSED_COLUMNS, HOURS: HOUR_COLUMNS}
 """What a snapshot is taken of."""
+
+
+WAS = pa.schema([("volume", pa.string()), ("hour_of_week", pa.int32()), ("was_p95", pa.float64())])
+ROWS_AT_A_TIME = 10_000  # as Python objects; of a large fleet there are millions
 
 
 @dataclass(frozen=True)
@@ -253,6 +258,25 @@ def _in_force(row: dict[str, Any]) -> InForce:
     except ValidationError as exc:
         raise UnreadableAgreement(row["name"], row["version"], describe(exc)) from exc
     return InForce(agreement, row["version"], row["applied_us"], row["ended_us"])
+
+
+def demand_in_force(store: PolicyStore) -> pa.Table:
+    """What volumes asked for when the policy in force was made, in the hours for which it has caps; WAS.
+
+    Raises:
+        DatabaseUnavailable: retryable.
+    """
+    in_force = store.reader.policy_in_force()
+    rows = iter(store.reader.capped_hours(in_force["version"]) if in_force is not None else ())
+    batches = []
+    while some := list(islice(rows, ROWS_AT_A_TIME)):
+        known = [
+            {**{name: row[name] for name in WAS.names[:2]}, "was_p95": row["demand_p95"]}
+            for row in some
+            if row["demand_p95"] is not None
+        ]
+        batches.append(pa.RecordBatch.from_pylist(known, schema=WAS))
+    return pa.Table.from_batches(batches, schema=WAS)
 
 
 def former_rows(store: PolicyStore) -> tuple[list[dict[str, Any]], int]:

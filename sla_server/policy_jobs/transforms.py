@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 COUNTED: Final = (
     *("arrived", "reads", "writes", "read_bytes", "write_bytes"),
-    *("svc_sum_us", "cost_milli", "sequential", "placed"),
+    *("svc_sum_us", "cost_milli", "sequential", "placed", "caps_us"),
 )
 PLACED: Final = ("arrived", "sequential", "placed")
 MICRO: Final = 1e6
@@ -32,6 +32,7 @@ MIXED: Final = "at_us div 1000000 * 1000003 % 16777213"
 """An order of intervals that follows no rhythm of the load, and that any engine can compute."""
 LANES: Final = 8
 """Streams of a volume that are added up in one pass; most volumes have fewer, and each lane takes time."""
+LEAST_HELD: Final = 20  # of so many intervals of an hour one that was held back: p95 is what was let through
 LEAST_PART: Final = 0.01  # of a backend's cost; smaller volumes are told apart from the others by no model
 
 
@@ -77,8 +78,8 @@ def volume_slots(
 
     Returns:
         backend, volume, at_us, ios (completed), reads, writes, bytes, svc_us, arrived, sequential, placed,
-        cost_milli, covered_us (in which it was at work), demand (offered cost a second), used (completed, the
-        same).
+        cost_milli, held_us (in which a throttle held some back; of its streams, added up), covered_us (in
+        which it was at work), demand (offered cost a second), used (completed, the same).
     """
     from pyspark.sql import functions as F
 
@@ -89,7 +90,7 @@ def volume_slots(
     of_volumes = streams.select("stream_id", "volume", "backend", lane, bundle)
     absent = [name for name in COUNTED if name not in samples.columns]
     samples = samples.select("*", *(F.lit(0).cast("bigint").alias(name) for name in absent))
-    counted = ("ios", "reads", "writes", "bytes", "svc_us", *PLACED, "cost_milli")
+    counted = ("ios", "reads", "writes", "bytes", "svc_us", *PLACED, "cost_milli", "held_us")
     key = ("backend", "volume", "at_us")
     covers = [F.sum(F.when(F.col("lane") == each, F.col("covered_us"))) for each in range(min(widest, LANES))]
     sums = (
@@ -106,6 +107,7 @@ def volume_slots(
             total("sequential").alias("sequential"),
             total("placed").alias("placed"),
             F.sum("cost_milli").alias("cost_milli"),
+            total("caps_us").alias("held_us"),
             (F.greatest(*covers) if len(covers) > 1 else covers[0]).alias("covered_us"),
         )
     )
@@ -178,6 +180,39 @@ def expected_demand(demand: DataFrame, zones: DataFrame, coming: DataFrame) -> D
 
     local = demand.withColumnRenamed("hour_of_week", "like_hour").join(F.broadcast(zones), "backend")
     return local.join(F.broadcast(coming), ["zone", "like_hour"]).select(*demand.columns)
+
+
+def demand_when_held(demand: DataFrame, in_force: DataFrame, slots: DataFrame, from_us: int) -> DataFrame:
+    """Demand, where a throttle held it back at least what it was when the policy in force was made.
+
+    Under a cap a volume asks for what the cap lets through: that would fit, and the next policy would have no
+    cap for it.
+
+    Args:
+        demand: of ``expected_demand``.
+        in_force: volume, hour_of_week (UTC), was_p95: of the hours that the policy in force has caps for.
+        slots: of ``volume_slots``.
+        from_us: what was held back before does not count.
+
+    Returns:
+        columns of ``hourly_demand``.
+    """
+    from pyspark.sql import functions as F
+
+    hour = F.expr(f"cast((at_us div {US_AN_HOUR} + {MONDAY_OFFSET_HOURS}) % {HOURS_A_WEEK} as int)")
+    is_held = F.col("held_us") * 2 >= F.col("covered_us")
+    held = (
+        slots.where(F.col("at_us") >= from_us)
+        .groupBy("volume", hour.alias("hour_of_week"))
+        .agg(F.sum(F.when(is_held, LEAST_HELD).otherwise(0)).alias("held"), F.count("*").alias("all"))
+        .where(F.col("held") >= F.col("all"))
+        .select("volume", "hour_of_week")
+    )
+    known = in_force.join(held, ["volume", "hour_of_week"])
+    p95 = F.greatest("p95", "was_p95").alias("p95")  # of those that are known
+    return demand.join(known, ["volume", "hour_of_week"], "left").select(
+        *(p95 if name == "p95" else name for name in demand.columns)
+    )
 
 
 def slots_and_hours(slots: DataFrame, hours: DataFrame, slots_an_hour: int) -> DataFrame:
@@ -392,6 +427,7 @@ SLOT_COLUMNS: Final = (
     "covered_us",
     "sequential",
     "placed",
+    "caps_us",
 )
 SLOT_DDL: Final = ", ".join(f"{name} bigint" for name in SLOT_COLUMNS)
 HOUR_COLUMNS: Final = ("hour_us", "stream_id", "arrived", "reads", "writes", "cost_milli", "covered_us")

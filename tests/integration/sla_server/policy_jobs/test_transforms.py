@@ -119,6 +119,41 @@ def test_the_nearest_integer(spark: SparkSession) -> None:
     assert [row.n for row in found] == [row.r for row in found]
 
 
+def test_what_was_held_back_asks_for_at_least_what_it_did_before(spark: SparkSession) -> None:
+    """Of an hour of which a twentieth was held back, and lately; a volume may ask for more by now."""
+    ddl = "backend string, volume string, at_us bigint, held_us bigint, covered_us bigint"
+    hour_us, minute_us = 10 * US_AN_HOUR, US_AN_HOUR // 60
+    rows = []
+    for volume, held in (("capped", 3), ("eager", 3), ("hardly", 2), ("free", 0), ("unknown", 60)):
+        for minute in range(60):
+            at_us, held_us = hour_us + minute * minute_us, 15 if minute < held else 14
+            rows.append(("disk", volume, at_us, held_us, 30))
+    rows.append(("disk", "long ago", 0, 30, 30))
+    demand = spark.createDataFrame(
+        [("disk", name, 82, 1.0, 100.0 if name != "eager" else 500.0, 60, 1.0) for name in
+         ("capped", "eager", "hardly", "free", "unknown")]
+        + [("disk", "long ago", 72, 1.0, 100.0, 60, 1.0), ("disk", "capped", 83, 1.0, 100.0, 60, 1.0)],
+        "backend string, volume string, hour_of_week int, p50 double, p95 double, samples bigint, "
+        "mean_cost double",
+    )  # fmt: skip
+    in_force = spark.createDataFrame(
+        [(name, hour, 400.0) for name in ("capped", "eager", "hardly", "free", "long ago", "gone")
+         for hour in range(168)],
+        "volume string, hour_of_week int, was_p95 double",
+    )  # fmt: skip
+    found = transforms.demand_when_held(demand, in_force, spark.createDataFrame(rows, ddl), US_AN_HOUR)
+    assert found.columns == demand.columns
+    assert {(row.volume, row.hour_of_week): row.p95 for row in found.collect()} == {
+        ("capped", 82): 400.0,
+        ("eager", 82): 500.0,
+        ("hardly", 82): 100.0,
+        ("free", 82): 100.0,
+        ("unknown", 82): 100.0,
+        ("long ago", 72): 100.0,
+        ("capped", 83): 100.0,
+    }
+
+
 def test_hours_that_slots_cover_are_left_out(spark: SparkSession) -> None:
     ddl = "backend string, volume string, at_us bigint"
     hours = spark.createDataFrame(
