@@ -13,9 +13,9 @@ least. It must not do worse than the one in force, nor as well at the price of m
 that caps nothing is published, too, unless the one in force does better: it has costs and demands.
 
 A policy that works hides what it is for: what is stored is the load that it let through, and a replay of that
-breaks nothing, with any policy or none. Where nothing is left to avoid and volumes that the policy in force
-caps were held back, the new one takes its place if it caps all of those, too; else the one in force stays,
-unless agreements have changed since it was made: then it may be for a promise that is no more.
+breaks no more without a policy. Where neither the one in force nor the new one avoids anything, and volumes
+that the former caps were held back, the new one takes its place if it caps all of those, too; else the one in
+force stays, unless agreements have changed since it was made: then it may be for a promise that is no more.
 
 What is replayed is also what the policy was learned from: it may do less well on days to come.
 
@@ -134,7 +134,7 @@ def verdict(
         if new.held_back > former.held_back * MORE_HELD:
             held_back = f"I/Os held back {new.held_back}, with the one in force {former.held_back}"
             return Advice(False, f"it holds more back for the same: {against}; {held_back}")
-        if held and not none.bad_s and not new.bad_s:
+        if held and not any(is_better(*pair) for pair in ((none, former), (none, new), (new, none))):
             return _succession(lost, against)
     if is_empty:
         return Advice(True, "it caps nothing")
@@ -146,9 +146,11 @@ def verdict(
 
 
 def _succession(lost: Collection[str], against: str) -> Advice:
-    """Where the load was held back already, and nothing is left to avoid."""
+    """Where the load was held back already, and no policy shows what it avoids."""
     if not lost:
-        return Advice(True, f"it takes the place of the one in force, which left nothing to avoid: {against}")
+        return Advice(
+            True, f"it takes the place of the one in force, which held back what is replayed: {against}"
+        )
     names = sorted(lost)
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return Advice(
