@@ -43,6 +43,7 @@ from sla_server.policy_jobs.transforms import (
     US_A_SECOND,
 )
 
+SLOT_S = spark_world.SLOT_US / US_A_SECOND
 SETUP = f"""
 CREATE VIEW streams_now AS
     SELECT stream_id, volume, client, coalesce(v.backend, s.backend) AS backend
@@ -56,7 +57,7 @@ CREATE TABLE volume_slots AS
     SELECT backend, volume, at_us, sum(reads + writes) AS ios, sum(arrived) AS arrived, sum(reads) AS reads,
         sum(writes) AS writes, sum(bytes) AS bytes, sum(svc_us) AS svc_us, max(covered_us) AS covered_us,
         sum(sequential) AS sequential, sum(placed) AS placed, sum(cost_milli)::BIGINT AS all_milli,
-        all_milli / 1000.0::DOUBLE / (max(covered_us) / {US_A_SECOND}.0::DOUBLE) AS used,
+        all_milli / 1000.0::DOUBLE / {SLOT_S}::DOUBLE AS used,
         used * greatest(1.0::DOUBLE, coalesce(sum(arrived)::DOUBLE / nullif(ios, 0)::DOUBLE, 1.0)) AS demand
     FROM (
         SELECT backend, volume, slot_us AS at_us, stream_id, sum(arrived)::BIGINT AS arrived,
@@ -283,7 +284,7 @@ def in_polars(place: Path, read: JobInputs) -> Found:
         .join(asking, ["promise", "client"], "left")
         .filter(pl.col("any_client") | pl.col("is_asking"))
     )
-    used = pl.col("cost_milli") / 1000.0 / (pl.col("covered_us") / float(US_A_SECOND))
+    used = pl.col("cost_milli") / 1000.0 / SLOT_S
     more = pl.max_horizontal(pl.lit(1.0), (pl.col("arrived") / pl.col("ios")).fill_nan(1.0))
     volume_slots = (
         pl.scan_parquet(f"{place}/rollups/*.parquet")

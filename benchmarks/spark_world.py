@@ -184,6 +184,7 @@ def hour(number: int, slots: int = SLOTS_A_FILE, shape: Shape = SMALL) -> Hour:
         "placed": reads + writes,
         "cost_milli": found.cost_milli,
         "covered_us": np.full(cells, SLOT_US, dtype=np.int64),
+        "caps_us": np.zeros(cells, dtype=np.int64),
     }
     is_promised = streams // shape.streams_a_volume % shape.volumes < shape.promised
     backend = streams // (shape.streams_a_volume * shape.volumes)

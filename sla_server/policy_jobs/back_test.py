@@ -12,6 +12,13 @@ The new policy *helps* if fewer slices are bad than without any, or as few, and 
 least. It must not do worse than the one in force, nor as well at the price of more I/Os held back. A policy
 that caps nothing is published, too, unless the one in force does better: it has costs and demands.
 
+A policy that works hides what it is for: what is stored is the load that it let through, and a replay of that
+breaks no more without a policy. Where neither the one in force nor the new one avoids anything, and volumes
+that the former caps were held back, the new one takes its place if it caps all of those, too; else the one in
+force stays, unless agreements have changed since it was made: then it may be for a promise that is no more.
+
+What is replayed is also what the policy was learned from: it may do less well on days to come.
+
 Within a slot, requests are spread as the raw cuts say (``simulate.within``), which are stored for two days,
 so a burst of some seconds is there. Of older slots nothing shorter is stored: a policy that is good for such
 bursts alone, and none of the last two days, is rejected; ``[policy] publish = "always"``, or a pin, overrides
@@ -58,6 +65,7 @@ LEAST_WINDOW_US: Final = DAY_US // 24
 MOST_BACKENDS: Final = 16
 LESS_BAD: Final = 0.9  # of the bad seconds: less of a difference may be chance
 MORE_HELD: Final = 1.25  # of the I/Os held back: demands differ that much from week to week
+MOST_NAMED: Final = 3
 CapRows = Callable[[], Iterable[Mapping[str, Any]]]
 """Gives the rows of a policy with a cap, again each time: of a large fleet they are never held together."""
 Caps = Mapping[int, Mapping[str, float | None]]
@@ -96,7 +104,15 @@ class Advice:
     reason: str
 
 
-def verdict(none: ReplaySums, new: ReplaySums, former: ReplaySums | None, *, is_empty: bool) -> Advice:
+def verdict(
+    none: ReplaySums,
+    new: ReplaySums,
+    former: ReplaySums | None,
+    *,
+    is_empty: bool,
+    held: Collection[str] = (),
+    lost: Collection[str] = (),
+) -> Advice:
     """Compare the runs.
 
     Args:
@@ -104,6 +120,8 @@ def verdict(none: ReplaySums, new: ReplaySums, former: ReplaySums | None, *, is_
         new: with the new one.
         former: with the one in force; None: there is none that caps anything here.
         is_empty: the new one caps nothing.
+        held: volumes that the one in force caps, and that were held back in what is replayed.
+        lost: of them those that the new one does not cap although no agreement has changed.
     """
     against = f"bad slices {new.bad} with it, {none.bad} without; bad seconds {new.bad_s} and {none.bad_s}"
     if former is not None:
@@ -114,8 +132,10 @@ def verdict(none: ReplaySums, new: ReplaySums, former: ReplaySums | None, *, is_
         if is_better(new, former):
             return Advice(False, f"the one in force does better: {against}")
         if new.held_back > former.held_back * MORE_HELD:
-            held = f"I/Os held back {new.held_back}, with the one in force {former.held_back}"
-            return Advice(False, f"it holds more back for the same: {against}; {held}")
+            held_back = f"I/Os held back {new.held_back}, with the one in force {former.held_back}"
+            return Advice(False, f"it holds more back for the same: {against}; {held_back}")
+        if held and not any(is_better(*pair) for pair in ((none, former), (none, new), (new, none))):
+            return _succession(lost, against)
     if is_empty:
         return Advice(True, "it caps nothing")
     if is_better(none, new):
@@ -123,6 +143,29 @@ def verdict(none: ReplaySums, new: ReplaySums, former: ReplaySums | None, *, is_
     if not none.bad_s:
         return Advice(False, f"there is nothing to avoid: {against}; it would only hold I/Os back")
     return Advice(False, f"it does not help: {against}")
+
+
+def _succession(lost: Collection[str], against: str) -> Advice:
+    """Where the load was held back already, and no policy shows what it avoids."""
+    if not lost:
+        return Advice(
+            True, f"it takes the place of the one in force, which held back what is replayed: {against}"
+        )
+    names = sorted(lost)
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return Advice(
+        False,
+        f"the one in force holds back {', '.join(names[:MOST_NAMED])}{more}, which it would not cap, and "
+        f"what would be asked for without caps is not stored: {against}",
+    )
+
+
+def held_volumes(found: StoredSlots, volumes: Collection[str]) -> frozenset[str]:
+    """Of these volumes those that a throttle held back."""
+    is_held = (found.slots["delay_sum_us"] > 0) | (found.slots["held_max"] > 0)
+    streams = np.unique(found.slots["stream_id"][is_held]).tolist()
+    names = (found.streams[number]["volume"] for number in streams if number in found.streams)
+    return frozenset(names).intersection(volumes)
 
 
 def is_better(before: ReplaySums, after: ReplaySums) -> bool:
@@ -289,6 +332,7 @@ def made(
     plans: list[tuple[str, Plan]] = []
     notes, times = ["an hour has more rollups than can be replayed"], dict[str, Any]()
     sampled: list[BackendSample] = []
+    held = frozenset[str]()
     stored = _stored(config, now_us)
     if stored is None:
         sample, sampled = _sample_of(config, contract, volumes, demands or {}, seed_of(caps()))
@@ -296,13 +340,14 @@ def made(
     if stored is not None:
         found, from_us, to_us = stored
         times = {"from_us": from_us, "to_us": to_us}
+        held = held_volumes(found, former_capped)
         plans, notes = backend_plans(found, contract, volumes, from_us, config.policy.back_test_ios)
         plans, problems = _within_slots(config, plans, found.slot_s, fits=not sampled)
         notes += problems
         notes += [each.words for each in sampled]
         times |= {"sampled": [dataclasses.asdict(each) for each in sampled]} if sampled else {}
     if not plans:
-        verdict_ = Advice(not capped, "nothing could be replayed" if capped else "it caps nothing")
+        verdict_ = Advice(False, "nothing could be replayed")  # one of the two caps something
         result: dict[str, Any] = {}
     else:
         replayed = {stream.volume for _, plan in plans for stream in plan.streams}
@@ -311,7 +356,18 @@ def made(
         )
         result = compare(plans, new, former if former_capped else None)
         outcomes = {name: ReplaySums(**result[name]) for name in ("none", "new", "former") if name in result}
-        verdict_ = verdict(outcomes["none"], outcomes["new"], outcomes.get("former"), is_empty=not capped)
+        held &= replayed
+        lost = held - capped
+        if lost and in_force is not None and _have_agreements_changed(store, in_force["version"]):
+            lost = frozenset()
+        verdict_ = verdict(
+            outcomes["none"],
+            outcomes["new"],
+            outcomes.get("former"),
+            is_empty=not capped,
+            held=held,
+            lost=lost,
+        )
     reason, publish = verdict_.reason, verdict_.publish
     if not publish and config.policy.publish == "always":
         reason, publish = f'{reason}; published all the same: publish = "always"', True
@@ -334,6 +390,14 @@ def _within_slots(
     except (FileDamaged, FilesUnavailable) as exc:
         return list(plans), [f"what happened within slots is not known: {exc}"]
     return [(name, with_cuts(plan, cuts, fits=fits)) for name, plan in plans], []
+
+
+def _have_agreements_changed(store: PolicyStore, version: int) -> bool:
+    """Whether an agreement was applied or has ended since this policy was made."""
+    policy = store.reader.policy(version)
+    made_us = policy["created_us"] if policy is not None else 0
+    rows = store.reader.all_agreements()
+    return any(max(row["applied_us"], row["ended_us"] or 0) > made_us for row in rows)
 
 
 def _contract(store: PolicyStore, now_us: int) -> Contract:

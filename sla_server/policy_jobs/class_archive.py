@@ -8,6 +8,7 @@ archive that does not fit it reads the classes as before.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Final
@@ -20,6 +21,6 @@ QUIET: Final = "-Xlog:disable -Xlog:all=error:stderr"
 
 
 def java_options(folder: Path = FOLDER) -> str:
-    """What a Java process of Spark is started with to use the archive; empty: there is none."""
+    """What a Java process of Spark is started with to use the archive; empty: there is none for this user."""
     archive = folder / NAME
-    return f'-XX:SharedArchiveFile="{archive}" {QUIET}' if archive.exists() else ""
+    return f'-XX:SharedArchiveFile="{archive}" {QUIET}' if os.access(archive, os.R_OK) else ""

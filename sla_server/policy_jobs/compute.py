@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from sla_server.policy_jobs.demand import HourTables
 
+HELD_DAYS: Final = 7  # once each hour of the week
 BURST_DAYS: Final = 7  # slots of a volume come to one call: a week of minutes is 10,000
 ROWS_AT_A_TIME: Final = 10_000  # of caps as Python objects
 MOST_CURVES: Final = 1000  # some 1 MB of a report
@@ -119,9 +120,10 @@ class Frames:
         """The same in Spark."""
         return self.spark.createDataFrame(self._streams)
 
-    def of_volumes(self, samples: DataFrame, time_column: str) -> DataFrame:
+    def of_volumes(self, samples: DataFrame, time_column: str, length_us: int) -> DataFrame:
         """Of ``transforms.volume_slots``."""
-        return transforms.volume_slots(samples, self.streams, time_column, streams.widest(self._streams))
+        widest = streams.widest(self._streams)
+        return transforms.volume_slots(samples, self.streams, time_column, length_us, widest)
 
     @cached_property
     def promised(self) -> DataFrame:
@@ -145,7 +147,8 @@ class Frames:
     @cached_property
     def slots(self) -> DataFrame:
         """Of ``transforms.volume_slots``."""
-        return self._keep(self.of_volumes(self.rows.slots, "slot_us"))
+        slot_us = transforms.US_AN_HOUR // self.read.slots_an_hour
+        return self._keep(self.of_volumes(self.rows.slots, "slot_us", slot_us))
 
     @cached_property
     def loads(self) -> DataFrame:
@@ -195,7 +198,7 @@ def capacity_of(frames: Frames) -> pa.Table:
     """What each backend can take for each promise, unknown ones as the last valid; ``grouped.CAPACITY``."""
     seen = _rows(grouped.capacities(frames.points, frames.promise_bins))
     former = frames.read.former_capacity
-    known = [model.with_former(row, former) for row in seen]
+    known = [model.with_former(row, former, frames.read.former_steps) for row in seen]
     backends = {row["backend"] for row in seen}
     # One that another promise tells of is not held to what the strictest of all promises needed once.
     lost = {backend: cost for backend, cost in former.items() if backend not in backends}
@@ -231,7 +234,7 @@ def costs_of(frames: Frames) -> pa.Table:
 
 def hourly_demand(frames: Frames) -> DataFrame:
     """Demand of each volume by local hour of the week; columns of ``transforms.hourly_demand``."""
-    hours = frames.of_volumes(frames.rows.hours, "hour_us")
+    hours = frames.of_volumes(frames.rows.hours, "hour_us", transforms.US_AN_HOUR)
     rates = transforms.slots_and_hours(frames.slots, hours, frames.read.slots_an_hour)
     learned = frames.spark.createDataFrame(frames.read.hours.learned)
     return transforms.hourly_demand(rates, frames.zones, learned)
@@ -262,6 +265,7 @@ def compute(
     rows: inputs.Statistics,
     read: inputs.JobInputs,
     stored: Mapping[str, pa.Table] = NOTHING,
+    in_force: pa.Table | None = None,
 ) -> Found:
     """The policy.
 
@@ -270,6 +274,7 @@ def compute(
         rows: of the window.
         read: what the driver knows.
         stored: of steps, what they found recently; all others are computed.
+        in_force: of ``inputs.demand_in_force``.
     """
     frames = Frames(spark, rows, read)
 
@@ -279,7 +284,7 @@ def compute(
 
     try:
         capacity, curves = split_curves(step(CAPACITY))
-        caps = _caps(frames, capacity, stored.get(DEMAND))
+        caps = _caps(frames, capacity, stored.get(DEMAND), in_force)
         bursts = _bursts(frames, caps, read.hours)
         caps = grouped.with_bursts(caps, bursts, model.rooms_of(capacity, read.promises))
         return Found(caps, capacity, step(COSTS), step(HARMS), bursts, curves)
@@ -287,13 +292,19 @@ def compute(
         frames.release()
 
 
-def _caps(frames: Frames, capacity: list[dict[str, Any]], known: pa.Table | None) -> pa.Table:
+def _caps(
+    frames: Frames, capacity: list[dict[str, Any]], known: pa.Table | None, in_force: pa.Table | None
+) -> pa.Table:
     spark, read = frames.spark, frames.read
     demand = hourly_demand(frames) if known is None else spark.createDataFrame(known)
-    coming = spark.createDataFrame(read.hours.coming)
+    expected = transforms.expected_demand(demand, frames.zones, spark.createDataFrame(read.hours.coming))
+    if in_force is not None and in_force.num_rows:
+        from_us = read.hours.end_us - HELD_DAYS * transforms.US_A_DAY
+        before = spark.createDataFrame(in_force)
+        expected = transforms.demand_when_held(expected, before, frames.slots, from_us)
     needs = {name: model.encode(each) for name, each in model.needs_of(capacity, read.promises).items()}
     limited = transforms.demand_under_limits(
-        transforms.expected_demand(demand, frames.zones, coming),
+        expected,
         spark.createDataFrame(read.scope.classes),
         _texts(spark, backend=needs.keys(), needs=needs.values()),
         frames.peaks if needs else None,

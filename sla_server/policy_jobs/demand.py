@@ -100,6 +100,7 @@ class HourTables:
         coming: zone, hour_of_week (UTC), like_hour (learned).
         end_us: of the window; recency is counted from it.
         half_life_days: what was seen so long before counts half.
+        holidays: local days that count as Sundays, in order.
     """
 
     zones: pa.Table
@@ -107,6 +108,7 @@ class HourTables:
     coming: pa.Table
     end_us: int
     half_life_days: float
+    holidays: tuple[date, ...] = ()
 
 
 LEARNED: Final = pa.schema(
@@ -144,6 +146,7 @@ def hour_tables(
         coming=_table(coming, COMING),
         end_us=window_us[1],
         half_life_days=half_life_days,
+        holidays=tuple(sorted(holidays)),
     )
 
 

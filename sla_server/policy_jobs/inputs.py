@@ -8,11 +8,13 @@ the distinct names among them, and the promises in force.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import date
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pydantic import ValidationError
 
 from pmdaemon.runtime.config import describe
@@ -26,6 +28,7 @@ from sla_server.policy_jobs import sql_source
 from sla_server.policy_jobs.cuts import bin_length_us, chosen_cuts, read_cuts
 from sla_server.policy_jobs.demand import HourTables, hour_tables
 from sla_server.policy_jobs.errors import NoSuchCalendar, NothingToLearn, UnreadableAgreement
+from sla_server.policy_jobs.model import StepKey
 from sla_server.policy_jobs.scope import KnownNames, Scope, scope_of
 from sla_server.policy_jobs.session import check_connector, for_spark
 from sla_server.policy_jobs.transforms import (
@@ -41,7 +44,6 @@ from sla_server.policy_jobs.transforms import (
 )
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from sla_server.config import PolicyJobConfig
@@ -55,6 +57,10 @@ COLUMNS = {SLOTS: SLOT_COLUMNS, MISSED: MISSED_COLUMNS, HOURS: HOUR_COLUMNS}
 """What a snapshot is taken of."""
 
 
+WAS = pa.schema([("volume", pa.string()), ("hour_of_week", pa.int32()), ("was_p95", pa.float64())])
+ROWS_AT_A_TIME = 10_000  # as Python objects; of a large fleet there are millions
+
+
 @dataclass(frozen=True)
 class JobInputs:
     """What the driver knows.
@@ -65,9 +71,10 @@ class JobInputs:
         scope: what agreements say of them.
         promises: in force.
         hours: which hour of the week is when, at each backend.
-        former_capacity: backend -> the newest valid capacity of an earlier policy, cost units a second.
+        former_capacity: backend -> the lowest valid capacity of the newest policy, cost units a second.
         slots_an_hour: of fine rollups; an hourly one weighs as many of them.
         bin_us: length of the bins that cuts are read in; 0: they are not.
+        former_steps: the same of each step of a promise whose agreement was in force then as it is now.
     """
 
     streams: pa.Table
@@ -78,6 +85,7 @@ class JobInputs:
     former_capacity: dict[str, float]
     slots_an_hour: int = 60
     bin_us: int = 0
+    former_steps: Mapping[StepKey, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -140,8 +148,20 @@ def read(
         _holidays(store, settings.calendar),
     )
     bin_us = bin_length_us(interval_s) if settings.cut_rows else 0
-    former = former_capacity(store)
-    return JobInputs(streams, volumes, scope, in_scope, hours, former, 3600 // rollup_s, bin_us)
+    rows, made_us = former_rows(store)
+    return JobInputs(
+        streams,
+        volumes,
+        scope,
+        in_scope,
+        hours,
+        former_capacity=lowest_known(rows),
+        slots_an_hour=3600 // rollup_s,
+        bin_us=bin_us,
+        former_steps=known_steps(
+            rows, {each.agreement.name for each in in_force if each.applied_us <= made_us}
+        ),
+    )
 
 
 def zones_of(in_force: Sequence[InForce], backend_of: Mapping[str, str], default: str) -> dict[str, str]:
@@ -240,15 +260,35 @@ def _in_force(row: dict[str, Any]) -> InForce:
     return InForce(agreement, row["version"], row["applied_us"], row["ended_us"])
 
 
-def former_capacity(store: PolicyStore) -> dict[str, float]:
-    """Last valid values: a day without contention must not forget what an earlier one showed."""
+def demand_in_force(store: PolicyStore) -> pa.Table:
+    """What volumes asked for when the policy in force was made, in the hours for which it has caps; WAS.
+
+    Raises:
+        DatabaseUnavailable: retryable.
+    """
+    in_force = store.reader.policy_in_force()
+    rows = iter(store.reader.capped_hours(in_force["version"]) if in_force is not None else ())
+    batches = []
+    while some := list(islice(rows, ROWS_AT_A_TIME)):
+        known = [
+            {**{name: row[name] for name in WAS.names[:2]}, "was_p95": row["demand_p95"]}
+            for row in some
+            if row["demand_p95"] is not None
+        ]
+        batches.append(pa.RecordBatch.from_pylist(known, schema=WAS))
+    return pa.Table.from_batches(batches, schema=WAS)
+
+
+def former_rows(store: PolicyStore) -> tuple[list[dict[str, Any]], int]:
+    """Last valid values, and of when: a day without contention must not forget what an earlier one showed."""
     policies = store.reader.policies(limit=1)
     rows: list[dict[str, Any]] = policies[0]["report"].get("capacity", []) if policies else []
+    made_us: int = policies[0]["created_us"] if policies else 0
     stored = store.results.whole(CAPACITY)
-    if stored is not None and stored[0].made_us > (policies[0]["created_us"] if policies else 0):
+    if stored is not None and stored[0].made_us > made_us:
         # The capacity job has them from the policy before it, or better ones.
-        rows = table_of(stored[1]).to_pylist()
-    return lowest_known(rows)
+        return table_of(stored[1]).to_pylist(), stored[0].made_us
+    return rows, made_us
 
 
 def lowest_known(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
@@ -258,3 +298,12 @@ def lowest_known(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
         if row["cost_per_s"] is not None:
             found[row["backend"]] = min(row["cost_per_s"], found.get(row["backend"], float("inf")))
     return found
+
+
+def known_steps(rows: Iterable[Mapping[str, Any]], agreements: Collection[str]) -> dict[StepKey, float]:
+    """The capacity of each step that is known, of these agreements: others asked for something else."""
+    return {
+        (row["backend"], row["sla"], row["objective"], row["step"]): row["cost_per_s"]
+        for row in rows
+        if row["cost_per_s"] is not None and row.get("sla") in agreements
+    }

@@ -23,6 +23,7 @@ from sla_server.db.policies import open_policies
 from sla_server.jobs import JobAnswer, job_command, noted, only_one
 from sla_server.policy_jobs import attribution, back_test, cost_model, publishing, stored_results
 from sla_server.policy_jobs.compute import STEPS, Found, compute
+from sla_server.policy_jobs.inputs import demand_in_force
 from sla_server.policy_jobs.session import check_files, end_java
 from sla_server.policy_jobs.spark_run import on_statistics
 from sla_server.policy_jobs.step_job import describe_capacity
@@ -60,7 +61,7 @@ def run(config: configuration.ResolvedConfig, who: str, now_us: int | None = Non
 
             def action(spark: SparkSession, rows: Statistics, read: JobInputs) -> tuple[Found, list[str]]:
                 stored = stored_results.fresh(store.results, STEPS, read, config.policy, end_us)
-                return compute(spark, rows, read, stored), sorted(stored)
+                return compute(spark, rows, read, stored, demand_in_force(store)), sorted(stored)
 
             (found, taken), job = on_statistics(
                 config,

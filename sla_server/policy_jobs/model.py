@@ -3,8 +3,9 @@
 Rows in, rows out; the arithmetic is in ``capacity`` and ``caps``. One backend may serve several promises,
 each with several steps of its demand curve. Each (promise, step) has a capacity of its own. In an hour of the
 week a promise is at the steps that its volumes' demand between p50 and p95 falls on, and needs the smallest
-capacity of them. A promise without a capacity of its own keeps the last valid one of its backend, marked as
-such, and never less than a load at which it was kept now; where there is none, nothing is capped for it.
+capacity of them. Where the data tell none, the last valid one of this step is kept, else the lowest of its
+backend, marked as such, and never less than a load at which it was kept now; where there is none, nothing is
+capped for it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from sla_server.agreements.selectors import matches
@@ -26,18 +28,30 @@ BYTES_A_UNIT: Final = 65_536  # an I/O costs 1, and 1 more for so many bytes (do
 LEAST_UNIT: Final = 1 / 64  # of the bytes of a mean I/O, as ``services.control.sharing`` has it
 
 
-def with_former(row: Mapping[str, Any], former: Mapping[str, float]) -> dict[str, Any]:
-    """A capacity, or where the data do not tell it what is known of its backend.
+StepKey = tuple[str, str, str, int]
+"""Backend, sla, objective, step of the curve."""
+
+
+def with_former(
+    row: Mapping[str, Any],
+    former: Mapping[str, float],
+    own: Mapping[StepKey, float] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """A capacity, or where the data do not tell it what was known of it, or is of its backend.
 
     Args:
-        row: backend, cost_per_s, reason, unlimited (kept at every load seen), highest_kept, minutes (what
-            minutes alone say, for where bursts were not seen and nothing else is known).
-        former: of backends, the newest valid capacity of an earlier policy.
+        row: backend, sla, objective, step, cost_per_s, reason, unlimited (kept at every load seen),
+            highest_kept, minutes (what minutes alone say, for where bursts were not seen and nothing else is
+            known).
+        former: of backends, the lowest valid capacity of the newest policy.
+        own: of steps, theirs in it.
     """
     value, reason = row["cost_per_s"], row["reason"]
+    is_former = row["backend"] in former
     known = former.get(row["backend"], row.get("minutes"))
+    if (last := own.get((row["backend"], row["sla"], row["objective"], row["step"]))) is not None:
+        is_former, known = True, last
     if value is None and known is not None:
-        is_former = row["backend"] in former
         value, reason = known, f"{reason}; {'the last valid value is kept' if is_former else 'by minutes'}"
         if row["unlimited"] and row["highest_kept"] > known:
             value, reason = (
@@ -69,9 +83,11 @@ class PromiseNeed:
         return LoadLimit(min(cost for _, cost in self._steps_at(iops)), self.weight)
 
     def _steps_at(self, iops: Mapping[str, tuple[float, float] | None]) -> Sequence[tuple[float, float]]:
+        if len(self.steps) == 1:
+            return self.steps
         own = [offered for volume, offered in iops.items() if matches(volume, self.volumes)]
         known = [offered for offered in own if offered is not None]
-        if len(self.steps) == 1 or not own or len(known) < len(own):
+        if not own or len(known) < len(own):
             return self.steps  # how much it asks for is not known: any of them
         low, high = sum(p50 for p50, _ in known), sum(p95 for _, p95 in known)
         found = []
@@ -151,13 +167,20 @@ def caps_of_week(
     by_hour: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         by_hour[row["hour_of_week"]].append(row)
+    return caps_of_hours(by_hour.items(), needs)
+
+
+def caps_of_hours(
+    hours: Iterable[tuple[int, Sequence[Mapping[str, Any]]]], needs: Sequence[PromiseNeed]
+) -> dict[str, dict[int, float | None]]:
+    """The same of hours with their rows, looked at once each: those of a week need not be held together."""
     shares: dict[str, dict[int, HourShare]] = defaultdict(dict)
-    for hour, members in by_hour.items():
+    for hour, members in hours:
         iops = {row["volume"]: _iops(row) for row in members}
-        limits = [need.limit(iops) for need in needs]
+        limits = list(dict.fromkeys(need.limit(iops) for need in needs))  # of equals one says all
         for volume, share in shares_of_hour(limits, [_demand(row) for row in members]).items():
             shares[volume][hour] = share
-    return {volume: limit_change(hours) for volume, hours in shares.items()}
+    return {volume: limit_change(of_volume) for volume, of_volume in shares.items()}
 
 
 def _iops(row: Mapping[str, Any]) -> tuple[float, float] | None:

@@ -1,8 +1,8 @@
 """What the jobs of single steps have stored, and whether the policy job may take it instead of computing it.
 
-It may if the result is of the same promises, volumes, time zones, settings and releases (``basis_of``), and
-its window ends at most ``[policy] results_max_age_s`` before the policy's. One that is older still says the
-last valid capacities (``inputs``).
+It may if the result is of the same promises, volumes, time zones, holidays, settings and releases
+(``basis_of``), and its window ends at most ``[policy] results_max_age_s`` before the policy's. One that is
+older still says the last valid capacities (``inputs``).
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def basis_of(read: JobInputs, settings: PolicyJobConfig) -> str:
     said = hashlib.sha256()
     releases = [version(name) for name in ("storage-sla-server", "pyspark")]
     cuts = settings.cut_rows, read.bin_us
-    small = [settings.window_days, settings.half_life_days, read.slots_an_hour, *cuts, *releases]
+    holidays = [day.isoformat() for day in read.hours.holidays]
+    small = [settings.window_days, settings.half_life_days, read.slots_an_hour, *cuts, *releases, holidays]
     said.update(json.dumps(small).encode())
     scope = read.scope
     tables = (scope.promises, scope.volumes, scope.clients, scope.classes, read.volumes, read.hours.zones)

@@ -1,7 +1,8 @@
 """Pure DataFrame -> DataFrame steps. No session, no I/O, no action.
 
-Rates are cost units a second (1 per I/O plus bytes / 65,536). ``covered_us`` is the time the cuts of a stream
-cover; a rate is cost over the longest cover in its group, because streams of one volume run at the same time.
+Rates are cost units a second (1 per I/O plus bytes / 65,536), over the whole of an interval. ``covered_us``
+does not say how much of it was watched: an idle stream has no row in a cut, so that of a burst of ten seconds
+is ten seconds, and rates over those of all volumes, added up, would be a load that the backend never had.
 
 Sums over a shuffle are sums of integers: those of floating-point numbers would depend on the order in which
 parts arrive, and a policy on the number of executors.
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 COUNTED: Final = (
     *("arrived", "reads", "writes", "read_bytes", "write_bytes"),
-    *("svc_sum_us", "cost_milli", "sequential", "placed"),
+    *("svc_sum_us", "cost_milli", "sequential", "placed", "caps_us"),
 )
 PLACED: Final = ("arrived", "sequential", "placed")
 MICRO: Final = 1e6
@@ -31,6 +32,7 @@ MIXED: Final = "at_us div 1000000 * 1000003 % 16777213"
 """An order of intervals that follows no rhythm of the load, and that any engine can compute."""
 LANES: Final = 8
 """Streams of a volume that are added up in one pass; most volumes have fewer, and each lane takes time."""
+LEAST_HELD: Final = 20  # of so many intervals of an hour one that was held back: p95 is what was let through
 LEAST_PART: Final = 0.01  # of a backend's cost; smaller volumes are told apart from the others by no model
 
 
@@ -54,7 +56,9 @@ def promised_streams(
     )
 
 
-def volume_slots(samples: DataFrame, streams: DataFrame, time_column: str, widest: int) -> DataFrame:
+def volume_slots(
+    samples: DataFrame, streams: DataFrame, time_column: str, length_us: int, widest: int
+) -> DataFrame:
     """Each volume in each interval; rows of one key, from SQL and from files, are parts of one.
 
     Parts of a stream come one after the other, streams of a volume at the same time: of their covers the
@@ -69,11 +73,13 @@ def volume_slots(samples: DataFrame, streams: DataFrame, time_column: str, wides
         samples: rollups.
         streams: of ``streams.streams_now``.
         time_column: of ``samples``.
+        length_us: of its intervals.
         widest: of ``streams.widest``.
 
     Returns:
         backend, volume, at_us, ios (completed), reads, writes, bytes, svc_us, arrived, sequential, placed,
-        cost_milli, covered_us, demand (offered cost a second), used (completed, the same).
+        cost_milli, held_us (in which a throttle held some back; of its streams, added up), covered_us (in
+        which it was at work), demand (offered cost a second), used (completed, the same).
     """
     from pyspark.sql import functions as F
 
@@ -84,7 +90,7 @@ def volume_slots(samples: DataFrame, streams: DataFrame, time_column: str, wides
     of_volumes = streams.select("stream_id", "volume", "backend", lane, bundle)
     absent = [name for name in COUNTED if name not in samples.columns]
     samples = samples.select("*", *(F.lit(0).cast("bigint").alias(name) for name in absent))
-    counted = ("ios", "reads", "writes", "bytes", "svc_us", *PLACED, "cost_milli")
+    counted = ("ios", "reads", "writes", "bytes", "svc_us", *PLACED, "cost_milli", "held_us")
     key = ("backend", "volume", "at_us")
     covers = [F.sum(F.when(F.col("lane") == each, F.col("covered_us"))) for each in range(min(widest, LANES))]
     sums = (
@@ -101,13 +107,14 @@ def volume_slots(samples: DataFrame, streams: DataFrame, time_column: str, wides
             total("sequential").alias("sequential"),
             total("placed").alias("placed"),
             F.sum("cost_milli").alias("cost_milli"),
+            total("caps_us").alias("held_us"),
             (F.greatest(*covers) if len(covers) > 1 else covers[0]).alias("covered_us"),
         )
     )
     if widest > LANES:
         longest = F.max("covered_us").alias("covered_us")
         sums = sums.groupBy(*key).agg(*(F.sum(name).alias(name) for name in counted), longest)
-    used = F.col("cost_milli") / 1000.0 / (F.col("covered_us") / float(US_A_SECOND))
+    used = F.col("cost_milli") / 1000.0 / (length_us / US_A_SECOND)
     more = F.coalesce(F.greatest(F.lit(1.0), F.try_divide(F.col("arrived"), F.col("ios"))), F.lit(1.0))
     return sums.where("covered_us > 0").select(
         *key, *counted, "covered_us", (used * more).alias("demand"), used.alias("used")
@@ -173,6 +180,39 @@ def expected_demand(demand: DataFrame, zones: DataFrame, coming: DataFrame) -> D
 
     local = demand.withColumnRenamed("hour_of_week", "like_hour").join(F.broadcast(zones), "backend")
     return local.join(F.broadcast(coming), ["zone", "like_hour"]).select(*demand.columns)
+
+
+def demand_when_held(demand: DataFrame, in_force: DataFrame, slots: DataFrame, from_us: int) -> DataFrame:
+    """Demand, where a throttle held it back at least what it was when the policy in force was made.
+
+    Under a cap a volume asks for what the cap lets through: that would fit, and the next policy would have no
+    cap for it.
+
+    Args:
+        demand: of ``expected_demand``.
+        in_force: volume, hour_of_week (UTC), was_p95: of the hours that the policy in force has caps for.
+        slots: of ``volume_slots``.
+        from_us: what was held back before does not count.
+
+    Returns:
+        columns of ``hourly_demand``.
+    """
+    from pyspark.sql import functions as F
+
+    hour = F.expr(f"cast((at_us div {US_AN_HOUR} + {MONDAY_OFFSET_HOURS}) % {HOURS_A_WEEK} as int)")
+    is_held = F.col("held_us") * 2 >= F.col("covered_us")
+    held = (
+        slots.where(F.col("at_us") >= from_us)
+        .groupBy("volume", hour.alias("hour_of_week"))
+        .agg(F.sum(F.when(is_held, LEAST_HELD).otherwise(0)).alias("held"), F.count("*").alias("all"))
+        .where(F.col("held") >= F.col("all"))
+        .select("volume", "hour_of_week")
+    )
+    known = in_force.join(held, ["volume", "hour_of_week"])
+    p95 = F.greatest("p95", "was_p95").alias("p95")  # of those that are known
+    return demand.join(known, ["volume", "hour_of_week"], "left").select(
+        *(p95 if name == "p95" else name for name in demand.columns)
+    )
 
 
 def slots_and_hours(slots: DataFrame, hours: DataFrame, slots_an_hour: int) -> DataFrame:
@@ -387,6 +427,7 @@ SLOT_COLUMNS: Final = (
     "covered_us",
     "sequential",
     "placed",
+    "caps_us",
 )
 SLOT_DDL: Final = ", ".join(f"{name} bigint" for name in SLOT_COLUMNS)
 HOUR_COLUMNS: Final = ("hour_us", "stream_id", "arrived", "reads", "writes", "cost_milli", "covered_us")

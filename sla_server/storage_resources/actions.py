@@ -3,7 +3,8 @@
 Notices are events, which routes bring to people; commands and refusals are here. A command that is due for a
 pool is run at most every ``every_s``, and ``most_a_day`` times in 24 hours for all pools together; beyond
 that it is said once that it was not. With ``dry_run`` it is said once for each time a pool comes to the
-level. Everything is a row of ``pool_actions`` and an event; what was begun before a restart counts
+level. For a pool it is not ordered again before it has ended, however long it waits for others and takes.
+Everything is a row of ``pool_actions`` and an event; what was begun before a restart counts
 (``stored``): a run has its row from its begin on, so that one that takes the server with it is not run again
 and again. Agreements that are refused again and again while a pool is at one level have one row. A pool that
 is not read any more causes nothing.
@@ -53,12 +54,13 @@ class CommandDone:
 
 
 class StorageActions:
-    """State: per command and pool the newest row, and the times of runs within a day."""
+    """State: per command and pool the newest row, and the times of runs within a day; orders under way."""
 
     def __init__(self, config: StorageConfig, stored: Sequence[Row] = ()) -> None:
         self._config = config
         self._newest: dict[tuple[str, str, str], Row] = {}
         self._runs: dict[str, list[int]] = {}
+        self._under_way: set[str] = set()  # action_id; none of a process before, whose commands have ended
         for row in stored:
             if row["state"] != REFUSED:  # no command's, whatever that is called
                 self._record(row)
@@ -88,6 +90,8 @@ class StorageActions:
                 return []
             text = f"{_shown(command)} would be run {why}; dry_run is on"
             return self._rows(order, "dry-run", text, now_us)
+        if newest is not None and newest["action_id"] in self._under_way:
+            return []
         if newest is not None and 0 <= now_us - newest["at_us"] < command.every_s * 1e6:
             return []
         runs = self._runs[command.name] = [
@@ -102,6 +106,7 @@ class StorageActions:
             return self._rows(order, "limited", text, now_us)
         order = replace(order, action_id=identity("pool-action", command.name, owner, pool, "run", now_us))
         orders.append(order)
+        self._under_way.add(order.action_id)
         text = f"{_shown(command)} was started {why}; nothing is known of its end"
         row = _row(order, order.action_id, "started", text, now_us)
         self._record(row)
@@ -110,6 +115,7 @@ class StorageActions:
     def done(self, done: CommandDone, now_us: int) -> Rows:
         """What is to be recorded of a command that has ended."""
         order = done.order
+        self._under_way.discard(order.action_id)
         level = order.variables["SLA_LEVEL"]
         words = f"{_shown(order.command)} was run for pool {order.pool_name}, which was {level}"
         text = (

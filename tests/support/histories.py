@@ -70,6 +70,7 @@ def known_history() -> History:
                     "covered_us": SLOT_US,
                     "sequential": ios // 2,
                     "placed": ios,
+                    "caps_us": 0,
                 }
             )
         late = 4000 if 80 + batch_rate > 400 else 20

@@ -67,13 +67,14 @@ def minutes(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict
                 "stream_id": row["stream_id"],
                 "writes": 0,
                 "write_bytes": 0,
-                "covered_us": SLOT_US,
+                "covered_us": 0,
             }
             | dict.fromkeys(("arrived", "reads", "read_bytes", "svc_sum_us", "cost_milli"), 0)
             | dict.fromkeys(("sequential", "placed"), 0),
         )
         for name in ("arrived", "reads", "read_bytes", "svc_sum_us", "cost_milli"):
             slot[name] += row[name]
+        slot["covered_us"] += SECOND_US  # of cuts with a row of the stream, as ingest counts
         if row["stream_id"] == ERP:
             entry = missed.setdefault(
                 at_us,

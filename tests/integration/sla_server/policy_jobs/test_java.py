@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 
 from pmdaemon.runtime.clock import Deadline
-from sla_server.policy_jobs import class_archive, session
-from sla_server.policy_jobs.errors import NoJava
+from sla_server.errors import JobRunning
+from sla_server.jobs import only_one
+from sla_server.policy_jobs import class_archive, make_class_archive, session
+from sla_server.policy_jobs.errors import NoJava, SparkFailed
 
 
 def fake_java(folder: Path, version: str, modules: str) -> Path:
@@ -216,3 +218,83 @@ def test_the_driver_starts_from_the_archive(tmp_path: Path, monkeypatch: pytest.
     assert "-XX:SharedArchiveFile=some" in given["spark.driver.extraJavaOptions"]
     executors = given.get("spark.executor.extraJavaOptions", "")
     assert "some" not in executors, "of another host, perhaps"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of an archive that is there, with a Java that makes nothing."""
+    home = fake_java(tmp_path / "jdk", "21.0.1", f"java.base@21\n{session.MODULE}")
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    found = tmp_path / "share"
+    found.mkdir()
+    (found / class_archive.NAME).write_text("of the release before")
+    return found
+
+
+def java_that_writes(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, text: str | None, *, has_ended: bool
+) -> None:
+    """In the place of a start of Spark, with whose end Java writes."""
+
+    def run(_work: Path, _log: Path, options: str) -> bool:
+        aside = folder / "spark-classes.new"
+        assert f'-XX:ArchiveClassesAtExit="{aside}"' in options
+        if text is not None:
+            aside.write_text(text)
+        return has_ended
+
+    monkeypatch.setattr(make_class_archive, "_run", run)
+
+
+def test_an_archive_is_put_in_place_when_java_has_written_all_of_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    java_that_writes(monkeypatch, folder, "whole", has_ended=True)
+    assert make_class_archive.make_archive(folder).read_text() == "whole"
+    assert sorted(each.name for each in folder.iterdir()) == [
+        "lock",
+        class_archive.NAME,
+        make_class_archive.LOG,
+    ]
+
+
+@pytest.mark.parametrize(("text", "has_ended"), [("ha", False), (None, True), (None, False)])
+def test_what_java_has_not_written_to_its_end_is_never_used(
+    text: str | None, has_ended: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Java was killed, or the disk was full; before that another maker was killed while Java wrote."""
+    (folder / "spark-classes.new").write_text("half of the maker's before")
+    java_that_writes(monkeypatch, folder, text, has_ended=has_ended)
+    with pytest.raises(SparkFailed) as error:
+        make_class_archive.make_archive(folder)
+    assert class_archive.java_options(folder) == ""
+    assert error.value.log_path.exists()
+
+
+def test_a_java_that_fails_has_said_why(folder: Path) -> None:
+    java = Path(os.environ["JAVA_HOME"]) / "bin" / "java"
+    java.write_text(java.read_text() + 'case "$1" in -Xshare:dump) echo "no space left"; exit 1;; esac\n')
+    with pytest.raises(SparkFailed) as error:
+        make_class_archive.make_archive(folder)
+    assert "no space left" in error.value.log_path.read_text()
+
+
+def test_one_maker_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two would put what the other's Java has half written in place."""
+    java_that_writes(monkeypatch, folder, "whole", has_ended=True)
+    with only_one(folder / "lock", "class archive"), pytest.raises(JobRunning):
+        make_class_archive.make_archive(folder)
+    assert (folder / class_archive.NAME).read_text() == "of the release before"
+
+
+def test_an_archive_that_this_user_may_not_read_is_none(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root installed with a umask of 077: ``Path.exists`` ends in an error there, and the job with it."""
+
+    def refused(*_args: object, **_options: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "access", lambda *_args: False)
+    monkeypatch.setattr(Path, "stat", refused)
+    assert class_archive.java_options(folder) == ""

@@ -25,7 +25,7 @@ from sla_server.db.schema import HOUR_US
 from sla_server.db.statistics import StatisticsSnapshot
 from sla_server.policy_jobs import report_inputs_job
 from sla_server.policy_jobs.compute import STEPS, Found, compute
-from sla_server.policy_jobs.inputs import Statistics, lowest_known
+from sla_server.policy_jobs.inputs import WAS, Statistics, lowest_known
 from sla_server.policy_jobs.sql_source import no_rows, rows_in_sql
 from sla_server.policy_jobs.step_job import Turns, stored_steps
 from sla_server.policy_jobs.stored_results import fresh
@@ -38,7 +38,7 @@ from sla_server.policy_jobs.transforms import (
     SLOT_COLUMNS,
     SLOT_DDL,
 )
-from tests.support.histories import known_history
+from tests.support.histories import BATCH, SLOT_US, known_history
 from tests.support.job_results import ResultsInMemory
 
 if TYPE_CHECKING:
@@ -130,6 +130,38 @@ def test_a_row_in_several_parts_counts_once(spark: SparkSession, known: Found, t
     assert found.harms == expected.harms
     assert caps_of(found) == caps_of(expected)
     assert [row["volume"] for row in found.capped_rows()] == ["batch"]
+
+
+def test_a_volume_that_its_cap_holds_back_keeps_a_cap(spark: SparkSession, known: Found) -> None:
+    """The week after: batch gets through what its cap of 320 lets it, which would fit."""
+    history = known_history()
+    throttled = []
+    for row in history.slots.to_pylist():
+        if row["stream_id"] == BATCH:
+            ios = min(row["reads"], 320 * 60)
+            names = ("arrived", "reads")
+            row = {**row, **dict.fromkeys(names, ios), "cost_milli": ios * 1000, "caps_us": SLOT_US}
+        throttled.append(row)
+    missed = [{**row, "missed": 20} for row in history.missed.to_pylist()]
+    later = replace(
+        history,
+        slots=pa.Table.from_pylist(throttled),
+        missed=pa.Table.from_pylist(missed, schema=history.missed.schema),
+        inputs=replace(history.inputs, former_capacity={"disk": 400.0}),
+    )
+    rows = later.statistics(spark)
+    assert compute(spark, rows, later.inputs).capped_hours == 0, "what it got through fits"
+    in_force = pa.Table.from_pylist(
+        [
+            {"volume": row["volume"], "hour_of_week": row["hour_of_week"], "was_p95": row["demand_p95"]}
+            for row in known.capped_rows()
+        ],
+        schema=WAS,
+    )
+    (cap,) = compute(spark, rows, later.inputs, in_force=in_force).capped_rows()
+    (before,) = known.capped_rows()
+    assert (cap["volume"], cap["cost_per_s"]) == ("batch", 320.0)
+    assert cap["demand_p95"] == before["demand_p95"] > 320.0
 
 
 def test_what_is_known_of_a_backend_outlives_a_change_of_its_only_agreement(

@@ -149,12 +149,12 @@ def test_a_steady_hour_gives_the_same_demand_as_its_minutes(spark: SparkSession)
             for minute in range(60)
         ]
         slots = spark.createDataFrame(rows, ddl.format("slot_us"))
-        return transforms.volume_slots(slots, streams, "slot_us", 1)
+        return transforms.volume_slots(slots, streams, "slot_us", MINUTE_US, 1)
 
     def whole(some: Any) -> Any:
         rows = [row(hour * US_AN_HOUR, rate * 3600, US_AN_HOUR) for hour, rate in some]
         slots = spark.createDataFrame(rows, ddl.format("hour_us"))
-        return transforms.volume_slots(slots, streams, "hour_us", 1)
+        return transforms.volume_slots(slots, streams, "hour_us", US_AN_HOUR, 1)
 
     tables = utc_hours("disk", window_us=(0, 600 * US_AN_HOUR))
     zones, learned = spark.createDataFrame(tables.zones), spark.createDataFrame(tables.learned)

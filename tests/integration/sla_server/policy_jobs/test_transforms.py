@@ -40,7 +40,7 @@ def test_rates_add_the_streams_of_a_volume(spark: SparkSession, streams: DataFra
         ],
         SLOT_DDL,
     )
-    rates = {row.volume: row for row in transforms.volume_slots(slots, streams, "slot_us", 2).collect()}
+    rates = {row.volume: row for row in transforms.volume_slots(slots, streams, "slot_us", SLOT, 2).collect()}
     assert rates["batch"].ios == 150
     assert rates["batch"].used == pytest.approx(15.9375)
     assert rates["batch"].demand == pytest.approx(15.9375)
@@ -49,7 +49,7 @@ def test_rates_add_the_streams_of_a_volume(spark: SparkSession, streams: DataFra
 
 def test_demand_counts_what_was_held_back(spark: SparkSession, streams: DataFrame) -> None:
     slots = spark.createDataFrame([(0, 2, 200, 100, 0, 100_000, SLOT)], SLOT_DDL)
-    row = transforms.volume_slots(slots, streams, "slot_us", 2).collect()[0]
+    row = transforms.volume_slots(slots, streams, "slot_us", SLOT, 2).collect()[0]
     assert row.used == pytest.approx(10.0)
     assert row.demand == pytest.approx(20.0)
 
@@ -58,7 +58,7 @@ def test_an_interval_without_io_is_a_rate_of_zero_and_one_without_cover_is_none(
     spark: SparkSession, streams: DataFrame
 ) -> None:
     slots = spark.createDataFrame([(0, 1, 0, 0, 0, 0, SLOT), (0, 2, 0, 0, 0, 0, 0)], SLOT_DDL)
-    rows = transforms.volume_slots(slots, streams, "slot_us", 2).collect()
+    rows = transforms.volume_slots(slots, streams, "slot_us", SLOT, 2).collect()
     assert [(row.volume, row.demand) for row in rows] == [("erp", 0.0)]
 
 
@@ -86,12 +86,28 @@ def test_a_key_in_several_rows_is_one_interval(
         ],
         SLOT_DDL,
     )
-    rows = transforms.volume_slots(slots, streams, "slot_us", 3).orderBy("volume").collect()
+    rows = transforms.volume_slots(slots, streams, "slot_us", SLOT, 3).orderBy("volume").collect()
     assert [(row.volume, row.ios, row.reads, row.covered_us, row.bytes) for row in rows] == [
         ("batch", 170, 170, SLOT, 0),
         ("erp", 10, 10, half, 0),
     ]
-    assert [row.used for row in rows] == [pytest.approx(17.0), pytest.approx(2.0)]
+    assert [row.used for row in rows] == [pytest.approx(17.0), pytest.approx(1.0)]
+
+
+def test_a_volume_that_was_at_work_for_a_part_of_an_interval_has_its_mean_rate_in_all_of_it(
+    spark: SparkSession, streams: DataFrame
+) -> None:
+    """It has no row in cuts in which it did nothing: two that follow one another are no load of both."""
+    slots = spark.createDataFrame(
+        [(0, 1, 100, 100, 0, 100_000, SLOT // 10), (0, 2, 200, 200, 0, 200_000, SLOT // 5)], SLOT_DDL
+    )
+    rates = transforms.volume_slots(slots, streams, "slot_us", SLOT, 2)
+    assert {row.volume: (row.used, row.demand) for row in rates.collect()} == {
+        "erp": (10.0, 10.0),
+        "batch": (20.0, 20.0),
+    }
+    (row,) = transforms.backend_slots(rates).collect()
+    assert (row.load, row.covered_us) == (30.0, SLOT // 5)
 
 
 def test_the_nearest_integer(spark: SparkSession) -> None:
@@ -101,6 +117,41 @@ def test_the_nearest_integer(spark: SparkSession) -> None:
         transforms.nearest(rows.x).alias("n"), F.round("x").cast("bigint").alias("r")
     ).collect()
     assert [row.n for row in found] == [row.r for row in found]
+
+
+def test_what_was_held_back_asks_for_at_least_what_it_did_before(spark: SparkSession) -> None:
+    """Of an hour of which a twentieth was held back, and lately; a volume may ask for more by now."""
+    ddl = "backend string, volume string, at_us bigint, held_us bigint, covered_us bigint"
+    hour_us, minute_us = 10 * US_AN_HOUR, US_AN_HOUR // 60
+    rows = []
+    for volume, held in (("capped", 3), ("eager", 3), ("hardly", 2), ("free", 0), ("unknown", 60)):
+        for minute in range(60):
+            at_us, held_us = hour_us + minute * minute_us, 15 if minute < held else 14
+            rows.append(("disk", volume, at_us, held_us, 30))
+    rows.append(("disk", "long ago", 0, 30, 30))
+    demand = spark.createDataFrame(
+        [("disk", name, 82, 1.0, 100.0 if name != "eager" else 500.0, 60, 1.0) for name in
+         ("capped", "eager", "hardly", "free", "unknown")]
+        + [("disk", "long ago", 72, 1.0, 100.0, 60, 1.0), ("disk", "capped", 83, 1.0, 100.0, 60, 1.0)],
+        "backend string, volume string, hour_of_week int, p50 double, p95 double, samples bigint, "
+        "mean_cost double",
+    )  # fmt: skip
+    in_force = spark.createDataFrame(
+        [(name, hour, 400.0) for name in ("capped", "eager", "hardly", "free", "long ago", "gone")
+         for hour in range(168)],
+        "volume string, hour_of_week int, was_p95 double",
+    )  # fmt: skip
+    found = transforms.demand_when_held(demand, in_force, spark.createDataFrame(rows, ddl), US_AN_HOUR)
+    assert found.columns == demand.columns
+    assert {(row.volume, row.hour_of_week): row.p95 for row in found.collect()} == {
+        ("capped", 82): 400.0,
+        ("eager", 82): 500.0,
+        ("hardly", 82): 100.0,
+        ("free", 82): 100.0,
+        ("unknown", 82): 100.0,
+        ("long ago", 72): 100.0,
+        ("capped", 83): 100.0,
+    }
 
 
 def test_hours_that_slots_cover_are_left_out(spark: SparkSession) -> None:

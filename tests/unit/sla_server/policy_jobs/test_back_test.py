@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -168,6 +169,97 @@ def test_as_good_as_the_one_in_force_at_a_much_higher_price_is_not_published() -
     assert not verdict(none, dear, former, is_empty=False).publish
     better = ReplaySums(bad=1, bad_s=20, held_back=126)
     assert verdict(none, better, former, is_empty=False).publish, "it avoids more"
+
+
+AT_EASE = ReplaySums(judged=20, ios=1000)
+
+
+@pytest.mark.parametrize(
+    ("held_back", "held", "lost", "publish", "words"),
+    [
+        (90, {"batch"}, set[str](), True, "takes the place of the one in force"),
+        (120, {"batch"}, set[str](), True, "takes the place of the one in force"),
+        (126, {"batch"}, set[str](), False, "holds more back for the same"),
+        (90, {"batch"}, {"batch"}, False, "holds back batch, which it would not cap"),
+        (0, {f"v{n}" for n in range(5)}, {f"v{n}" for n in range(5)}, False, "v0, v1, v2 and 2 more, which"),
+        (90, set[str](), set[str](), False, "nothing to avoid"),
+    ],
+)
+def test_one_in_force_that_held_back_what_is_replayed_is_succeeded_by_one_that_caps_as_many(
+    held_back: int, held: set[str], lost: set[str], publish: bool, words: str
+) -> None:
+    """Else the policy that works would stay for ever, or give way to one learned from what it let through."""
+    new, former = replace(AT_EASE, held_back=held_back), replace(AT_EASE, held_back=100)
+    found = verdict(AT_EASE, new, former, is_empty=held_back == 0, held=held, lost=lost)
+    assert found.publish is publish
+    assert words in found.reason
+
+
+def test_what_still_breaks_a_promise_is_judged_as_ever() -> None:
+    none, former = ReplaySums(bad=9, bad_s=90), ReplaySums(bad=2, bad_s=20, held_back=100)
+    worse = verdict(none, none, former, is_empty=True, held={"batch"}, lost={"batch"})
+    assert "the one in force does better" in worse.reason
+    same = replace(former, held_back=110)
+    assert "it helps" in verdict(none, same, former, is_empty=False, held={"batch"}, lost={"x"}).reason
+    by_chance = replace(AT_EASE, bad=1, bad_s=10), replace(AT_EASE, bad=1, bad_s=12, held_back=100)
+    harm = verdict(by_chance[0], by_chance[1], by_chance[0], is_empty=False, held={"batch"})
+    assert not harm.publish, harm
+
+
+def test_held_volumes_are_those_that_a_throttle_let_wait() -> None:
+    found = stored({"erp": [20], "batch": [10], "slow": [10], "other": [10]}, 0)
+    assert back_test.held_volumes(found, {"erp", "batch", "slow", "other"}) == frozenset()
+    found.slots["delay_sum_us"][1], found.slots["held_max"][2] = 5, 1
+    assert back_test.held_volumes(found, {"erp", "batch", "slow"}) == {"batch", "slow"}
+    assert back_test.held_volumes(found, {"slow", "other"}) == {"slow"}
+
+
+@pytest.mark.parametrize(
+    ("new_caps", "applied_us", "publish", "words"),
+    [
+        (["batch"], 5, True, "takes the place"),
+        ([], 5, False, "holds back batch"),
+        ([], 11, True, "takes the place"),  # the promise may be one that is no more
+    ],
+)
+def test_a_load_that_the_policy_in_force_held_back_is_no_sign_that_it_has_no_use(
+    new_caps: list[str],
+    applied_us: int,
+    publish: bool,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class InForce:
+        def policy_in_force(self) -> dict[str, Any]:
+            return {"version": 3, "state": "in-force"}
+
+        def capped_hours(self, _version: int) -> Iterator[dict[str, Any]]:
+            return rows(["batch"])
+
+        def policy(self, version: int) -> dict[str, Any]:
+            return {"version": version, "created_us": 10}
+
+        def all_agreements(self) -> Iterator[dict[str, Any]]:
+            yield {"name": "erp", "version": 1, "applied_us": applied_us, "ended_us": None}
+
+    def rows(volumes: list[str]) -> Iterator[dict[str, Any]]:
+        yield from ({"volume": volume, "hour_of_week": 0, "cost_per_s": 40.0} for volume in volumes)
+
+    def read(*_args: Any) -> StoredSlots:
+        found = stored({"erp": [20] * 4, "batch": [5] * 4}, 0)
+        found.slots["delay_sum_us"][found.slots["stream_id"] == 2] = 1_000_000
+        return found
+
+    monkeypatch.setattr(back_test, "read_slots", read)
+    monkeypatch.setattr(back_test, "read_cuts", lambda *_args: NO_CUTS)
+    monkeypatch.setattr(back_test, "_contract", lambda *_args: contract())
+    config, store = resolve(ServerConfig(data_dir=tmp_path)), SimpleNamespace(reader=InForce())
+    now_us = START_US + 4 * MINUTE_US
+    tested = back_test.made(store, config, lambda: rows(new_caps), now_us)  # type: ignore[arg-type]
+    assert tested["none"]["bad_s"] == tested["former"]["bad_s"], "those of the model itself"
+    assert tested["publish"] is publish, tested["reason"]
+    assert words in tested["reason"]
 
 
 def test_it_is_said_in_words() -> None:

@@ -116,6 +116,7 @@ def test_tables_have_each_zone_once() -> None:
         {"here": "Europe/Berlin", "there": "UTC", "too": "UTC"}, window, 7, {date(2026, 12, 25)}
     )
     assert found.zones.to_pylist()[0] == {"backend": "here", "zone": "Europe/Berlin"}
+    assert found.holidays == (date(2026, 12, 25),)
     assert found.learned.num_rows == 2 * 21 * 96
     assert found.coming.num_rows == 2 * 168
     first, last = found.learned.to_pylist()[0], found.learned.to_pylist()[-1]

@@ -166,6 +166,31 @@ def test_the_greedy_volume_gets_what_the_protected_one_leaves() -> None:
     assert caps["batch", 0] == pytest.approx(300 - 100 - 33.3)
 
 
+def test_caps_of_a_backend_are_those_of_its_rows_hour_by_hour() -> None:
+    """Which come in any order; an hour at a time they are Python objects."""
+    rows = demand()
+    needs = model.decode(rows[0]["needs"])
+    found = model.caps_of_week(sorted(rows, key=lambda row: (row["hour_of_week"], row["volume"])), needs)
+    table = grouped.caps_of(shuffled(rows, 3))
+    assert table.schema == grouped.CAPS
+    assert [
+        (row["volume"], row["hour_of_week"], row["cost_per_s"], row["demand_p50"], row["demand_p95"])
+        for row in table.to_pylist()
+    ] == sorted(
+        (
+            (
+                row["volume"],
+                row["hour_of_week"],
+                found.get(row["volume"], {}).get(row["hour_of_week"]),
+                row["p50"],
+                row["p95"],
+            )
+            for row in rows
+        ),
+        key=lambda row: (row[1], row[0]),
+    )
+
+
 def test_without_a_capacity_nothing_is_capped() -> None:
     found = grouped.caps_of(pa.Table.from_pylist(demand(None), schema=None))
     assert found["cost_per_s"].null_count == found.num_rows == 12

@@ -11,6 +11,7 @@ import pytest
 from sla_server.config import PolicyJobConfig
 from sla_server.db.statistics import Files
 from sla_server.jobs import status_of
+from sla_server.policy_jobs import inputs
 from sla_server.policy_jobs.errors import NoSuchCalendar, NothingToLearn, UnreadableAgreement
 from sla_server.policy_jobs.inputs import read
 from tests.support.agreements import in_force, simple
@@ -85,6 +86,39 @@ def test_names_are_matched_once_each() -> None:
     assert found.scope.clients.to_pylist() == [{"promise": 0, "client": "left-long-ago"}]
     assert found.streams.column_names == ["stream_id", "volume", "client", "backend"]
     assert found.former_capacity == {}
+
+
+@pytest.mark.parametrize(("created_us", "steps"), [(2, {("array", "gold", "latency", 1): 400.0}), (0, {})])
+def test_what_a_step_could_take_is_known_unless_its_agreement_was_changed_since(
+    created_us: int, steps: dict[Any, float]
+) -> None:
+    store = OldStore(in_force(simple("gold", volumes="vol-1")).agreement.spec_json())
+    step = {"backend": "array", "objective": "latency"}
+    capacity = [
+        {**step, "sla": "gold", "step": 0, "cost_per_s": None},
+        {**step, "sla": "gold", "step": 1, "cost_per_s": 400.0},
+        {**step, "sla": "ended", "step": 0, "cost_per_s": 100.0},
+    ]
+    store.reader.policies = lambda limit: [{"created_us": created_us, "report": {"capacity": capacity}}]
+    found = read(store, snapshot(), SETTINGS)  # type: ignore[arg-type]
+    assert found.former_capacity == {"array": 100.0}
+    assert found.former_steps == steps
+
+
+def test_demand_of_the_policy_in_force_is_that_of_its_caps(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        {"volume": f"v{n}", "hour_of_week": n, "cost_per_s": 1.0, "demand_p95": None if n == 1 else 10.0 * n}
+        for n in range(5)
+    ]
+    monkeypatch.setattr(inputs, "ROWS_AT_A_TIME", 2)
+    reader = SimpleNamespace(policy_in_force=lambda: {"version": 7}, capped_hours=lambda version: iter(rows))
+    store: Any = SimpleNamespace(reader=reader)
+    found = inputs.demand_in_force(store)
+    assert found.schema == inputs.WAS
+    assert found["volume"].to_pylist() == ["v0", "v2", "v3", "v4"]
+    assert found["was_p95"].to_pylist() == [0.0, 20.0, 30.0, 40.0]
+    reader.policy_in_force = lambda: None
+    assert inputs.demand_in_force(store).num_rows == 0
 
 
 def test_an_empty_window_teaches_nothing() -> None:

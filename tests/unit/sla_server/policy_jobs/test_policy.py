@@ -68,6 +68,17 @@ def test_what_was_kept_at_more_than_the_last_valid_capacity_replaces_it() -> Non
     assert broken["cost_per_s"] == 300, "it was also broken: that shows no limit"
 
 
+def test_a_step_keeps_its_own_last_value_and_not_the_lowest_of_its_backend() -> None:
+    """A policy that works keeps the load where every promise is kept: none of them shows a limit any more."""
+    own = {("disk", "gold", "latency", 0): 100.0, ("disk", "gold", "latency", 1): 400.0}
+    kept = with_former(capacity(None, step=1, unlimited=True, highest_kept=350.0), {"disk": 100.0}, own)
+    assert (kept["cost_per_s"], kept["reason"]) == (400.0, "said; the last valid value is kept")
+    more = with_former(capacity(None, step=1, unlimited=True, highest_kept=450.0), {"disk": 100.0}, own)
+    assert more["cost_per_s"] == 450.0
+    other = with_former(capacity(None, sla="silver"), {"disk": 100.0}, own)
+    assert other["cost_per_s"] == 100.0, "of this one nothing was ever known"
+
+
 def test_minutes_count_where_bursts_were_not_seen_and_nothing_else_is_known() -> None:
     blurred = capacity(None, unlimited=True, highest_kept=50.0, minutes=120.0)
     first = with_former(blurred, {})

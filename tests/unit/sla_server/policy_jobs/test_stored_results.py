@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import date
 from importlib.metadata import version
 from typing import Any
 
@@ -53,11 +54,12 @@ def test_nothing_is_taken_where_the_settings_say_never() -> None:
     [
         replace(READ, volumes=pa.table({"volume": ["erp", "batch"], "backend": ["disk", "ssd"]})),
         replace(READ, hours=utc_hours("disk", "ssd")),
+        replace(READ, hours=replace(READ.hours, holidays=(date(2026, 12, 25),))),
         replace(READ, slots_an_hour=360),
         replace(READ, scope=replace(READ.scope, clients=READ.scope.volumes)),
     ],
 )
-def test_of_other_promises_volumes_or_zones_it_is_computed(read: Any) -> None:
+def test_of_other_promises_volumes_zones_or_holidays_it_is_computed(read: Any) -> None:
     assert taken(stored(), read) == {}
 
 
@@ -123,7 +125,7 @@ def test_the_last_valid_capacities_are_those_of_whichever_is_newer() -> None:
 
     def former(policies: list[dict[str, Any]]) -> dict[str, float]:
         store: Any = Store(policies)
-        return inputs.former_capacity(store)
+        return inputs.lowest_known(inputs.former_rows(store)[0])
 
     assert former([policy(2)]) == {"disk": 300.0}
     assert former([policy(0)]) == {"disk": 400.0}

@@ -116,6 +116,18 @@ def test_a_command_that_takes_the_server_with_it_is_not_run_again_and_again() ->
     assert row["text"].endswith("because pool host-1/data is warn (85.0% used); nothing is known of its end")
 
 
+def test_one_that_takes_longer_than_its_pause_is_not_ordered_again_before_it_has_ended() -> None:
+    """Else a slow one would leave a queue of orders behind, of a pool that has room again by then."""
+    site = Site({**ARCHIVE, "every_s": 60, "limit_s": 600, "most_a_day": 1000})
+    for minute in range(0, 10, 2):
+        site.read(85, NOW_US + minute * 60_000_000)
+        site.tick(NOW_US + minute * 60_000_000)
+    assert len(site.orders) == 1
+    site.done(NOW_US + 9 * 60_000_000)
+    site.tick(NOW_US + 9 * 60_000_000 + 1)
+    assert len(site.orders) == 2
+
+
 def test_one_that_fails_is_a_warning() -> None:
     site = Site(ARCHIVE)
     site.read(85, NOW_US)
