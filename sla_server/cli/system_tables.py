@@ -17,7 +17,12 @@ from sla_server.rows import Row
 
 ZONE: Final = "_zone"
 """Key of a row to be shown whose times are of another zone than this machine's."""
-PHASES: Final = {"decrease": "slowing down", "hold": "holding", "increase": "giving back"}
+PHASES: Final = {
+    "idle": "idle",
+    "decrease": "slowing neighbours down",
+    "hold": "neighbours held back",
+    "increase": "giving back in steps",
+}
 """What control does on a backend; of the page: format.js."""
 FAULTS: Final = {"hangs": "hangs", "fails": "fails I/Os"}
 

@@ -528,14 +528,14 @@ def test_a_throttle_that_breaks_the_volumes_own_promise_needs_force() -> None:
     bench.message(Kind.GATEWAY, gateway())
     bench.tick()
     bench.confirm()
-    bench.controller.broken = ("gold/latency (p95 within 12.0 ms up to 150 I/O/s)",)
+    bench.controller.broken = ("gold/latency (p95 within 12.0 ms up to 150 IOPS)",)
     bench.controller.held = Rates(ops_per_s=50.0)
     asked = {"volume": "vol-1", "iops": 10, "reason": "noisy"}
     bench.request("throttle_set", asked)
     (answer,) = bench.answers()
     assert answer["code"] == 409
     (error,) = answer["body"]["errors"]
-    assert "gold/latency (p95 within 12.0 ms up to 150 I/O/s)" in error["problem"]
+    assert "gold/latency (p95 within 12.0 ms up to 150 IOPS)" in error["problem"]
     assert "What would hold is 50 IOPS, its floor" in error["problem"]
     assert "--force" in error["fix"]
     assert "manual_set" not in bench.controller.names()
