@@ -15,7 +15,7 @@ from typing import Final
 from flask import Blueprint, Response, abort, g, render_template, request
 from pydantic import ValidationError
 
-from dashboard.views import VIEWS
+from dashboard.views import navigation
 from sla_server.api.context import AppContext
 from sla_server.api.errors import ApiError
 from sla_server.api.handlers.reports import computed, copy_of, found_report, listed_reports
@@ -53,7 +53,7 @@ def _listed(context: AppContext) -> Callable[[], str]:
         rows, following = listed_reports(context, PAGE_ROWS, number, name or None, g.scope)
         return render_template(
             "reports.html",
-            views=[each for each in VIEWS if not each.above and (each.own or not sees_own)],
+            views=navigation(sees_own=sees_own),
             sees_own=sees_own,
             rows=rows,
             name=name,
@@ -84,7 +84,7 @@ def _one(context: AppContext) -> Callable[[str], Response]:
             abort(406, OTHER_RELEASE.format(row["report_id"]))
         if form == "csv":
             return _file(as_csv(issued.content), form, row["report_id"])
-        return _page(as_html(issued.content, issued, row["digest"]))
+        return _page(as_html(issued.content, issued, row["digest"], is_on_page=True))
 
     return one
 
@@ -92,7 +92,7 @@ def _one(context: AppContext) -> Callable[[str], Response]:
 def _copy(issued: IssuedReport, form: str, digest: str) -> Response:
     """What an account with labels gets of an issued report."""
     if form == "html":
-        return _page(as_html(issued.content, issued, digest, is_copy=True))
+        return _page(as_html(issued.content, issued, digest, is_copy=True, is_on_page=True))
     text = as_csv(issued.content) if form == "csv" else canonical(issued).decode()
     return _file(text, form, f"{issued.report_id}-copy")
 
@@ -106,7 +106,7 @@ def _computed(context: AppContext) -> Callable[[], Response]:
             )
         except ApiError as exc:
             abort(exc.status, exc.detail)
-        return _page(as_html(content))
+        return _page(as_html(content, is_on_page=True))
 
     return of_period
 
