@@ -95,7 +95,7 @@ def test_history_takes_a_kind_as_get_and_describe_do(sla: Terminal) -> None:
     for words, says in (
         (
             ("volume", "batch"),
-            "Kinds are sla, maintenance, calendar, volumelabels, recipient, route, silence",
+            "Kinds are sla, maintenance, calendar, volumelabels, recipient, route,",
         ),
         (("erp-gold", "erp-silver"), "sla history is of one document: [KIND] NAME."),
         (("sla", "a", "b"), "sla history is of one document: [KIND] NAME."),
