@@ -84,6 +84,11 @@ ROUTES: Final = (
         (
             MATCH,
             Query("state", "string", "Only those in this state; several with commas between."),
+            Query(
+                "sort",
+                "string",
+                "name (default), trouble, oldest (cuts), waited (for I/O) or lost (cuts).",
+            ),
             OFFSET,
             SOME,
         ),
@@ -219,7 +224,12 @@ ROUTES: Final = (
         "/backends",
         "backends",
         "Backends: capacity by the newest policy, and the live view.",
-        (MATCH, OFFSET, SOME),
+        (
+            MATCH,
+            Query("sort", "string", "name (default), trouble, busiest, fullest or held (lowest first)."),
+            OFFSET,
+            SOME,
+        ),
         items="backends",
     ),
     ApiRoute(
