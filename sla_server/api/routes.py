@@ -183,6 +183,16 @@ ROUTES: Final = (
     ),
     ApiRoute(
         "GET",
+        "/volumes/{volume}/clients",
+        "clients",
+        "Clients of a volume in a span, the busiest first: rates on average, percentiles. `count`: how many "
+        "there are; `read_every`: of very many one slot or hour in so many was read.",
+        (FROM, TO, PAGE),
+        items=ANY,
+        scope="volume",
+    ),
+    ApiRoute(
+        "GET",
         "/why/{name}",
         "why",
         "Why a volume is throttled or an agreement at risk, now or then, in words and with the facts.",

@@ -379,6 +379,11 @@ def test_the_views_of_one_thing_lead_to_each_other(site: Site, page: Page) -> No
         wait_for(driver, "#latency-plot .main-svg")
         wait_for(driver, "#load-plot .main-svg")
         wait_for(driver, "#graph svg path")
+        busiest, other = driver.find_elements(By.CSS_SELECTOR, "#clients tbody tr")
+        assert "127.0.0.1 272 204 read, 68 written 1.1 MB/s 97 % 2.30 ms 9.20 ms" in " ".join(
+            busiest.text.split()
+        )
+        assert other.text.startswith("10.0.0.31"), "the busiest first"
         driver.find_element(By.LINK_TEXT, "127.0.0.1").click()
         until(driver, lambda: asked_client(site) == "127.0.0.1", "the history of one client")
         assert driver.current_url.endswith("?client=127.0.0.1")

@@ -32,6 +32,7 @@ from sla_server.api.scope import Scopes
 from sla_server.api.security import Guard, Logins
 from sla_server.db.errors import DatabaseUnavailable
 from sla_server.db.queries.backend_load import BackendLoad
+from sla_server.db.queries.client_use import ClientUse
 from sla_server.db.queries.policy_reports import KeptReport, back_test_of
 from sla_server.db.queries.records import RecordList, Wanted, cursor_of
 from sla_server.events.event import SEVERITIES
@@ -501,6 +502,27 @@ class FakeSource:
                 {**row, "cost_per_s": sum(by_volume.values()), "iops": 260.0, "bytes_per_s": 1_064_960}
             )
         return BackendLoad(items, ["batch", "erp-db"])
+
+    def of_clients(self, volume: str, from_us: int, to_us: int, now_us: int, limit: int) -> ClientUse:
+        """Two clients, of which one has nearly all of the I/O."""
+        self._row("of_clients", volume, from_us, to_us, limit)
+        rows = [
+            {
+                "client": client,
+                "iops": iops,
+                "read_iops": iops * 0.75,
+                "write_iops": iops * 0.25,
+                "bytes_per_s": round(iops * 4096),
+                "cost_per_s": iops * 1.0625,
+                "errors": 0,
+                "p50_us": 2_300,
+                "p95_us": 9_200,
+                "p99_us": 14_700,
+                "last_us": to_us,
+            }
+            for client, iops in (("127.0.0.1", 272.0), ("10.0.0.31", 8.0))
+        ]
+        return ClientUse(rows[:limit], len(rows))
 
     def agreement_names(self) -> dict[str, str]:
         self._row("agreement_names")

@@ -183,12 +183,35 @@ def history(context: AppContext, request: Request, volume: str) -> Response:
     """Rollups of one volume, or of one client of it; long or old ones by the hour."""
     from_us, to_us = span_of(context, request, HOUR_US)
     rows = context.source.rollup_history(volume, from_us, to_us, request.args.get("client"))
-    note = None
-    if not rows and context.source.backend_of(volume) is None:
-        if not is_live(context, "volumes", "volume", volume):
-            raise NotFound(f"no volume {volume!r} was ever seen", "'sla get volumes' lists them")
-        note = NOTHING_YET
-    return responses.as_list(rows, from_us=from_us, to_us=to_us, note=note)
+    return responses.as_list(rows, from_us=from_us, to_us=to_us, note=_unstored(context, volume, rows))
+
+
+def clients(context: AppContext, request: Request, volume: str) -> Response:
+    """Clients of one volume in a span, the busiest first; rates are averages over what is stored of it."""
+    from_us, to_us = span_of(context, request, HOUR_US)
+    limit = responses.number(request, "limit", PAGE_DEFAULT, least=1, most=LIMIT_MAX)
+    use = context.source.loads.of_clients(volume, from_us, to_us, context.clock.unix_us(), limit)
+    return responses.as_list(
+        use.items,
+        from_us=from_us,
+        to_us=to_us,
+        count=use.count,
+        read_every=use.read_every,
+        note=_unstored(context, volume, use.items),
+    )
+
+
+def _unstored(context: AppContext, volume: str, rows: list[Row]) -> str | None:
+    """What to say of a volume that is seen now and of which nothing is stored yet.
+
+    Raises:
+        NotFound: there is no such volume.
+    """
+    if rows or context.source.backend_of(volume) is not None:
+        return None
+    if not is_live(context, "volumes", "volume", volume):
+        raise NotFound(f"no volume {volume!r} was ever seen", "'sla get volumes' lists them")
+    return NOTHING_YET
 
 
 def totals(context: AppContext, _request: Request) -> Response:
