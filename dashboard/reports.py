@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
+from urllib.parse import urlencode
 
 from flask import Blueprint, Response, abort, g, render_template, request
 from pydantic import ValidationError
@@ -47,17 +48,20 @@ def _listed(context: AppContext) -> Callable[[], str]:
     def listed() -> str:
         """Newest first, a page at a time; of one agreement, if one is asked for."""
         name = request.args.get("name", "")[:200]
+        wanted = {key: request.args.get(key, "").strip()[:200] for key in ("match", "period")}
         before = request.args.get("before", "")
         number = int(before) if before.isdecimal() and len(before) < 10 else None
         sees_own = g.scope is not None
-        rows, following = listed_reports(context, PAGE_ROWS, number, name or None, g.scope)
+        rows, following = listed_reports(context, PAGE_ROWS, number, name or None, g.scope, **wanted)
+        filters = {key: value for key, value in {"name": name, **wanted}.items() if value}
         return render_template(
             "reports.html",
             views=navigation(sees_own=sees_own),
             sees_own=sees_own,
             rows=rows,
             name=name,
-            next=following,
+            filters=filters,
+            older=f"/reports?{urlencode({**filters, 'before': following})}" if following else "",
             is_first=number is None,
             day=_day,
             percent=percent,
