@@ -169,6 +169,7 @@ ROUTES: Final = (
         "/volumes/{volume}",
         "volume",
         "One volume with its streams.",
+        (Query("streams", "integer", "At most so many of them; default: all.", least=1, most=LIMIT_MAX),),
         scope="volume",
     ),
     ApiRoute(

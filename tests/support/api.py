@@ -650,8 +650,8 @@ class FakeSource:
             rows = [rows[0], {**rows[3], "left_out": 1_204, "decided_by": ""}]
         return [row for row in rows if (row["volume"], row["gateway_id"]) > tuple(after)][:limit]
 
-    def streams(self, volume: str | None = None) -> list[dict[str, Any]]:
-        self._row("streams", volume)
+    def streams(self, volume: str | None = None, limit: int | None = None) -> list[dict[str, Any]]:
+        self._row("streams", volume, limit)
         return [{"stream_id": (1 << 62) + 1, "volume": volume, "client": "127.0.0.1", "reads": 48_211}]
 
     def backends(self) -> list[dict[str, Any]]:

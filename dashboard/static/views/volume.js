@@ -30,7 +30,7 @@ const until = () => untilMs(page.address, range()[1]);
 
 async function loadLive() {
   try {
-    page.row = (await call("GET", page.base)).body;
+    page.row = (await call("GET", `${page.base}?streams=${MOST_STREAMS}`)).body;
   } catch (error) {
     if (error.status) showMissing(error);
     return false;
@@ -55,7 +55,7 @@ async function loadLive() {
     ["Queue", f.count(live.inflight), live.held ? `${f.count(live.held)} held back` : row.live ? "none held back" : ""],
     ["Cap", cap || (row.live ? "none" : f.count(null)), cap ? `delays an I/O by ${f.latency(live.delay_us)}` : ""],
     ["I/Os in total", f.count(row.reads + row.writes), row.errors ? `${f.count(row.errors)} errors` : "no errors"]]);
-  showStreams(row.by_stream);
+  showStreams(row.by_stream, row.streams);
   $("release").hidden = !row.throttled_by_hand;
   return true;
 }
@@ -90,16 +90,15 @@ function showClients({items, count, read_every: every}) {
 }
 
 // What each did in all, as exact counts. Of very many the first; a command lists them.
-function showStreams(rows) {
-  const shown = rows.slice(0, MOST_STREAMS);
-  note($("streams-note"), rows.length > shown.length ? `The first ${f.count(shown.length)} of ${f.count(rows.length)}; sla get streams ${page.name} lists all.` : "");
+function showStreams(rows, count) {
+  note($("streams-note"), rows.length < count ? `The first ${f.count(rows.length)} of ${f.count(count)}; sla get streams ${page.name} lists all.` : "");
   fillTable($("streams"), [
     clientColumn,
     {label: "Read", cls: "num", text: (row) => [f.count(row.reads), f.size(row.read_bytes || 0)]},
     {label: "Written", cls: "num", text: (row) => [f.count(row.writes), f.size(row.write_bytes || 0)]},
     {label: "Errors", cls: "num", text: (row) => f.count(row.errors)},
     {label: "Last I/O", cls: "num", text: (row) => f.clock(row.last_us)},
-  ], shown, (row) => row.stream_id, () => ["Nothing is stored of its clients: none has used it yet."]);
+  ], rows, (row) => row.stream_id, () => ["Nothing is stored of its clients: none has used it yet."]);
 }
 
 // Rates that were in force, as steps, a line for the whole volume and one for each client with a cap of its own: what

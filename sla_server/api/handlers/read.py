@@ -167,16 +167,21 @@ def volume_owners(context: AppContext, request: Request) -> Response:
     return responses.as_list([{**row, "owners": owners.get(row["volume"], [])} for row in page], following)
 
 
-def volume(context: AppContext, _request: Request, volume: str) -> Response:
-    """One volume with its streams; stream ids as text, since they exceed what JSON readers hold exactly."""
+def volume(context: AppContext, request: Request, volume: str) -> Response:
+    """One volume with its streams; stream ids as text, since they exceed what JSON readers hold exactly.
+
+    ``streams`` says how many there are, whatever is in ``by_stream``.
+    """
+    most = responses.number(request, "streams", 0, least=1, most=LIMIT_MAX) or None
     named = [
         {"volume": row.get("volume"), "backend": row.get("backend")}
         for row in (*context.source.pages.volumes_named([volume]), *snapshot_now(context)["volumes"])
         if row.get("volume") == volume
     ]
     row = row_of(_complete_volumes(context, named[:1]), "volume", volume)
-    streams = [{**stream, "stream_id": str(stream["stream_id"])} for stream in context.source.streams(volume)]
-    return responses.as_json({**row, "by_stream": streams, "server": feed_state(context)})
+    streams = context.source.streams(volume, most)
+    named_streams = [{**stream, "stream_id": str(stream["stream_id"])} for stream in streams]
+    return responses.as_json({**row, "by_stream": named_streams, "server": feed_state(context)})
 
 
 def history(context: AppContext, request: Request, volume: str) -> Response:

@@ -220,6 +220,8 @@ def test_a_client_at_two_gateways_is_one(shared: Any) -> None:
     reads = sum(sums["reads"] for at, sums in model.slots.items() if at[1] in CLIENTS.values())
     slots = sorted({slot for slot, _stream in model.slots})
     seconds = (slots[-1] - slots[0] + MINUTE_US) / 1e6
+    assert len(shared.reader.streams("vol-1")) == 2
+    assert shared.reader.streams("vol-1", 1) == shared.reader.streams("vol-1")[:1]
     assert both.items[0]["read_iops"] == pytest.approx(reads / seconds, abs=0.001)
 
 
