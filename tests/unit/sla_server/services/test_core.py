@@ -974,7 +974,12 @@ def test_an_event_that_is_sent_again_is_another_one_with_its_text() -> None:
     bench.confirm()
     bench.answers()
     bench.request("event_again", body, "r3")
-    ((table, row),) = bench.confirm()
+    (table, row), (_, audited) = bench.confirm()
+    assert (audited["action"], audited["subject"], audited["after"]) == (
+        "event-again",
+        "mail",
+        {"event_id": "e1"},
+    )
     assert (table, row["kind"], row["severity"], row["element"], row["subject"]) == (
         "events",
         "event-sent-again",
@@ -1011,7 +1016,9 @@ def test_a_test_of_a_recipient_is_an_event_that_names_it() -> None:
     )
     bench.request("notify_test", {"name": "mail"}, "r3")
     assert bench.answers() == [], "it is answered when it is durable"
-    ((table, row),) = bench.confirm()
+    (table, row), (other, audited) = bench.confirm()
+    assert (other, audited["action"], audited["subject"]) == ("audit", "recipient-test", "mail")
+    assert audited["who"]
     assert (table, row["kind"], row["element"], row["subject"]) == (
         "events",
         "notify-test",
