@@ -239,14 +239,13 @@ async function loadSlow() {
     read(`${page.base}/hours?${query(at ? {at_us: at} : {})}`),
     read(`${page.base}/periods?${query()}`)]);
   if (!isAsked()) return;
-  if (hours) {
-    page.hours = hours;
-    showBudget();
-    showHeat();
-    showLive();
-    await loadActs(hours, isAsked);
-  }
   if (periods) showPeriods(periods.items);
+  if (!hours) return;
+  page.hours = hours;
+  showBudget();
+  showHeat();
+  showLive();
+  await loadActs(hours, isAsked);
 }
 
 // Violations of the period that is shown, and what the server did: of the one that goes on, in its last days.
