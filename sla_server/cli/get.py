@@ -276,6 +276,8 @@ def _answer(client: Client, request: GetRequest, *, wants_documents: bool) -> tu
     if kind == "loads":
         of_all = {key: max(page[key] for page in pages) for key in ("others", "read_every")}
         rows = [{**row, **of_all} for row in rows]
+    if kind == "clients":
+        rows = [{**row, "read_every": answer["read_every"]} for row in rows]
     if kind in ("rates", "loads"):
         rows.reverse()
     silence = "" if wants_documents else formatting.silence_of(answer.get("server") or {})

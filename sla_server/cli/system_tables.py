@@ -198,6 +198,7 @@ KINDS: Final = {
             counted("READ IOPS", "read_iops", wide=True),
             counted("WRITE IOPS", "write_iops", wide=True),
             Column("LAST", at("last_us"), number=True, wide=True),
+            counted("ONE READ OF", "read_every", wide=True),
         ),
         "No client used it in the last hour. For longer: --since; all there were: sla get streams VOLUME",
         of="VOLUME",
