@@ -302,7 +302,7 @@ class StorageConditions:
         self._clock = clock
         self._since_ns: dict[str, int] = {}
 
-    def look(self, sources: Collection[NbdSource]) -> None:
+    def check(self, sources: Collection[NbdSource]) -> None:
         """What the data planes say now of their exports; ``sources``: of all of them."""
         connected = [source for source in sources if source.can_be_asked]
         sizes: dict[str, int] = {}

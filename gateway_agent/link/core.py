@@ -516,7 +516,7 @@ class LinkCore:
     def _collection_ended(self) -> None:
         asked = [source.name for source in self._sources if source.can_be_asked]
         self._plane_conditions.collected(self._collection.overdue(), asked, self.qemu)
-        self._storage_conditions.look([plane.source for plane in self.planes.values()])
+        self._storage_conditions.check([plane.source for plane in self.planes.values()])
         for failure in self._collection.failures:
             self._alerts.report("source-failed", "warning", failure.source, str(failure))
         if self.session.state is SessionState.POLLING:

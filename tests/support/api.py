@@ -32,9 +32,9 @@ from sla_server.api.scope import Scopes
 from sla_server.api.security import Guard, Logins
 from sla_server.db.errors import DatabaseUnavailable
 from sla_server.db.queries.backend_load import BackendLoad
-from sla_server.db.queries.client_use import ClientUse
 from sla_server.db.queries.policy_reports import KeptReport, back_test_of
 from sla_server.db.queries.records import RecordList, Wanted, cursor_of
+from sla_server.db.queries.volume_clients import VolumeClients
 from sla_server.events.event import SEVERITIES
 from sla_server.reports.issue import issue
 from sla_server.services.approvals import digest_of
@@ -503,7 +503,7 @@ class FakeSource:
             )
         return BackendLoad(items, ["batch", "erp-db"])
 
-    def of_clients(self, volume: str, from_us: int, to_us: int, now_us: int, limit: int) -> ClientUse:
+    def of_clients(self, volume: str, from_us: int, to_us: int, now_us: int, limit: int) -> VolumeClients:
         """Two clients, of which one has nearly all of the I/O."""
         self._row("of_clients", volume, from_us, to_us, limit)
         rows = [
@@ -522,7 +522,7 @@ class FakeSource:
             }
             for client, iops in (("127.0.0.1", 272.0), ("10.0.0.31", 8.0))
         ]
-        return ClientUse(rows[:limit], len(rows))
+        return VolumeClients(rows[:limit], len(rows))
 
     def agreement_names(self) -> dict[str, str]:
         self._row("agreement_names")

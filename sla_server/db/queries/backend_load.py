@@ -22,9 +22,9 @@ from pmdaemon.wire.histogram import BUCKETS, COARSE_BUCKETS
 from sla_server.db import schema
 from sla_server.db.engine import translated
 from sla_server.db.partitions import SPANS
-from sla_server.db.queries.client_use import STREAMS_A_STATEMENT, ClientUse, read_clients
 from sla_server.db.queries.history import by_partition, extent, read_settings
 from sla_server.db.queries.rows import chunks, one_of
+from sla_server.db.queries.volume_clients import STREAMS_A_STATEMENT, VolumeClients, read_clients
 from sla_server.db.schema import HOUR_US
 from sla_server.rows import Row
 
@@ -73,7 +73,7 @@ class LoadQueries:
             streams = {row.stream_id: row.volume for row in connection.execute(named)}
             return read_load(connection, streams, from_us, to_us, now_us)
 
-    def of_clients(self, volume: str, from_us: int, to_us: int, now_us: int, limit: int) -> ClientUse:
+    def of_clients(self, volume: str, from_us: int, to_us: int, now_us: int, limit: int) -> VolumeClients:
         """What clients of a volume did in [from_us, to_us), ``limit`` at most; ``now_us`` as above."""
         streams = schema.streams
         named = select(streams.c.stream_id, streams.c.client).where(streams.c.volume == volume)
@@ -81,14 +81,14 @@ class LoadQueries:
             clients = {row.stream_id: row.client for row in connection.execute(named)}
             table, read = _times_of(connection, len(clients), from_us, to_us, now_us)
             if not read.starts:
-                return ClientUse([])
+                return VolumeClients([])
             seconds = max(read.seconds(read.starts), 1.0)
             buckets = BUCKETS if table is schema.rollups else COARSE_BUCKETS
             step_us = read.starts.step // read.every
             rows, count = read_clients(
                 connection, table, read.starts, clients, seconds, step_us, limit, buckets
             )
-            return ClientUse(rows, count, read.every)
+            return VolumeClients(rows, count, read.every)
 
 
 def read_load(

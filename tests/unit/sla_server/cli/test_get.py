@@ -23,7 +23,7 @@ from sla_server.cli.tables import (
     why_of,
 )
 from sla_server.db.queries.backend_load import BackendLoad
-from sla_server.db.queries.client_use import ClientUse
+from sla_server.db.queries.volume_clients import VolumeClients
 from tests.support import api
 from tests.support.api import EPISODE, NOW_US, FakeSource, throttle
 from tests.support.cli import Terminal, name_of
@@ -59,7 +59,7 @@ def test_nothing_to_list_says_what_to_do(sla: Terminal, monkeypatch: pytest.Monk
     if kind == "nodes":
         sla.context.metrics.folder = None
     else:
-        nothing = {"loads": BackendLoad([], []), "clients": ClientUse([]), "promises": {}}.get(kind, [])
+        nothing = {"loads": BackendLoad([], []), "clients": VolumeClients([]), "promises": {}}.get(kind, [])
         monkeypatch.setattr(sla.source, name, lambda *_args, **_kwargs: nothing)
     sla.context.live.put({"at_us": NOW_US})
     if kind == "trend":

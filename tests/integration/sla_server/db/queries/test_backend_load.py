@@ -13,8 +13,8 @@ from pmdaemon.wire.histogram import percentile_upper_us
 from sla_server.db import schema
 from sla_server.db.archive.manifest import MOVED_KEY, raise_boundary
 from sla_server.db.queries import backend_load
-from sla_server.db.queries.client_use import ClientUse
 from sla_server.db.queries.history import HOUR_US
+from sla_server.db.queries.volume_clients import VolumeClients
 from tests.support.samples import (
     MINUTE_US,
     T0,
@@ -172,7 +172,7 @@ def two_clients(shared: Any) -> Any:
     return shared
 
 
-def assert_clients(found: ClientUse, shared: Any, step_us: int, *, hours: int = 0) -> None:
+def assert_clients(found: VolumeClients, shared: Any, step_us: int, *, hours: int = 0) -> None:
     """Rates over all that is stored; of ``hours`` every other hour from the first on."""
     model = Model.of(shared.items)
     slots = sorted({slot for slot, _stream in model.slots})
@@ -235,5 +235,5 @@ def test_of_very_many_clients_some_hours_are_read(two_clients: Any, monkeypatch:
 
 def test_no_clients_where_nothing_is_stored(shared: Any) -> None:
     loads = shared.reader.loads
-    assert loads.of_clients("vol-1", T0 - HOUR_US, T0, LATER, 50) == ClientUse([])
-    assert loads.of_clients("no-such", T0, T0 + HOUR_US, LATER, 50) == ClientUse([])
+    assert loads.of_clients("vol-1", T0 - HOUR_US, T0, LATER, 50) == VolumeClients([])
+    assert loads.of_clients("no-such", T0, T0 + HOUR_US, LATER, 50) == VolumeClients([])

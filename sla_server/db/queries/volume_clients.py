@@ -23,7 +23,7 @@ _ADDED: Final = ("reads", "writes", "read_bytes", "write_bytes", "errors", "cost
 
 
 @dataclass(frozen=True, slots=True)
-class ClientUse:
+class VolumeClients:
     """The clients of one volume.
 
     Attributes:
