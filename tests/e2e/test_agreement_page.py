@@ -89,11 +89,12 @@ def test_violations_are_those_of_the_objective_and_the_period_that_are_shown(sit
         wait_for(driver, "#episodes tbody tr")
         now_us = time.time_ns() // 1000
         assert asked() == ("latency", None, period_bounds(MONTH, now_us)[0])
-        assert text(driver, "#h-decisions") == "What the server did for it, last 7 days"
+        assert text(driver, "#h-decisions").lower() == "what the server did for it, last 7 days"
         driver.get(f"{site.url}agreements/erp-gold?at={past_us}")
         wait_for(driver, "#episodes tbody tr")
         until(driver, lambda: asked() == ("latency", f"{ended_us - 1}:~", begun_us), "of that period")
-        until(driver, lambda: text(driver, "#h-decisions").endswith("in this period"), "what was done, too")
+        done = "what the server did for it, in this period"
+        until(driver, lambda: text(driver, "#h-decisions").lower() == done, "what was done, too")
         (_, spans) = [each for each in list(site.source.asked) if each[0] == "decisions"][-1]
         from_us = max(begun_us, ended_us - 31 * 86_400_000_000)  # an October has an hour more
         assert (spans["from_us"], spans["until_us"]) == (from_us, ended_us)
