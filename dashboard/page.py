@@ -19,7 +19,7 @@ from dashboard.login import make_blueprint
 from dashboard.reports import make_reports
 from dashboard.runbook import make_runbook
 from dashboard.shared_use import SHARED_USE, make_shared_use
-from dashboard.views import VIEWS, PageView
+from dashboard.views import VIEWS, PageView, navigation
 from sla_server.api.app import create_app as create_api_app
 from sla_server.api.context import AppContext
 from sla_server.api.security import PAGE
@@ -43,7 +43,6 @@ def server_zone() -> str:
 
 def _shell_of(view: PageView) -> Callable[..., str]:
     """Renders a view's shell; its script asks the API for what is in it."""
-    listed = [each for each in VIEWS if not each.above]
 
     def shell(name: str = "") -> str:
         sees_own = bool(g.get("sees_own"))
@@ -52,7 +51,7 @@ def _shell_of(view: PageView) -> Callable[..., str]:
         return render_template(
             f"views/{view.key}.html",
             view=view,
-            views=[each for each in listed if each.own or not sees_own],
+            views=navigation(sees_own=sees_own),
             sees_own=sees_own,
             name=name,
             version=version("storage-sla-server"),
@@ -104,7 +103,7 @@ def create_app(context: AppContext) -> Flask:
     app.register_blueprint(page)
     app.register_blueprint(make_blueprint(context))
     app.register_blueprint(make_reports(context))
-    app.register_blueprint(make_runbook())
+    app.register_blueprint(make_runbook(context))
     app.register_blueprint(make_harms(context))
     app.register_blueprint(make_shared_use(context))
     return app

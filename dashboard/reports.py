@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
+from urllib.parse import urlencode
 
 from flask import Blueprint, Response, abort, g, render_template, request
 from pydantic import ValidationError
 
-from dashboard.views import VIEWS
+from dashboard.views import navigation
 from sla_server.api.context import AppContext
 from sla_server.api.errors import ApiError
 from sla_server.api.handlers.reports import computed, copy_of, found_report, listed_reports
@@ -47,17 +48,20 @@ def _listed(context: AppContext) -> Callable[[], str]:
     def listed() -> str:
         """Newest first, a page at a time; of one agreement, if one is asked for."""
         name = request.args.get("name", "")[:200]
+        wanted = {key: request.args.get(key, "").strip()[:200] for key in ("match", "period")}
         before = request.args.get("before", "")
         number = int(before) if before.isdecimal() and len(before) < 10 else None
         sees_own = g.scope is not None
-        rows, following = listed_reports(context, PAGE_ROWS, number, name or None, g.scope)
+        rows, following = listed_reports(context, PAGE_ROWS, number, name or None, g.scope, **wanted)
+        filters = {key: value for key, value in {"name": name, **wanted}.items() if value}
         return render_template(
             "reports.html",
-            views=[each for each in VIEWS if not each.above and (each.own or not sees_own)],
+            views=navigation(sees_own=sees_own),
             sees_own=sees_own,
             rows=rows,
             name=name,
-            next=following,
+            filters=filters,
+            older=f"/reports?{urlencode({**filters, 'before': following})}" if following else "",
             is_first=number is None,
             day=_day,
             percent=percent,
@@ -84,7 +88,7 @@ def _one(context: AppContext) -> Callable[[str], Response]:
             abort(406, OTHER_RELEASE.format(row["report_id"]))
         if form == "csv":
             return _file(as_csv(issued.content), form, row["report_id"])
-        return _page(as_html(issued.content, issued, row["digest"]))
+        return _page(as_html(issued.content, issued, row["digest"], is_on_page=True))
 
     return one
 
@@ -92,7 +96,7 @@ def _one(context: AppContext) -> Callable[[str], Response]:
 def _copy(issued: IssuedReport, form: str, digest: str) -> Response:
     """What an account with labels gets of an issued report."""
     if form == "html":
-        return _page(as_html(issued.content, issued, digest, is_copy=True))
+        return _page(as_html(issued.content, issued, digest, is_copy=True, is_on_page=True))
     text = as_csv(issued.content) if form == "csv" else canonical(issued).decode()
     return _file(text, form, f"{issued.report_id}-copy")
 
@@ -106,7 +110,7 @@ def _computed(context: AppContext) -> Callable[[], Response]:
             )
         except ApiError as exc:
             abort(exc.status, exc.detail)
-        return _page(as_html(content))
+        return _page(as_html(content, is_on_page=True))
 
     return of_period
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from flask import Blueprint, render_template
+from flask import Blueprint, render_template, request
 
+from dashboard.views import PageView, navigation
+from sla_server.api.context import AppContext
+from sla_server.api.security import PAGE
 from sla_server.events import catalogue
 
 
@@ -22,14 +25,28 @@ def _by(kinds: Mapping[str, catalogue.EventKind], which: str) -> dict[str, str]:
     return {condition: " or ".join(names) for condition, names in found.items()}
 
 
-def make_runbook() -> Blueprint:
+def _views(context: AppContext) -> list[PageView]:
+    """The navigation for who asks; none for those who must sign in before they see a view."""
+    if not context.guard.may_read(request):
+        return []
+    principal = context.guard.admit(request, PAGE)
+    return navigation(sees_own=principal is not None and bool(principal.labels))
+
+
+def make_runbook(context: AppContext) -> Blueprint:
     """One route; an entry is behind ``#KIND``."""
     pages = Blueprint("runbook", __name__, template_folder="templates")
 
     def runbook() -> str:
         kinds = {name: kind for group in catalogue.GROUPS.values() for name, kind in group.items()}
         opening, closing = (_by(kinds, which) for which in ("begins", "ends"))
-        return render_template("runbook.html", groups=catalogue.GROUPS, opening=opening, closing=closing)
+        return render_template(
+            "runbook.html",
+            views=_views(context),
+            groups=catalogue.GROUPS,
+            opening=opening,
+            closing=closing,
+        )
 
     pages.add_url_rule("/runbook", "kinds", runbook)
     return pages

@@ -50,3 +50,8 @@ VIEWS: Final = (
     PageView("users", "/users", "Users"),
 )
 """In the order of the navigation."""
+
+
+def navigation(*, sees_own: bool) -> list[PageView]:
+    """The views that are in the navigation; of an account with labels those that it may see."""
+    return [view for view in VIEWS if not view.above and (view.own or not sees_own)]

@@ -13,13 +13,29 @@ export function showFigures(node, figures) {
     element("dd", {}, main, ...(small ? [element("small", {}, small)] : [])))));
 }
 
+const MOST_CAPS = 5; // of one step; all of them are in the views of their volumes
+
+// Rows with the caps that each step set, which have its time and its text: one thing that was done is one row.
+function joined(rows) {
+  const keyOf = (row) => JSON.stringify([row.at_us, row.backend, row.text]);
+  const isCap = (row) => row.kind.startsWith("cap-") || row.kind === "observed";
+  const caps = new Map(rows.filter((row) => !isCap(row)).map((row) => [keyOf(row), []]));
+  for (const row of rows) if (isCap(row)) caps.get(keyOf(row))?.push(row);
+  return rows.filter((row) => !isCap(row) || !caps.has(keyOf(row))).map((row) => ({...row, caps: isCap(row) ? [] : caps.get(keyOf(row))}));
+}
+
+function stepWords(row) {
+  const left = row.caps.length - MOST_CAPS;
+  return [f.decisionWords(row), ...row.caps.slice(0, MOST_CAPS).map(f.decisionWords), ...(left > 0 ? [`${f.plural(left, "more cap")}`] : [])].join("; ");
+}
+
 export function showDecisions(node, rows, empty) {
-  fillList(node, rows, (row) => row.decision_id,
+  fillList(node, joined(rows), (row) => row.decision_id,
     () => element("li", {}, element("time", {class: "soft"}), element("p"), element("p", {class: "soft"})),
     (li, row) => {
       setText(li.querySelector("time"), f.clock(row.at_us));
       const [what, how] = li.querySelectorAll("p");
-      setText(what, f.decisionWords(row));
+      setText(what, stepWords(row));
       const whom = row.victim ? `to keep ${row.victim}` : "";
       setText(how, [whom, f.plain(row.text), row.mode === "observe" ? "observed only" : ""].filter(Boolean).join(" · "));
     },

@@ -33,6 +33,7 @@ import structlog
 from gateway_agent.errors import StateFileBroken
 from gateway_agent.link import state_files
 from gateway_agent.link.alerts import EACH_NS, Alerts, Severity
+from gateway_agent.sources.nbd import NbdSource
 from pmdaemon.errors import MalformedFrame
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.wire.messages.alerts import Alert
@@ -53,6 +54,11 @@ PLANE: Final = "plane"
 STALLED: Final = "plane-stalled"
 BACK: Final = "plane-back"
 GONE: Final = "is served no more: nothing is left to mend"
+STORAGE: Final = "storage"
+STORAGE_AWAY: Final = "storage-away"
+STORAGE_BACK: Final = "storage-back"
+STORAGE_AWAY_NS: Final = 10_000_000_000
+"""A machine starts its storage and its agent at once; a question takes 3 s."""
 _FIX: Final = "A new one is begun: what was reported before may stay open at recipients"
 
 
@@ -281,6 +287,40 @@ class PlaneConditions:
                 text = f"{what} {name} does not answer; it is left out"
                 self._conditions.begin(PLANE, STALLED, severity, name, text)
         self._stalled = self._stalled.union(overdue) - back
+
+
+class StorageConditions:
+    """Storage that a data plane has asked and that has not answered yet: clients of its volume are refused.
+
+    Storage that answered once is known to be there; whether it hangs or fails later shows in its I/O.
+
+    State: since when the size of which volumes is not known.
+    """
+
+    def __init__(self, conditions: Conditions, clock: Clock) -> None:
+        self._conditions = conditions
+        self._clock = clock
+        self._since_ns: dict[str, int] = {}
+
+    def check(self, sources: Collection[NbdSource]) -> None:
+        """What the data planes say now of their exports; ``sources``: of all of them."""
+        connected = [source for source in sources if source.can_be_asked]
+        sizes: dict[str, int] = {}
+        for export in (export for source in connected for export in source.exports()):
+            sizes[export["volume"]] = max(export["size_bytes"], sizes.get(export["volume"], 0))
+        now_ns = self._clock.monotonic_ns()
+        away = sorted(volume for volume, size_bytes in sizes.items() if not size_bytes)
+        self._since_ns = {volume: self._since_ns.get(volume, now_ns) for volume in away}
+        known = self._conditions.open_ones(STORAGE)
+        for volume in away:
+            if volume not in known and now_ns - self._since_ns[volume] >= STORAGE_AWAY_NS:
+                text = f"the storage of {volume} does not answer or cannot be used: its clients are refused"
+                self._conditions.begin(STORAGE, STORAGE_AWAY, "warning", volume, text)
+        for volume in known:
+            if sizes.get(volume):
+                self._conditions.end(STORAGE, STORAGE_BACK, volume, f"the storage of {volume} answers")
+        if len(connected) == len(sources):
+            self._conditions.keep_only(STORAGE, sizes, STORAGE_BACK, GONE)
 
 
 def _is_beginning(alert: Alert) -> bool:

@@ -27,7 +27,7 @@ from gateway_agent.link import reply
 from gateway_agent.link.alerts import Alerts
 from gateway_agent.link.caps import CostStore, KeptCaps, LeasedCaps, ThresholdStore
 from gateway_agent.link.collection import CollectionRound, CutSpooler, StreamNames
-from gateway_agent.link.conditions import Conditions, PlaneConditions
+from gateway_agent.link.conditions import Conditions, PlaneConditions, StorageConditions
 from gateway_agent.link.exports import VolumeLabels, exports_of
 from gateway_agent.link.identity import Identity
 from gateway_agent.link.plane_client import PlaneClient
@@ -117,6 +117,7 @@ class LinkCore:
         self._alerts = Alerts(self.session, clock)
         self._conditions = Conditions(self.session, self._alerts, clock, conditions)
         self._plane_conditions = PlaneConditions(self._conditions)
+        self._storage_conditions = StorageConditions(self._conditions, clock)
         self.space = SpaceReports(self.session, self._conditions)
         self._identity = identity
         self._enforcers: list[Enforcer] = [
@@ -515,6 +516,7 @@ class LinkCore:
     def _collection_ended(self) -> None:
         asked = [source.name for source in self._sources if source.can_be_asked]
         self._plane_conditions.collected(self._collection.overdue(), asked, self.qemu)
+        self._storage_conditions.check([plane.source for plane in self.planes.values()])
         for failure in self._collection.failures:
             self._alerts.report("source-failed", "warning", failure.source, str(failure))
         if self.session.state is SessionState.POLLING:

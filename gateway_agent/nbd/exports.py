@@ -389,8 +389,11 @@ class ExportTable:
                 self.ask(volume)
         return bool(volumes) and not lacking
 
-    def _ask_upstream(self, volume: Volume) -> None:
-        """Learn an upstream's size, and if it has extended headers; one that is away is asked by clients."""
+    def _ask_upstream(self, volume: Volume, backoff: Backoff | None = None) -> None:
+        """Learn an upstream's size, and if it has extended headers.
+
+        One that has never answered is asked again until it does, or a client's connection has learned it.
+        """
         uri = volume.export.upstream
         if uri is None:
             return
@@ -401,7 +404,10 @@ class ExportTable:
             self.learn(volume, facts)
 
         def on_failed(error: GatewayError) -> None:
-            log.warning("upstream-not-there", volume=volume.export.volume, error=str(error))
+            again_in_s = self._ask_again(volume, backoff or Backoff(RETRY_FIRST_S, RETRY_MOST_S))
+            log.warning(
+                "upstream-not-there", volume=volume.export.volume, error=str(error), again_in_s=again_in_s
+            )
 
         opening = UpstreamOpening(
             self._context.loop,
@@ -413,6 +419,23 @@ class ExportTable:
             tls=self.upstream_tls(volume),
             mode=p.ReplyMode(structured=True, extended=True),
         )
+
+    def _ask_again(self, volume: Volume, backoff: Backoff) -> float | None:
+        """Plan the next question to an upstream of which nothing is known; in how many seconds."""
+
+        def ask(_now_ns: int) -> None:
+            if self._is_unknown(volume):  # a client's connection may have succeeded
+                self._ask_upstream(volume, backoff)
+
+        if not self._is_unknown(volume):
+            return None
+        wait_s = backoff.failed()
+        due_ns = self._context.clock.monotonic_ns() + round(wait_s * 1e9)
+        self._context.loop.at(("ask", volume), due_ns, ask)
+        return wait_s
+
+    def _is_unknown(self, volume: Volume) -> bool:
+        return volume.facts is None and self.volumes.get(volume.export.volume) is volume
 
     def find(self, name: str, client: ClientIdentity) -> tuple[Volume, str]:
         """Volume and client of an export name.

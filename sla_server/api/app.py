@@ -29,6 +29,7 @@ from sla_server.api.handlers import (
     approvals,
     backends,
     documents,
+    gateways,
     live,
     nodes,
     notifications,
@@ -69,6 +70,7 @@ def handler_of(route: ApiRoute) -> Handler:
         access,
         approvals,
         backends,
+        gateways,
         nodes,
     ):
         found = vars(module).get(route.operation)

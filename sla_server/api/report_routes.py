@@ -32,6 +32,8 @@ REPORT_ROUTES: Final = (
         "Issued reports, newest first.",
         (
             Query("name", "string", "Only those of this agreement."),
+            Query("match", "string", "Only those whose agreement has this in its name, whatever the case."),
+            Query("period", "string", "Only those of this period, or of one that begins so: 2026-10, 2026."),
             LIMIT,
             Query("before", "integer", "The `next` of the page before.", least=1, most=MOST_NUMBER),
         ),

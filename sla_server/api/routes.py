@@ -84,6 +84,11 @@ ROUTES: Final = (
         (
             MATCH,
             Query("state", "string", "Only those in this state; several with commas between."),
+            Query(
+                "sort",
+                "string",
+                "name (default), trouble, oldest (cuts), waited (for I/O) or lost (cuts).",
+            ),
             OFFSET,
             SOME,
         ),
@@ -164,6 +169,7 @@ ROUTES: Final = (
         "/volumes/{volume}",
         "volume",
         "One volume with its streams.",
+        (Query("streams", "integer", "At most so many of them; default: all.", least=1, most=LIMIT_MAX),),
         scope="volume",
     ),
     ApiRoute(
@@ -173,6 +179,16 @@ ROUTES: Final = (
         "One row a rollup slot, or an hour (`length_us`). `note`: of a volume that is seen now and of which "
         "nothing is stored yet, that it is so.",
         (FROM, TO, Query("client", "string", "Only I/O of this client of the volume.")),
+        items=ANY,
+        scope="volume",
+    ),
+    ApiRoute(
+        "GET",
+        "/volumes/{volume}/clients",
+        "clients",
+        "Clients of a volume in a span, the busiest first: rates on average, percentiles. `count`: how many "
+        "there are; `read_every`: of very many one slot or hour in so many was read.",
+        (FROM, TO, PAGE),
         items=ANY,
         scope="volume",
     ),
@@ -219,7 +235,12 @@ ROUTES: Final = (
         "/backends",
         "backends",
         "Backends: capacity by the newest policy, and the live view.",
-        (MATCH, OFFSET, SOME),
+        (
+            MATCH,
+            Query("sort", "string", "name (default), trouble, busiest, fullest or held (lowest first)."),
+            OFFSET,
+            SOME,
+        ),
         items="backends",
     ),
     ApiRoute(

@@ -27,6 +27,7 @@ from sla_server.cli.change import DocumentChunk, DocumentFile, check_chunks, rea
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage, RequestRefused
 from sla_server.cli.formatting import DATA_OUTPUT, OUTPUT, pass_client, print_json, with_year
+from sla_server.cli.kinds import plural_of
 from sla_server.cli.moments import moment_us
 from sla_server.rows import Row
 
@@ -213,14 +214,19 @@ def _admission_lines(answer: Row) -> Iterator[str]:
 
 
 @click.command()
-@click.argument("name")
-@click.option("--kind", type=click.Choice(list(KINDS)), default="SLA", show_default=True, help="Of document.")
+@click.argument("words", nargs=-1, required=True, metavar="[KIND] NAME")
+@click.option(
+    "--kind", type=click.Choice(list(KINDS)), help="Of document: also before the name. [default: SLA]"
+)
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Versions shown.")
 @click.option("--since", metavar="TIME", help="Only versions applied since then: 2h, '2026-11-22 14:03'.")
 @DATA_OUTPUT
 @pass_client
-def history(client: Client, name: str, kind: str, limit: int, since: str | None, output: str) -> None:
+def history(
+    client: Client, words: Sequence[str], kind: str | None, limit: int, since: str | None, output: str
+) -> None:
     """List a document's versions: since when, by whom, what changed."""
+    kind, name = _of_kind(words, kind)
     path = "/slas" if kind == "SLA" else f"/documents/{kind}"
     since_us = 0 if since is None else moment_us(since, time.time_ns() // 1000, "--since")
     rows = client.get(f"{path}/{quote(name, safe='')}/versions")["items"]
@@ -234,6 +240,26 @@ def history(client: Client, name: str, kind: str, limit: int, since: str | None,
         later = row
     if len(rows) > limit:
         click.echo(f"and {len(rows) - limit} older: give a higher --limit")
+
+
+def _of_kind(words: Sequence[str], option: str | None) -> tuple[str, str]:
+    """(kind, name) of NAME, KIND NAME or KIND/NAME; an agreement's, if no kind is given.
+
+    Raises:
+        BadUsage: there is no such kind, two are given, or more than one name.
+    """
+    known = {plural_of(kind): kind for kind in KINDS}
+    first, slash, rest = words[0].partition("/")
+    given = [first, rest] if len(words) == 1 and slash and plural_of(first) in known else list(words)
+    if len(given) == 1:
+        return option or "SLA", given[0]
+    kind = known.get(plural_of(given[0]))
+    if len(given) > 2 or kind is None:
+        listed = ", ".join(KINDS).lower()
+        raise BadUsage(f"sla history is of one document: [KIND] NAME. Kinds are {listed}; without one: sla")
+    if option not in (None, kind):
+        raise BadUsage(f"{given[0]} {given[1]} is no {option}: give the kind once")
+    return kind, given[1]
 
 
 def _version_lines(row: Row, later: Row | None) -> Iterator[str]:

@@ -49,7 +49,7 @@ INBOX_OF: Final = {
 """Filters that kinds take."""
 NARROWED: Final = ("episodes", "decisions")
 """Kinds of which a name is an agreement or volume that they are about; the server looks for it."""
-SPANNED: Final = ("rates", "loads", "decisions", "slices")
+SPANNED: Final = ("rates", "loads", "clients", "decisions", "slices")
 """Kinds that the API answers for a span of time, which has a greatest length."""
 _MOST_LISTED: Final = 1000
 _SLICES_MOST: Final = 5000
@@ -61,7 +61,7 @@ class GetRequest:
     """What is asked for.
 
     Attributes:
-        names: only these things; of slices, periods, streams, rates and loads the one that they are of.
+        names: only these things; of slices, periods, streams, clients, rates and loads what they are of.
         since_us: only what began since then.
         inbox: filters of events, as /inbox takes them; without any, all events come. The last two of jobs and
             policies, too.
@@ -119,6 +119,8 @@ class GetRequest:
                 f"--severity, --kind and --about have no use with {kind}; they are for events, the last "
                 "two for jobs, --about for policies, --kind for decisions"
             )
+        if kind == "clients" and len(self.spans()) > 1:
+            raise BadUsage("rates of clients are averages of 31 days at most: give a later --since")
         if kind == "decisions" and len(self.names) > 1:
             raise BadUsage("decisions are of all volumes, or of one: sla get decisions VOLUME")
         if (self.state or self.sort) and kind not in SORTED:
@@ -200,8 +202,8 @@ def get(
 
     KIND is one of gateways, volumes, pools, backends, slas, promises, throttles, events, policies, jobs,
     processes, nodes, maintenance, calendars, volumelabels, recipients, routes and silences; of the past
-    episodes, decisions, slices, periods, hours, rates, loads and trend. The singular does, too. With NAME
-    only the ones of that name are listed; KIND/NAME does as well.
+    episodes, decisions, slices, periods, hours, clients, rates, loads and trend. The singular does, too.
+    With NAME only the ones of that name are listed; KIND/NAME does as well.
 
     Promises are the objectives of all agreements, the worst first: since when, for whom, and what is measured
     now; --sort budget, compliance or burn shows the period instead, as slas do. Slices (judged
@@ -209,7 +211,8 @@ def get(
     sla get slices AGREEMENT[/OBJECTIVE]. Episodes (a promise is broken, until it is kept again) are those of
     all, or of one.
     Decisions (what control did, and why) are those of the last day, of all volumes or of one.
-    Streams (the clients) and rates (what was stored, slot by slot) are those of one volume, loads (how much
+    Clients (their rates and latencies, on average over the last hour or --since), streams (what they did
+    in all) and rates (what was stored, slot by slot) are those of one volume, loads (how much
     its volumes used) those of one backend. The trend is the last 15 minutes of all promises, or of one.
 
     Counts of I/Os are exact (from the database); rates, latencies and states are those of the last seconds.
@@ -273,6 +276,8 @@ def _answer(client: Client, request: GetRequest, *, wants_documents: bool) -> tu
     if kind == "loads":
         of_all = {key: max(page[key] for page in pages) for key in ("others", "read_every")}
         rows = [{**row, **of_all} for row in rows]
+    if kind == "clients":
+        rows = [{**row, "read_every": answer["read_every"]} for row in rows]
     if kind in ("rates", "loads"):
         rows.reverse()
     silence = "" if wants_documents else formatting.silence_of(answer.get("server") or {})
@@ -321,6 +326,8 @@ def _path_of(request: GetRequest, *, wants_documents: bool) -> tuple[str, dict[s
     query: dict[str, Any] = {}
     if kind == "volumes":
         query |= {"labels": request.labels} if request.labels else {}
+    if kind == "clients":
+        query["limit"] = request.limit or _MOST_LISTED
     if kind == "slas":
         query |= {"labels": request.labels} if request.labels else {}
         query |= {"documents": "1"} if wants_documents else {}

@@ -31,6 +31,7 @@ INSTEAD: Final = {
     ("describe", "slices"): "sla get slices AGREEMENT",
     ("describe", "periods"): "sla get periods AGREEMENT",
     ("describe", "streams"): "sla get streams VOLUME",
+    ("describe", "clients"): "sla get clients VOLUME",
     ("describe", "decisions"): "sla why VOLUME --at TIME",
     ("describe", "hours"): "sla get hours AGREEMENT",
     ("describe", "promises"): "sla describe sla AGREEMENT",

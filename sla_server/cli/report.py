@@ -260,14 +260,20 @@ ISSUED_COLUMNS: Final = (
 @report.command("list")
 @click.argument("agreement", required=False)
 @click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="At most so many.")
+@click.option(
+    "--period", metavar="PERIOD", help="Only of this one, or of those that begin so: 2026-10, 2026."
+)
 @LIST_OUTPUT
 @pass_client
-def list_reports(client: Client, agreement: str | None, limit: int, output: str) -> None:
+def list_reports(client: Client, agreement: str | None, limit: int, period: str | None, output: str) -> None:
     """List issued reports, newest first: all, or those of AGREEMENT."""
     set_naming("", lambda row: str(row["report_id"]))
-    found = client.get("/reports", limit=limit, **({"name": agreement} if agreement else {}))["items"]
+    wanted = {key: value for key, value in (("name", agreement), ("period", period)) if value}
+    found = client.get("/reports", limit=limit, **wanted)["items"]
     if output == "json":
         print_json(found)
+    elif not found and period:
+        click.echo("no issued report is like that: 'sla report list' lists all", err=True)
     elif not found:
         click.echo("no report was issued yet: 'sla report issue' issues those that are due", err=True)
     else:

@@ -1,4 +1,4 @@
-"""Tables of ``sla get`` about the system: backends, streams, rates, loads, the last minutes, processes.
+"""Tables of ``sla get`` about the system: backends, streams, clients, rates, loads, trend, processes.
 
 Pure.
 """
@@ -17,7 +17,12 @@ from sla_server.rows import Row
 
 ZONE: Final = "_zone"
 """Key of a row to be shown whose times are of another zone than this machine's."""
-PHASES: Final = {"decrease": "slowing down", "hold": "holding", "increase": "giving back"}
+PHASES: Final = {
+    "idle": "idle",
+    "decrease": "slowing neighbours down",
+    "hold": "neighbours held back",
+    "increase": "giving back in steps",
+}
 """What control does on a backend; of the page: format.js."""
 FAULTS: Final = {"hangs": "hangs", "fails": "fails I/Os"}
 
@@ -178,6 +183,27 @@ KINDS: Final = {
         of="VOLUME",
         key="client",
         rows="by_stream",
+    ),
+    "clients": TableKind(
+        "/volumes/{name}/clients",
+        (
+            Column("CLIENT", plain("client")),
+            counted("IOPS", "iops"),
+            Column("RATE", lambda row, _now_us: formatting.rate(row.get("bytes_per_s")), number=True),
+            counted("WEIGHTED", "cost_per_s"),
+            latency("P50", "p50_us"),
+            latency("P95", "p95_us"),
+            latency("P99", "p99_us"),
+            counted("ERRORS", "errors"),
+            counted("READ IOPS", "read_iops", wide=True),
+            counted("WRITE IOPS", "write_iops", wide=True),
+            Column("LAST", at("last_us"), number=True, wide=True),
+            counted("ONE READ OF", "read_every", wide=True),
+        ),
+        "No client used it in the last hour. For longer: --since; all there were: sla get streams VOLUME",
+        of="VOLUME",
+        key="client",
+        time="last_us",
     ),
     "rates": TableKind(
         "/volumes/{name}/history",

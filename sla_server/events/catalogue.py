@@ -215,6 +215,14 @@ AGENTS: Final = {
     "spool-overflow": EventKind("critical", "An agent dropped cuts.", "A larger spool."),
     "spool-write-failed": EventKind("critical", "An agent cannot write its spool.", "Check its disk."),
     "state-write-failed": EventKind("warning", "An agent cannot write its state.", "Check its disk."),
+    "storage-away": EventKind(
+        "warning",
+        "The storage behind a volume does not answer its gateway.",
+        "Start it, or correct the agent's file; `gateway-agent status` has its address.",
+        begins="storage",
+        by="subject",
+    ),
+    "storage-back": EventKind("info", "It answers.", ends="storage", by="subject"),
     "throttle-bound-hit": EventKind("warning", "Throttled I/O waited too long.", "Raise the cap."),
 }
 STORAGE: Final = {

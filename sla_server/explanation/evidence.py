@@ -31,7 +31,7 @@ def promise_line(promise: Row) -> str:
 def _promised(promise: Row) -> str:
     metric = promise.get("metric")
     if metric == "iops":
-        return f"{_or_unknown(promise.get('promised_iops'))} I/O/s, or as many as are asked for"
+        return f"{_or_unknown(promise.get('promised_iops'))} IOPS, or as many as are asked for"
     if metric == "throughput":
         return f"{_or_unknown(promise.get('promised_mbps'))} MB/s, or as much as is asked for"
     if metric == "availability":
@@ -41,7 +41,7 @@ def _promised(promise: Row) -> str:
         return f"{metric or 'of a kind that is not stored'}"
     steps = [
         f"{words.latency(step['value_ms'] * 1000)}"
-        + (f" up to {words.number(step['up_to_iops'])} I/O/s" if step.get("up_to_iops") else " at any demand")
+        + (f" up to {words.number(step['up_to_iops'])} IOPS" if step.get("up_to_iops") else " at any demand")
         for step in promise.get("curve") or ()
     ]
     within = ", ".join(steps) or "a limit that is not stored"
@@ -85,7 +85,7 @@ def slice_line(promise: Row, found: Row, times: Times) -> str:
     figures = words.joined(
         (
             _slice_figures(promise, found),
-            f"{words.number(found['offered_iops'])} I/O/s offered"
+            f"{words.number(found['offered_iops'])} IOPS offered"
             if found.get("offered_iops") is not None
             else "",
         ),
@@ -114,7 +114,7 @@ def _slice_figures(promise: Row, found: Row) -> str:
         limit = f" of {words.latency(limit_us)} allowed" if limit_us else ""
         return words.joined((f"mean latency {words.latency(measured)}{limit}", failed), ", ")
     if metric == "iops":
-        return words.joined((f"{words.number(measured)} I/O/s delivered", failed), ", ")
+        return words.joined((f"{words.number(measured)} IOPS delivered", failed), ", ")
     if metric == "throughput":
         return words.joined((f"{words.number(measured / 1e6)} MB/s delivered", failed), ", ")
     return words.joined((f"the longest time without completion was {words.latency(measured)}", failed), ", ")
@@ -132,7 +132,7 @@ def windows_line(figures: Row, at_us: int, times: Times) -> str:
             (
                 f"{times.when(at_us)}: {measured_of(seen, '; ')}",
                 counted,
-                f"{words.number(seen.get('offered_iops') or 0)} I/O/s offered",
+                f"{words.number(seen.get('offered_iops') or 0)} IOPS offered",
                 f"{words.percent(busy)} of the I/Os left out, as the gateway's own host was busy"
                 if busy
                 else "",
@@ -166,11 +166,11 @@ def measured_of(seen: Row, between: str = ", ") -> str:
 def live_line(live: Row, objective: str) -> str:
     """What the newest windows of a promise say, from the live snapshot."""
     offered = live.get("offered_iops")
-    rate = f", {words.number(offered)} I/O/s offered" if offered is not None else ""
+    rate = f", {words.number(offered)} IOPS offered" if offered is not None else ""
     if live.get("reason"):
         return f"{objective}: {live['reason']}."
     if live.get("state") == "out-of-curve":
-        asked = f"{words.number(offered)} I/O/s offered are" if offered is not None else "the demand is"
+        asked = f"{words.number(offered)} IOPS offered are" if offered is not None else "the demand is"
         return f"{objective}: {asked} more than its curve covers."
     metric = live.get("metric")
     is_latency = metric in (None, "latency", "mean_latency")
@@ -324,7 +324,7 @@ def measured_line(measured: Row | None, times: Times) -> str:
         return ""
     if measured.get("slot_us") is None and measured.get("iops") is None:
         return "What it does now is not known: no client has used it, or no gateway of it sends statistics."
-    figures = [f"{words.number(measured.get('iops') or 0)} I/O/s"]
+    figures = [f"{words.number(measured.get('iops') or 0)} IOPS"]
     if measured.get("p95_us") is not None:
         figures.append(f"p95 {words.latency(measured['p95_us'])}")
     if measured.get("delay_us"):

@@ -66,9 +66,17 @@ def _environment() -> Environment:
 
 
 def as_html(
-    content: ReportContent, issued: IssuedReport | None = None, digest: str = "", *, is_copy: bool = False
+    content: ReportContent,
+    issued: IssuedReport | None = None,
+    digest: str = "",
+    *,
+    is_copy: bool = False,
+    is_on_page: bool = False,
 ) -> str:
-    """The page; ``is_copy``: names of others are left out, so it has another digest than the document."""
+    """The page; ``is_copy``: names of others are left out, so it has another digest than the document.
+
+    ``is_on_page``: the server shows it, with a way back that is not printed; a file refers to nothing.
+    """
     tz = content.period.tz
     return (
         _environment()
@@ -78,6 +86,7 @@ def as_html(
             issued=issued,
             digest=digest,
             is_copy=is_copy,
+            is_on_page=is_on_page,
             css=Markup(_CSS),  # noqa: S704 - our own file
             span=partial(_span, tz),
             moment=partial(_moment, tz),

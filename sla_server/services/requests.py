@@ -279,18 +279,20 @@ class Requests:
 
     def _notify_test(self, request: str, who: str, raw: Body, now_us: int) -> None:
         name = RecipientTest.model_validate(raw).name
-        self._send_to(request, name, notifications.test_event(name, who, now_us))
+        audited = audit_row(who, "recipient-test", name, now_us)
+        self._send_to(request, name, notifications.test_event(name, who, now_us), audited)
 
     def _event_again(self, request: str, who: str, raw: Body, now_us: int) -> None:
         body = EventAgain.model_validate(raw)
-        self._send_to(request, body.name, notifications.again_event(body, who, now_us))
+        audited = audit_row(who, "event-again", body.name, now_us, after={"event_id": body.event_id})
+        self._send_to(request, body.name, notifications.again_event(body, who, now_us), audited)
 
-    def _send_to(self, request: str, name: str, row: tuple[str, Row]) -> None:
+    def _send_to(self, request: str, name: str, row: tuple[str, Row], audited: tuple[str, Row]) -> None:
         """Raise an event for one recipient, unless that takes none."""
         if refusal := notifications.why_it_takes_none(self._desk.changes.catalog.plans, name):
             self._refuse(request, *refusal)
         else:
-            self._when_durable(request, [row], {"event_id": row[1]["event_id"]})
+            self._when_durable(request, [row, audited], {"event_id": row[1]["event_id"]})
 
     def _acknowledge(self, request: str, who: str, raw: Body, now_us: int) -> None:
         body = Acknowledgement.model_validate(raw)

@@ -41,7 +41,7 @@ AT_ONCE: Final = 4096  # seconds: their histograms are 3 MB
 UNITS: Final[Mapping[str, tuple[float, str]]] = {
     "latency": (1.0, "ms"),
     "mean_latency": (1.0, "ms"),
-    "iops": (1.0, "I/O/s"),
+    "iops": (1.0, "IOPS"),
     "throughput": (1 / MEGABYTE, "MB/s"),
     "availability": (1.0, "s"),
 }

@@ -1,7 +1,8 @@
 """The overview in a real browser, over the real web server and a *fake* live feed: layout and behaviour.
 
-The other views are in ``test_views``, ``test_inbox`` and ``test_pools_page``. What the page shows in a real
-run is tested by test_cycle and test_counts; here the states are made up, so that each can be looked at.
+The other views are in ``test_views``, ``test_agreement_page``, ``test_inbox`` and ``test_pools_page``. What
+the page shows in a real run is tested by test_cycle and test_counts; here the states are made up, so that
+each can be looked at.
 """
 
 from __future__ import annotations

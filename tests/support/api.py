@@ -34,6 +34,7 @@ from sla_server.db.errors import DatabaseUnavailable
 from sla_server.db.queries.backend_load import BackendLoad
 from sla_server.db.queries.policy_reports import KeptReport, back_test_of
 from sla_server.db.queries.records import RecordList, Wanted, cursor_of
+from sla_server.db.queries.volume_clients import VolumeClients
 from sla_server.events.event import SEVERITIES
 from sla_server.reports.issue import issue
 from sla_server.services.approvals import digest_of
@@ -502,6 +503,27 @@ class FakeSource:
             )
         return BackendLoad(items, ["batch", "erp-db"])
 
+    def of_clients(self, volume: str, from_us: int, to_us: int, now_us: int, limit: int) -> VolumeClients:
+        """Two clients, of which one has nearly all of the I/O."""
+        self._row("of_clients", volume, from_us, to_us, limit)
+        rows = [
+            {
+                "client": client,
+                "iops": iops,
+                "read_iops": iops * 0.75,
+                "write_iops": iops * 0.25,
+                "bytes_per_s": round(iops * 4096),
+                "cost_per_s": iops * 1.0625,
+                "errors": 0,
+                "p50_us": 2_300,
+                "p95_us": 9_200,
+                "p99_us": 14_700,
+                "last_us": to_us,
+            }
+            for client, iops in (("127.0.0.1", 272.0), ("10.0.0.31", 8.0))
+        ]
+        return VolumeClients(rows[:limit], len(rows))
+
     def agreement_names(self) -> dict[str, str]:
         self._row("agreement_names")
         return {row["name"]: row["priority"] for row in self.agreements()}
@@ -628,8 +650,8 @@ class FakeSource:
             rows = [rows[0], {**rows[3], "left_out": 1_204, "decided_by": ""}]
         return [row for row in rows if (row["volume"], row["gateway_id"]) > tuple(after)][:limit]
 
-    def streams(self, volume: str | None = None) -> list[dict[str, Any]]:
-        self._row("streams", volume)
+    def streams(self, volume: str | None = None, limit: int | None = None) -> list[dict[str, Any]]:
+        self._row("streams", volume, limit)
         return [{"stream_id": (1 << 62) + 1, "volume": volume, "client": "127.0.0.1", "reads": 48_211}]
 
     def backends(self) -> list[dict[str, Any]]:

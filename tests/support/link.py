@@ -43,6 +43,7 @@ class FakePlane:
         self.clock = clock or FakeClock()
         self.volumes = volumes
         self.answers = True
+        self.sizes: dict[str, int] = {}  # of volumes that have another one, 0: it is not known
         self.cap_gen = 0
         self.refuses_caps = False
         self.late: dict[str, list[int]] = {}
@@ -75,7 +76,7 @@ class FakePlane:
             {
                 "volume": v,
                 "backend": "b0",
-                "size_bytes": 4096,
+                "size_bytes": self.sizes.get(v, 4096),
                 "read_only": False,
                 "source": "nbd",
                 "extra": 1,

@@ -15,7 +15,7 @@ STORY: Final[tuple[tuple[str, str, str, str, str], ...]] = (
         "info",
         "sla",
         "erp-gold/latency",
-        "erp-gold/latency is no longer violated (ok): p95 of 9.2 ms, 12 ms allowed, at 80 I/O/s",
+        "erp-gold/latency is kept again: p95 of 9.2 ms, 12 ms allowed, at 80 IOPS",
     ),
     (
         "throttle-set",
@@ -37,7 +37,7 @@ STORY: Final[tuple[tuple[str, str, str, str, str], ...]] = (
         "critical",
         "sla",
         "erp-gold/latency",
-        "erp-gold/latency is violated: in 3 of the last 3 windows, p95 15.1 ms of 12 ms, at 81 I/O/s",
+        "erp-gold/latency is violated: in 3 of the last 3 windows, p95 15.1 ms of 12 ms, at 81 IOPS",
     ),
     ("policy-applied", "info", "policy", "3", "policy version 3 is in force: caps for 1 volume"),
     (

@@ -230,8 +230,13 @@ class StoredRows:
         before: int | None = None,
         name: str | None = None,
         names: Collection[str] | None = None,
+        *,
+        match: str = "",
+        period: str = "",
     ) -> list[Row]:
         rows = [row for row in self.issued_rows if name in (None, row["name"])]
+        rows = [row for row in rows if match.lower() in row["name"].lower()]
+        rows = [row for row in rows if row["period"].startswith(period)]
         rows = [row for row in rows if names is None or row["name"] in names]
         rows = [row for row in rows if before is None or row["number"] < before]
         listed = sorted(rows, key=lambda row: -int(row["number"]))[:limit]

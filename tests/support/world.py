@@ -195,9 +195,9 @@ class World(api.FakeSource):
     def volumes(self) -> list[dict[str, Any]]:
         return [self._moved(row) for row in super().volumes()]
 
-    def streams(self, volume: str | None = None) -> list[dict[str, Any]]:
+    def streams(self, volume: str | None = None, limit: int | None = None) -> list[dict[str, Any]]:
         use = {"writes": 12_004, "read_bytes": 48_211 << 12, "write_bytes": 12_004 << 12, "errors": 0}
-        return [{**row, **use, "last_us": self.now_us} for row in super().streams(volume)]
+        return [{**row, **use, "last_us": self.now_us} for row in super().streams(volume, limit)]
 
     def rollup_history(
         self, volume: str, from_us: int, to_us: int, client: str | None = None

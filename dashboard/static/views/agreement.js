@@ -17,7 +17,9 @@ const HOUR_US = 3600e6;
 const DAY_US = 24 * HOUR_US;
 const LIVE_MS = 3000;
 const SLOW_MS = 30000;
-const FIELDS = {objective: "", hour: "", at: ""};
+const DECISIONS_US = 31 * DAY_US; // an answer has no more
+const MOST_EPISODES = 20;
+const FIELDS = {objective: "", hour: "", at: "", before: ""};
 const page = {name: "", base: "", row: null, hours: null, slices: [], address: null};
 
 const objectives = () => page.row?.spec?.spec?.objectives || [];
@@ -89,7 +91,7 @@ function periodFigure(hours, period) {
 function showTabs() {
   $("objectives").hidden = objectives().length < 2;
   $("objectives").replaceChildren(...objectives().map((one) => {
-    const link = follow(page.address, element("a", {}, one.name), {objective: one.name, hour: ""});
+    const link = follow(page.address, element("a", {}, one.name), {objective: one.name, hour: "", before: ""});
     if (one.name === chosen()) link.setAttribute("aria-current", "true");
     return link;
   }));
@@ -177,7 +179,7 @@ async function showHour() {
   fillTable($("minutes"), columns, answer.items.filter((row) => row.state !== "good"), (row) => row.start_us, () => ["All slices of this hour are good."]);
 }
 
-function showEpisodes(rows) {
+function showEpisodes(rows, next) {
   const columns = [
     {label: "Began", cls: "head", text: (row) => f.moment(row.opened_us)},
     {label: "Lasted", cls: "num", text: (row) => (row.closed_us ? f.duration((row.closed_us - row.opened_us) / 1e6) : "goes on")},
@@ -187,14 +189,21 @@ function showEpisodes(rows) {
       if (!td.firstChild) td.append(element("a", {class: "why", href: whyAddress("sla", row.name, row.objective, row.closed_us ? Math.round((row.opened_us + row.closed_us) / 2) : row.opened_us)}, "why then?"));
     }},
   ];
-  fillTable($("episodes"), columns, rows, (row) => row.episode_id, () => ["It was never violated."]);
+  fillTable($("episodes"), columns, rows, (row) => row.episode_id, () => ["It was not violated in this period."]);
+  const {before} = page.address.get();
+  const links = [...(before ? [follow(page.address, element("a", {rel: "prev"}, "Newest violations"), {before: ""})] : []),
+    ...(next ? [follow(page.address, element("a", {rel: "next"}, "Older violations"), {before: next})] : [])];
+  const shown = links.map((link) => link.getAttribute("href")).join(" ");
+  if ($("episodes-pager").dataset.shown === shown) return; // the focus stays where it is
+  $("episodes-pager").dataset.shown = shown;
+  $("episodes-pager").replaceChildren(...links);
 }
 
 function showPeriods(rows) {
   const columns = [
     {label: "Period", cls: "head wrap", fill: (td, row) => {
       if (!td.firstChild) td.append(element("a"), element("small"));
-      follow(page.address, td.firstChild, {at: row.is_over ? String(row.to_us - 1) : "", hour: ""});
+      follow(page.address, td.firstChild, {at: row.is_over ? String(row.to_us - 1) : "", hour: "", before: ""});
       const [first, last] = f.daysOfPeriod(row, zoneOf(page.row.spec?.spec?.window)) || [f.day(row.from_us), f.day(row.to_us)];
       setText(td.firstChild, first);
       setText(td.lastChild, !row.is_over ? "goes on" : last === first ? "" : `to ${last}`);
@@ -220,24 +229,37 @@ function showMaintenance(rows) {
     () => ["None is planned. Announce one: ", code(`sla maintenance start ${page.name} --for 2h --reason TEXT`)]);
 }
 
-// What changes by the minute: hours, violations, decisions.
+// What changes by the minute: hours, violations, decisions. An answer about another objective or period, by now, is dropped.
 async function loadSlow() {
-  const {at} = page.address.get();
-  const now = Date.now() * 1000;
   if (!objectives().length) return;
-  const [hours, episodes, periods, decisions] = await Promise.all([
+  const {at} = page.address.get();
+  const asked = JSON.stringify(page.address.get());
+  const isAsked = () => asked === JSON.stringify(page.address.get());
+  const [hours, periods] = await Promise.all([
     read(`${page.base}/hours?${query(at ? {at_us: at} : {})}`),
-    read(`/episodes?${query({name: page.name, limit: 20})}`),
-    read(`${page.base}/periods?${query()}`),
-    read(`/decisions?${new URLSearchParams({victim: keyOf({name: page.name, objective: chosen()}), from_us: now - 7 * DAY_US, limit: 30})}`)]);
-  if (hours) {
-    page.hours = hours;
-    showBudget();
-    showHeat();
-    showLive();
-  }
-  if (episodes) showEpisodes(episodes.items);
+    read(`${page.base}/periods?${query()}`)]);
+  if (!isAsked()) return;
   if (periods) showPeriods(periods.items);
+  if (!hours) return;
+  page.hours = hours;
+  showBudget();
+  showHeat();
+  showLive();
+  await loadActs(hours, isAsked);
+}
+
+// Violations of the period that is shown, and what the server did: of the one that goes on, in its last days.
+async function loadActs({from_us: from, to_us: to}, isAsked) {
+  const {at, before} = page.address.get();
+  const now = Date.now() * 1000;
+  const end = at ? {before: `${to - 1}:~`} : {}; // what began before the end of the period
+  const span = at ? {from_us: Math.max(from, to - DECISIONS_US), to_us: to} : {from_us: now - 7 * DAY_US};
+  const [episodes, decisions] = await Promise.all([
+    read(`/episodes?${new URLSearchParams({name: page.name, objective: chosen(), since_us: from, limit: MOST_EPISODES, ...end, ...(before ? {before} : {})})}`),
+    read(`/decisions?${new URLSearchParams({victim: keyOf({name: page.name, objective: chosen()}), ...span, limit: 30})}`)]);
+  if (!isAsked()) return;
+  setText($("h-decisions"), `What the server did for it, ${at ? "in this period" : "last 7 days"}`);
+  if (episodes) showEpisodes(episodes.items, episodes.next);
   if (decisions) showDecisions($("decisions"), decisions.items, "Nobody was slowed down for it.");
 }
 

@@ -18,6 +18,8 @@ const CAP_KINDS = "cap-set,cap-changed,cap-released,observed,not-effective";
 const LIVE_MS = 3000;
 const SLOW_MS = 60000;
 const SHARED = 12;
+const MOST_CLIENTS = 25;
+const MOST_STREAMS = 100;
 const MOST_CAPS = 6; // clients with a line of their own: the newest decisions first
 const CAP_COLOURS = ["bad", "warn", "accent", "ok"];
 const page = {name: "", base: "", row: null, history: null, decisions: null, capsLeftOut: 0, address: null, shell: null};
@@ -28,7 +30,7 @@ const until = () => untilMs(page.address, range()[1]);
 
 async function loadLive() {
   try {
-    page.row = (await call("GET", page.base)).body;
+    page.row = (await call("GET", `${page.base}?streams=${MOST_STREAMS}`)).body;
   } catch (error) {
     if (error.status) showMissing(error);
     return false;
@@ -53,19 +55,45 @@ async function loadLive() {
     ["Queue", f.count(live.inflight), live.held ? `${f.count(live.held)} held back` : row.live ? "none held back" : ""],
     ["Cap", cap || (row.live ? "none" : f.count(null)), cap ? `delays an I/O by ${f.latency(live.delay_us)}` : ""],
     ["I/Os in total", f.count(row.reads + row.writes), row.errors ? `${f.count(row.errors)} errors` : "no errors"]]);
-  showClients(row.by_stream);
+  showStreams(row.by_stream, row.streams);
   $("release").hidden = !row.throttled_by_hand;
   return true;
 }
 
-function showClients(rows) {
+const clientColumn = {label: "Client", cls: "wrap head", title: "Its latency and load over time", fill: (td, row) => {
+  if (!td.firstChild) td.append(row.client ? element("a") : element("span"), element("small"));
+  if (row.client) follow(page.address, td.firstChild, {client: row.client});
+  setText(td.firstChild, row.client || "unknown");
+  setText(td.lastChild, row.planes ? `plane ${row.planes}` : "");
+}};
+
+function note(node, words) {
+  setText(node, words);
+  node.hidden = !words;
+}
+
+// Rates and latencies of each client over the range, the busiest first.
+function showClients({items, count, read_every: every}) {
+  const all = items.reduce((sum, row) => sum + row.cost_per_s, 0);
   fillTable($("clients"), [
-    {label: "Client", cls: "wrap head", title: "Its latency and load over time", fill: (td, row) => {
-      if (!td.firstChild) td.append(row.client ? element("a") : element("span"), element("small"));
-      if (row.client) follow(page.address, td.firstChild, {client: row.client});
-      setText(td.firstChild, row.client || "unknown");
-      setText(td.lastChild, row.planes ? `plane ${row.planes}` : "");
-    }},
+    clientColumn,
+    {label: "IOPS", cls: "num", title: "On average over the range", text: (row) => [f.count(row.iops), `${f.count(row.read_iops)} read, ${f.count(row.write_iops)} written`]},
+    {label: "Throughput", cls: "num", text: (row) => f.bytesRate(row.bytes_per_s)},
+    {label: "Of the load", cls: "num", title: f.WEIGHTED, text: (row) => (items.length < count ? f.weighted(row.cost_per_s) : f.share(all ? row.cost_per_s / all : null))},
+    {label: "p50", cls: "num", title: "Half of its I/Os are faster", text: (row) => f.latency(row.p50_us)},
+    {label: "p95", cls: "num", title: "95 of 100 I/Os are faster", text: (row) => f.latency(row.p95_us)},
+    {label: "p99", cls: "num", title: "99 of 100 I/Os are faster", text: (row) => f.latency(row.p99_us)},
+    {label: "Errors", cls: "num", text: (row) => f.count(row.errors)},
+  ], items, (row) => row.client, () => ["No client used it in this range."]);
+  note($("clients-note"), [items.length < count ? `The ${f.count(items.length)} busiest of ${f.count(count)}; sla get clients ${page.name} lists all.` : "",
+    every > 1 ? `It has too many clients to add up all: of ${f.count(every)} hours one was read.` : ""].filter(Boolean).join(" "));
+}
+
+// What each did in all, as exact counts. Of very many the first; a command lists them.
+function showStreams(rows, count) {
+  note($("streams-note"), rows.length < count ? `The first ${f.count(rows.length)} of ${f.count(count)}; sla get streams ${page.name} lists all.` : "");
+  fillTable($("streams"), [
+    clientColumn,
     {label: "Read", cls: "num", text: (row) => [f.count(row.reads), f.size(row.read_bytes || 0)]},
     {label: "Written", cls: "num", text: (row) => [f.count(row.writes), f.size(row.write_bytes || 0)]},
     {label: "Errors", cls: "num", text: (row) => f.count(row.errors)},
@@ -148,14 +176,16 @@ async function loadSlow() {
   const {client} = page.address.get();
   const span = {from_us: Math.round(from * 1000), to_us: Math.round(to * 1000)}; // its length says how fine a history is
   const backend = page.row?.live?.backend || page.row?.backend;
-  const [history, decisions, shared] = await Promise.all([
+  const [history, decisions, shared, clients] = await Promise.all([
     read(`${page.base}/history?${new URLSearchParams({...span, ...(client ? {client} : {})})}`),
     read(`/decisions?${new URLSearchParams({volume: page.name, kind: CAP_KINDS, limit: 500, ...spanOf(from, until())})}`),
-    backend ? read(`/volumes?${new URLSearchParams({backend, sort: "busiest", limit: SHARED})}`) : null]);
+    backend ? read(`/volumes?${new URLSearchParams({backend, sort: "busiest", limit: SHARED})}`) : null,
+    read(`${page.base}/clients?${new URLSearchParams({...span, limit: MOST_CLIENTS})}`)]);
   if (asked !== JSON.stringify(page.address.get())) return;
   if (decisions) page.decisions = decisions.items;
   if (history) page.history = history;
   drawHistory();
+  if (clients) showClients(clients);
   showDecisions($("decisions"), (page.decisions || []).slice(0, 40), `It was not held back ${within()}.`);
   if (shared) showVolumes($("neighbours"), shared.items, page.name);
   else if (!backend) showVolumes($("neighbours"), []);

@@ -44,6 +44,8 @@ ALERT_KINDS: Final = frozenset(
         "spool-overflow",
         "spool-write-failed",
         "state-write-failed",
+        "storage-away",
+        "storage-back",
         "throttle-bound-hit",
     )
 )

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import inf
+from typing import Any, Final
+
 from flask import Request, Response
 
 from sla_server.api import responses
@@ -13,10 +17,34 @@ from sla_server.api.handlers.read import (
     paged,
     row_of,
     snapshot_now,
+    sorted_as_asked,
     span_of,
     with_live,
 )
 from sla_server.rows import Row
+
+_PHASES: Final = ("decrease", "hold", "increase")
+
+
+def _trouble(row: Row) -> int:
+    """Storage that does not answer first, then where neighbours are held back."""
+    phase = row.get("phase")
+    return -1 if row.get("fault") else _PHASES.index(phase) if phase in _PHASES else len(_PHASES)
+
+
+def _full(row: Row) -> float:
+    load, capacity = row.get("cost_per_s"), row.get("capacity_cost_per_s")
+    return -load / capacity if load is not None and capacity else inf
+
+
+ORDERS: Final[dict[str, Callable[[Row], Any] | None]] = {
+    "name": None,
+    "trouble": _trouble,
+    "busiest": lambda row: -(row.get("cost_per_s") or 0.0),
+    "fullest": _full,
+    "held": lambda row: row.get("cap_cost_per_s") or inf,
+}
+"""What rows are sorted by, as they are now; None: as they come, by name. Equal ones stay so."""
 
 
 def backends(context: AppContext, request: Request) -> Response:
@@ -29,6 +57,8 @@ def backends(context: AppContext, request: Request) -> Response:
         for row in known_backends(context)
         if part in row["backend"].lower()
     ]
+    live = {row.get("backend"): row for row in snapshot_now(context)["backends"]}
+    rows = sorted_as_asked(request, [(row, {**row, **live.get(row["backend"], {})}) for row in rows], ORDERS)
     return paged(context, request, rows, lambda page: with_live(context, page, "backends", "backend"))
 
 

@@ -6,10 +6,7 @@ view only. Each handler has the form ``(context, request, **path parameters) -> 
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
@@ -34,11 +31,10 @@ from sla_server.agreements.volume_labels import label_book
 from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, NotFound, near_first
-from sla_server.api.filters import DECISION_KINDS, GATEWAY_STATES, chosen
+from sla_server.api.filters import DECISION_KINDS, chosen
 from sla_server.api.handlers.documents import windows_of
 from sla_server.api.handlers.live import feed_state
 from sla_server.api.live_view import EMPTY
-from sla_server.api.metrics import FRESH_S
 from sla_server.api.route import LIMIT_MAX, PREFIX
 from sla_server.api.routes import PERIODS_MAX
 from sla_server.api.scope_volumes import read_book
@@ -66,19 +62,6 @@ NOTHING_YET: Final = (
     "Nothing is stored of it yet: it was seen for the first time just now, or the database lags behind."
 )
 """What an empty history says of a thing that is seen now and has no row in SQL."""
-CONFIGURATION: Final = "configuration"
-DIALLED_FILE: Final = "dialled.json"
-
-
-def gateways(context: AppContext, request: Request) -> Response:
-    """Rows of SQL with the live counts of exports and streams; all, or a page of those that are asked for."""
-    part, states = request.args.get("match", "").lower(), chosen(request, "state", GATEWAY_STATES)
-    rows = [
-        row
-        for row in context.source.gateways()
-        if part in str(row["name"]).lower() and (not states or row["state"] in states)
-    ]
-    return paged(context, request, rows, lambda page: with_live(context, page, "gateways", "gateway_id"))
 
 
 def page_of(request: Request, default: int = PAGE_DEFAULT) -> tuple[int, int]:
@@ -95,52 +78,6 @@ def paged(
     end = offset + limit if request.args.get("limit") else len(rows)
     following = str(end) if end < len(rows) else None
     return live_list(context, complete(rows[offset:end]), following, count=len(rows), before=offset)
-
-
-def gateway_list(context: AppContext, _request: Request) -> Response:
-    """Gateways to dial, from both lists."""
-    return responses.as_list(listed_gateways(context))
-
-
-def listed_gateways(context: AppContext) -> list[Row]:
-    """The gateways that the PMDaemon dials, by address.
-
-    Three sources are joined by address: the table ``gateway_list``, the file in which the PMDaemon reports
-    its dialling (``pmdaemon.poller.dialler``), and the gateways ever seen, whose address says which one
-    answered there.
-
-    Returns:
-        Rows ``{address, name, source: "list" | "configuration", state, reason, answers_as: name or null}``.
-        ``state`` is the daemon's (connected, dialling, waiting, not-dialled), or ``pending`` while the daemon
-        has not taken the entry over yet (some seconds), or ``unknown`` while its file is old or missing.
-    """
-    reported = _reported_gateways(context.metrics.folder)
-    state = "unknown" if reported is None else "pending"
-    rows = {
-        row["address"]: {**row, "source": "list", "state": state, "reason": ""}
-        for row in context.source.gateway_list()
-    }
-    for row in reported or ():
-        if row["address"] in rows or row["source"] == CONFIGURATION:  # else it was removed just now
-            rows[row["address"]] = row
-    names = {row.get("address"): row["name"] for row in context.source.gateways()}
-    for row in rows.values():
-        row["answers_as"] = names.get(row["address"]) if row["state"] == "connected" else None
-    return [rows[address] for address in sorted(rows)]
-
-
-def _reported_gateways(folder: Path | None) -> list[Row] | None:
-    """Rows of the daemon's file; None without a fresh and readable one."""
-    if folder is None:
-        return None
-    path = folder / DIALLED_FILE
-    try:
-        if time.time() - path.stat().st_mtime > FRESH_S:
-            return None
-        rows: list[Row] = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return rows
 
 
 def volumes(context: AppContext, request: Request) -> Response:
@@ -230,28 +167,56 @@ def volume_owners(context: AppContext, request: Request) -> Response:
     return responses.as_list([{**row, "owners": owners.get(row["volume"], [])} for row in page], following)
 
 
-def volume(context: AppContext, _request: Request, volume: str) -> Response:
-    """One volume with its streams; stream ids as text, since they exceed what JSON readers hold exactly."""
+def volume(context: AppContext, request: Request, volume: str) -> Response:
+    """One volume with its streams; stream ids as text, since they exceed what JSON readers hold exactly.
+
+    ``streams`` says how many there are, whatever is in ``by_stream``.
+    """
+    most = responses.number(request, "streams", 0, least=1, most=LIMIT_MAX) or None
     named = [
         {"volume": row.get("volume"), "backend": row.get("backend")}
         for row in (*context.source.pages.volumes_named([volume]), *snapshot_now(context)["volumes"])
         if row.get("volume") == volume
     ]
     row = row_of(_complete_volumes(context, named[:1]), "volume", volume)
-    streams = [{**stream, "stream_id": str(stream["stream_id"])} for stream in context.source.streams(volume)]
-    return responses.as_json({**row, "by_stream": streams, "server": feed_state(context)})
+    streams = context.source.streams(volume, most)
+    named_streams = [{**stream, "stream_id": str(stream["stream_id"])} for stream in streams]
+    return responses.as_json({**row, "by_stream": named_streams, "server": feed_state(context)})
 
 
 def history(context: AppContext, request: Request, volume: str) -> Response:
     """Rollups of one volume, or of one client of it; long or old ones by the hour."""
     from_us, to_us = span_of(context, request, HOUR_US)
     rows = context.source.rollup_history(volume, from_us, to_us, request.args.get("client"))
-    note = None
-    if not rows and context.source.backend_of(volume) is None:
-        if not is_live(context, "volumes", "volume", volume):
-            raise NotFound(f"no volume {volume!r} was ever seen", "'sla get volumes' lists them")
-        note = NOTHING_YET
-    return responses.as_list(rows, from_us=from_us, to_us=to_us, note=note)
+    return responses.as_list(rows, from_us=from_us, to_us=to_us, note=_unstored(context, volume, rows))
+
+
+def clients(context: AppContext, request: Request, volume: str) -> Response:
+    """Clients of one volume in a span, the busiest first; rates are averages over what is stored of it."""
+    from_us, to_us = span_of(context, request, HOUR_US)
+    limit = responses.number(request, "limit", PAGE_DEFAULT, least=1, most=LIMIT_MAX)
+    use = context.source.loads.of_clients(volume, from_us, to_us, context.clock.unix_us(), limit)
+    return responses.as_list(
+        use.items,
+        from_us=from_us,
+        to_us=to_us,
+        count=use.count,
+        read_every=use.read_every,
+        note=_unstored(context, volume, use.items),
+    )
+
+
+def _unstored(context: AppContext, volume: str, rows: list[Row]) -> str | None:
+    """What to say of a volume that is seen now and of which nothing is stored yet.
+
+    Raises:
+        NotFound: there is no such volume.
+    """
+    if rows or context.source.backend_of(volume) is not None:
+        return None
+    if not is_live(context, "volumes", "volume", volume):
+        raise NotFound(f"no volume {volume!r} was ever seen", "'sla get volumes' lists them")
+    return NOTHING_YET
 
 
 def totals(context: AppContext, _request: Request) -> Response:
@@ -499,6 +464,22 @@ def live_list(context: AppContext, rows: list[Row], next_cursor: str | None = No
 def is_live(context: AppContext, table: str, key: str, name: str) -> bool:
     """Whether the live view has an entry of this name: what is seen now may not be stored yet."""
     return any(entry.get(key) == name for entry in snapshot_now(context)[table])
+
+
+def sorted_as_asked(
+    request: Request, rows: list[tuple[Row, Row]], orders: Mapping[str, Callable[[Row], Any] | None]
+) -> list[Row]:
+    """Rows that come by name, in the order of ``sort``; each is given with what it is sorted by.
+
+    Raises:
+        BadInput: an order that there is not.
+    """
+    order = request.args.get("sort") or next(iter(orders))
+    if order not in orders:
+        raise BadInput("sort", f"{order[:40]!r} is no order", f"Use {', '.join(orders)}")
+    if (key := orders[order]) is not None:
+        rows = sorted(rows, key=lambda pair: key(pair[1]))
+    return [row for row, _now in rows]
 
 
 def with_live(context: AppContext, rows: list[Row], table: str, key: str) -> list[Row]:

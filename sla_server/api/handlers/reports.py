@@ -73,12 +73,21 @@ def reports(context: AppContext, request: Request) -> Response:
     """Issued reports, newest first."""
     limit = responses.limit(request)
     before = responses.number(request, "before", 0, most=MOST_NUMBER) or None
-    rows, following = listed_reports(context, limit, before, request.args.get("name") or None, g.scope)
+    wanted = {key: request.args.get(key, "") for key in ("match", "period")}
+    name = request.args.get("name") or None
+    rows, following = listed_reports(context, limit, before, name, g.scope, **wanted)
     return responses.as_list(rows, following)
 
 
 def listed_reports(
-    context: AppContext, limit: int, before: int | None, name: str | None, scope: LabelScope | None
+    context: AppContext,
+    limit: int,
+    before: int | None,
+    name: str | None,
+    scope: LabelScope | None,
+    *,
+    match: str = "",
+    period: str = "",
 ) -> tuple[list[Row], str | None]:
     """A page of issued reports, newest first, and the number from which the next one goes on.
 
@@ -86,13 +95,14 @@ def listed_reports(
     has ended, and not those that another customer's of the same name had before.
     """
     if scope is None:
-        rows = context.source.reports.issued(limit, before, name)
+        rows = context.source.reports.issued(limit, before, name, match=match, period=period)
         return rows, str(rows[-1]["number"]) if len(rows) == limit else None
     names = [name] if name is not None else _names_of(context, scope)
 
     def read(most: int, cursor: str | None) -> list[Row]:
         number = before if cursor is None else int(cursor)
-        return _with_labels(context, context.source.reports.issued(most, number, None, names))
+        found = context.source.reports.issued(most, number, None, names, match=match, period=period)
+        return _with_labels(context, found)
 
     return scope.page("reports", read, limit, None)
 

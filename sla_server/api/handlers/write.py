@@ -16,9 +16,9 @@ from pmdaemon.runtime.excerpt import printable
 from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, NotFound
+from sla_server.api.handlers.gateways import CONFIGURATION, listed_gateways
 from sla_server.api.handlers.notifications import find_event
 from sla_server.api.handlers.policies import stored_policy
-from sla_server.api.handlers.read import CONFIGURATION, listed_gateways
 from sla_server.api.operations import Operation
 from sla_server.api.route import PREFIX
 from sla_server.requests import (

@@ -1,4 +1,4 @@
-"""What volumes of one backend used of it over time, for charts and tables: whose load it was.
+"""What volumes of one backend used of it over time, and clients of one volume: whose load it was.
 
 Rollups are keyed by (slot, stream), as ``history`` says, so slots and streams are both named. A backend may
 have thousands of streams and a range thousands of slots: of a range with more than ``ROWS_MAX`` rows only one
@@ -18,11 +18,13 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection, Engine, Table, select
 
+from pmdaemon.wire.histogram import BUCKETS, COARSE_BUCKETS
 from sla_server.db import schema
 from sla_server.db.engine import translated
 from sla_server.db.partitions import SPANS
 from sla_server.db.queries.history import by_partition, extent, read_settings
 from sla_server.db.queries.rows import chunks, one_of
+from sla_server.db.queries.volume_clients import STREAMS_A_STATEMENT, VolumeClients, read_clients
 from sla_server.db.schema import HOUR_US
 from sla_server.rows import Row
 
@@ -32,7 +34,6 @@ POINTS_MIN: Final = 24
 """Of a backend with very many streams: then more rows are read."""
 NAMED: Final = 6
 """Volumes with a load of their own in the answer; all others together are the rest."""
-STREAMS_A_STATEMENT: Final = 10_000
 HOURS_A_DAY: Final = 24
 Numbers = npt.NDArray[np.int64]
 
@@ -56,7 +57,7 @@ class BackendLoad:
 
 
 class LoadQueries:
-    """The question; ``SqlReader.loads``. Thread: any."""
+    """The questions; ``SqlReader.loads``. Thread: any."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -72,28 +73,54 @@ class LoadQueries:
             streams = {row.stream_id: row.volume for row in connection.execute(named)}
             return read_load(connection, streams, from_us, to_us, now_us)
 
+    def of_clients(self, volume: str, from_us: int, to_us: int, now_us: int, limit: int) -> VolumeClients:
+        """What clients of a volume did in [from_us, to_us), ``limit`` at most; ``now_us`` as above."""
+        streams = schema.streams
+        named = select(streams.c.stream_id, streams.c.client).where(streams.c.volume == volume)
+        with translated(self._engine), self._engine.connect() as connection:
+            clients = {row.stream_id: row.client for row in connection.execute(named)}
+            table, read = _times_of(connection, len(clients), from_us, to_us, now_us)
+            if not read.starts:
+                return VolumeClients([])
+            seconds = max(read.seconds(read.starts), 1.0)
+            buckets = BUCKETS if table is schema.rollups else COARSE_BUCKETS
+            step_us = read.starts.step // read.every
+            rows, count = read_clients(
+                connection, table, read.starts, clients, seconds, step_us, limit, buckets
+            )
+            return VolumeClients(rows, count, read.every)
+
 
 def read_load(
     connection: Connection, streams: Mapping[int, str], from_us: int, to_us: int, now_us: int
 ) -> BackendLoad:
     """The load of some streams, given with their volumes."""
+    table, read = _times_of(connection, len(streams), from_us, to_us, now_us)
+    if not read.starts:
+        return BackendLoad([], [])
+    ids, times = sorted(streams), read.starts
+    found = np.concatenate(
+        [rows for some in chunks(ids, STREAMS_A_STATEMENT) for rows in _rows(connection, table, times, some)]
+    )
+    return _summed(found, read, [streams[each] for each in ids], np.array(ids))
+
+
+def _times_of(
+    connection: Connection, streams: int, from_us: int, to_us: int, now_us: int
+) -> tuple[Table, _Times]:
+    """Where and when is read for so many streams: slots, hours, or of many hours some; of none nothing."""
     slot_us, moved_us = read_settings(connection)
-    is_fine = from_us >= moved_us and (to_us - from_us) // slot_us * len(streams) <= ROWS_MAX
+    is_fine = from_us >= moved_us and (to_us - from_us) // slot_us * streams <= ROWS_MAX
     table = schema.rollups if is_fine else schema.rollup_hours
     step_us = slot_us if is_fine else HOUR_US
     first_us, last_us = extent(connection, table, from_us // step_us * step_us, to_us)
     if is_fine:
         last_us = min(last_us, now_us // step_us * step_us - step_us)
     if not streams or last_us < first_us:
-        return BackendLoad([], [])
+        return table, _Times(range(0), 1, now_us)
     times = range(first_us, last_us + 1, step_us)
-    every = 1 if is_fine else one_hour_in(len(times), len(streams))
-    times = times[::every]
-    ids = sorted(streams)
-    found = np.concatenate(
-        [rows for some in chunks(ids, STREAMS_A_STATEMENT) for rows in _rows(connection, table, times, some)]
-    )
-    return _summed(found, _Times(times, every, now_us), [streams[each] for each in ids], np.array(ids))
+    every = 1 if is_fine else one_hour_in(len(times), streams)
+    return table, _Times(times[::every], every, now_us)
 
 
 def one_hour_in(hours: int, streams: int) -> int:

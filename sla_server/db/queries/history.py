@@ -52,7 +52,7 @@ def read_history(connection: Connection, stream_ids: Sequence[int], from_us: int
         return []
     rows: list[Row] = []
     for times in by_partition(range(first_us, last_us + 1, step_us), SPANS[table.name]):
-        result = connection.execute(_sums(connection, table, times, stream_ids))
+        result = connection.execute(sums(connection, table, times, stream_ids))
         names = list(result.keys())
         rows += [dict(zip(names, row, strict=True)) for row in result]
     return _finished(connection, rows, step_us, BUCKETS if is_fine else COARSE_BUCKETS)
@@ -85,12 +85,25 @@ def by_partition(times: range, span_us: int) -> Iterator[range]:
         start_us += -(-(end_us - start_us) // times.step) * times.step
 
 
-def _sums(connection: Connection, table: Table, times: Sequence[int], stream_ids: Sequence[int]) -> Any:
+def sums(
+    connection: Connection,
+    table: Table,
+    times: Sequence[int],
+    stream_ids: Sequence[int],
+    *,
+    by: str = "slot_us",
+) -> Any:
+    """Counters and joined histograms of some streams at some times, ``by`` slot_us or by stream_id.
+
+    ``newest_us`` is the newest time of those that are together in a row.
+    """
     time, stream = table.primary_key.columns
+    key = time if by == "slot_us" else stream
     is_postgresql = connection.dialect.name == "postgresql"
     return (
         select(
-            time.label("slot_us"),
+            key.label(by),
+            *(() if key is time else (func.max(time).label("newest_us"),)),
             *(cast(func.sum(table.c[name]), BigInteger).label(name) for name in schema.COUNTERS),
             *(func.max(table.c[name]).label(name) for name in _GAUGES),
             _joined(table.c.hist, is_postgresql).label("hist"),
@@ -98,8 +111,8 @@ def _sums(connection: Connection, table: Table, times: Sequence[int], stream_ids
         # The bounds say nothing new; they show PostgreSQL which partitions to leave out.
         .where(time >= times[0], time <= times[-1])
         .where(one_of(connection, time, times), one_of(connection, stream, stream_ids))
-        .group_by(time)
-        .order_by(time)
+        .group_by(key)
+        .order_by(key)
     )
 
 
@@ -112,16 +125,22 @@ def _joined(column: ColumnElement[bytes], is_postgresql: bool) -> ColumnElement[
 
 def _finished(connection: Connection, rows: list[Row], length_us: int, buckets: int) -> list[Row]:
     """Joined histograms become percentiles, counts become rates."""
+    add_percentiles(connection, rows, buckets)
+    for row in rows:
+        row["length_us"] = length_us
+        row["iops"] = (row["reads"] + row["writes"]) * 1e6 / length_us
+        row["bytes_per_s"] = (row["read_bytes"] + row["write_bytes"]) * 1e6 / length_us
+    return rows
+
+
+def add_percentiles(connection: Connection, rows: list[Row], buckets: int) -> None:
+    """The joined histogram of each row becomes its percentiles, in place."""
     joined = [row.pop("hist") for row in rows]
     blobs = joined if connection.dialect.name == "postgresql" else [bytes.fromhex(text) for text in joined]
     counts = _fine_counts(blobs) if buckets == BUCKETS else _coarse_counts(blobs)
     columns = [percentiles_upper_us(counts, percentile) for percentile in PERCENTILES]
     for row, values in zip(rows, zip(*columns, strict=True), strict=True):
-        row["length_us"] = length_us
-        row["iops"] = (row["reads"] + row["writes"]) * 1e6 / length_us
-        row["bytes_per_s"] = (row["read_bytes"] + row["write_bytes"]) * 1e6 / length_us
         row |= {f"p{name}_us": value for name, value in zip(PERCENTILES, values, strict=True)}
-    return rows
 
 
 def _fine_counts(blobs: list[bytes]) -> npt.NDArray[np.int64]:

@@ -95,10 +95,10 @@ class SqlReader:
         """All backends, by name."""
         return self._rows(select(schema.backends).order_by(schema.backends.c.backend))
 
-    def streams(self, volume: str | None = None) -> list[Row]:
-        """Streams with their names and exact lifetime sums, of one volume or all."""
+    def streams(self, volume: str | None = None, limit: int | None = None) -> list[Row]:
+        """Streams with their names and exact lifetime sums, of one volume or all; ``limit`` at most."""
         table = schema.streams
-        statement = select(table).order_by(table.c.volume, table.c.client, table.c.stream_id)
+        statement = select(table).order_by(table.c.volume, table.c.client, table.c.stream_id).limit(limit)
         return self._rows(statement if volume is None else statement.where(table.c.volume == volume))
 
     def stream_count(self) -> int:

@@ -290,10 +290,14 @@ class ReportQueries:
         before: int | None = None,
         name: str | None = None,
         names: Collection[str] | None = None,
+        *,
+        match: str = "",
+        period: str = "",
     ) -> list[Row]:
         """Issued reports without their bodies, newest first; ``before``: numbers below this one.
 
-        ``names``: only those of these agreements, 500 at most.
+        ``names``: only those of these agreements, 500 at most. ``match``: with this in the agreement's name,
+        whatever the case. ``period``: of this one, or of one that begins so (2026: all of that year).
         """
         table = schema.reports
         columns = [column for column in table.c if column.name != "body"]
@@ -304,6 +308,10 @@ class ReportQueries:
             statement = statement.where(table.c.name == name)
         if names is not None:
             statement = statement.where(table.c.name.in_(sorted(names)))
+        if match:
+            statement = statement.where(table.c.name.icontains(match, autoescape=True))
+        if period:
+            statement = statement.where(table.c.period.startswith(period, autoescape=True))
         return decode_json(self._rows(statement), ("summary",))
 
     def report_bodies(self, numbers: Collection[int]) -> dict[int, str]:

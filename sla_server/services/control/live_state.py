@@ -42,6 +42,9 @@ _WHAT: Final = {
     "throughput": "rate that was asked for",
     "availability": "outage",
 }
+_CLOSED: Final = {"ok": "is kept again", "at-risk": "is no longer violated, though still at risk"}
+_CLOSED_OTHERWISE: Final = "is no longer violated"
+"""What the end of a violation says, by the state that it ends in: as the page calls it."""
 
 
 @dataclass(slots=True)
@@ -204,7 +207,7 @@ class LiveState:
             what += f"{slices.u:.2f} times the misses allowed, "
         text = (
             f"{self.name} is violated: in this slice of {self.promise.slice_s} s and the one before it {what}"
-            f"{slices.offered_iops:.0f} I/O/s offered"
+            f"{slices.offered_iops:.0f} IOPS offered"
         )
         figures = Figures(slices.u, latency_us, slices.offered_iops)
         failed = round(slices.failed_ratio, 4)
@@ -226,10 +229,10 @@ class LiveState:
         elif self.state == "not-applicable":
             why = "its I/Os are not such as the promise is about (applicability)"
         elif self.state == "out-of-curve":
-            why = f"{signal.offered_iops:.0f} I/O/s offered are more than its curve promises for"
+            why = f"{signal.offered_iops:.0f} IOPS offered are more than its curve promises for"
         else:
             why = self._figures_text(signal, figures)
-        text = f"{self.name} is no longer violated ({self.state}): {why}"
+        text = f"{self.name} {_CLOSED.get(self.state, _CLOSED_OTHERWISE)}: {why}"
         return RaiseEvent("violation-closed", "info", "sla", self.name, text, self._details(signal, figures))
 
     def _figures_text(self, signal: Signal, figures: Figures) -> str:
@@ -242,7 +245,7 @@ class LiveState:
                 what = f"some I/O did not complete for {stall_s:.1f} s though other I/O did, "
         if signal.failed_ratio:
             what += f"{signal.failed_ratio:.0%} of the I/Os failed, "
-        offered = f"{figures.offered_iops:.0f} I/O/s offered"
+        offered = f"{figures.offered_iops:.0f} IOPS offered"
         if self.promise.promised:
             most = 1 - DELIVERED_RATIO
             short = f"{min(figures.u * most, 1.0):.1%} of what was asked for, as far as it was promised, "

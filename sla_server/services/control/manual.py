@@ -82,7 +82,7 @@ def _mean_bytes(mean_cost: float) -> float:
 def _curve(promise: Promise, volumes: int) -> str:
     shared = f", for {volumes} volumes together" if volumes > 1 else ""
     if promise.metric == "iops":
-        return f"{words.number(promise.promised)} I/O/s{shared}"
+        return f"{words.number(promise.promised)} IOPS{shared}"
     if promise.metric == "throughput":
         return f"{promise.promised / 1e6:g} MB/s{shared}"
     last = promise.curve[-1]
@@ -90,4 +90,4 @@ def _curve(promise: Promise, volumes: int) -> str:
     within = f"{figure} within {words.latency(last.threshold_us)}"
     if math.isinf(last.up_to_iops):
         return f"{within} at any demand"
-    return f"{within} up to {words.number(last.up_to_iops)} I/O/s{shared}"
+    return f"{within} up to {words.number(last.up_to_iops)} IOPS{shared}"

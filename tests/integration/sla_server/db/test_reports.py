@@ -92,6 +92,8 @@ def test_reports_are_found_by_agreements_and_agreements_by_having_ended(store: R
     first = issued(store)
     asked = store.reader.reports
     assert [row["number"] for row in asked.issued(5, None, None, ["gold", "other"])] == [1]
+    assert [row["number"] for row in asked.issued(5, match="OL", period="2026-1")] == [1]
+    assert asked.issued(5, match="o_d") == asked.issued(5, period="2025") == [], "% and _ are letters"
     assert asked.issued(5, None, None, ["other"]) == asked.issued(5, None, None, []) == []
     assert asked.report_bodies([1, 2]) == {1: first["body"]}
     assert asked.ended_agreements() == []

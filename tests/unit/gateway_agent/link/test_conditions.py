@@ -362,3 +362,57 @@ def test_what_no_server_would_take_is_not_sent(
     bench.pass_time(1)
     for header in bench.server.headers.get(Kind.ALERT, []):
         Alert.parse(header, plane.clock.unix_us())
+
+
+def test_storage_that_has_never_answered_is_reported_until_it_does(tmp_path: Path, plane: FakePlane) -> None:
+    """Nothing but the agent's own status said so: the volume looked like one that is idle."""
+    plane.sizes["vol-1"] = 0
+    bench = link(tmp_path, plane)
+    bench.poll()
+    bench.pass_time(9)
+    bench.poll()
+    assert said(bench) == [], "storage and agent of a machine start at once"
+    bench.pass_time(2)
+    bench.poll()
+    bench.carry()
+    assert said(bench) == ["storage-away"]
+    alert = bench.server.last(Kind.ALERT)
+    assert (alert["severity"], alert["details"]["subject"]) == ("warning", "vol-1")
+    settle(bench)
+    assert said(bench) == ["storage-away"], "once"
+    after = link(tmp_path, plane)
+    after.poll()
+    assert said(after) == [], "of a link that was restarted it is the same one"
+    plane.sizes.clear()
+    after.core.plane_data(NAME, plane.hello())
+    after.poll()
+    after.carry()
+    assert said(after) == ["storage-back"]
+
+
+def test_a_plane_that_is_away_says_nothing_of_its_storage(tmp_path: Path, plane: FakePlane) -> None:
+    plane.sizes["vol-1"] = 0
+    bench = link(tmp_path, plane)
+    bench.poll()
+    bench.pass_time(11)
+    bench.poll()
+    bench.core.plane_lost(NAME, "connection reset")
+    bench.pass_time(11)
+    bench.carry()
+    assert said(bench) == ["storage-away", "plane-died"]
+
+
+def test_storage_of_a_volume_that_is_served_no_more_is_not_waited_for(
+    tmp_path: Path, plane: FakePlane
+) -> None:
+    plane.sizes["vol-1"] = 0
+    bench = link(tmp_path, plane)
+    bench.poll()
+    bench.pass_time(11)
+    bench.poll()
+    plane.volumes = ("vol-2",)
+    bench.core.plane_data(NAME, plane.hello())
+    bench.poll()
+    bench.carry()
+    assert said(bench) == ["storage-away", "storage-back"]
+    assert "vol-1 is served no more" in bench.server.last(Kind.ALERT)["text"]

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
-from gateway_agent.errors import ExportRefused
+from gateway_agent.errors import ExportRefused, UpstreamError
+from gateway_agent.nbd import exports
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.exports import ExportTable, FittedCost, client_of
 from pmdaemon.wire.rates import Rates
@@ -208,4 +209,50 @@ def test_that_an_upstream_allows_one_connection_is_said_once(flags):
             table.learn(table.volumes["up"], p.ExportFacts(MIB, p.TX_HAS_FLAGS | flags))
     said = [entry["event"] for entry in logs if entry["log_level"] == "warning"]
     assert said == ([] if flags else ["one-upstream-connection"])
+    table.close()
+
+
+def test_an_upstream_that_has_never_answered_is_asked_again_until_it_does(monkeypatch):
+    """Only the next client asked it, so an agent that was started before its storage did not know of it."""
+    asked = []
+
+    class Opening:
+        def __init__(self, _loop, _uri, on_ready, on_failed, **_settings):
+            self.agreed = p.ReplyMode()
+            asked.append((on_ready, on_failed))
+
+    monkeypatch.setattr(exports, "UpstreamOpening", Opening)
+    rig, entry = Rig(), {"volume": "up", "backend": "b", "upstream": "nbd://127.0.0.1/x"}
+    table = ExportTable(plane_config(entry), rig.context, lambda: None)
+    volume, waits = table.volumes["up"], []
+    table.ask(volume)
+    refused = UpstreamError("nbd://127.0.0.1/x", "connection refused")
+    for _ in range(8):
+        asked[-1][1](refused)
+        due_ns, ask = rig.loop.timers.pop(("ask", volume))
+        waits.append((due_ns - rig.clock.monotonic_ns()) / SECOND)
+        ask(due_ns)
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert len(asked) == 9
+    asked[-1][0](None, p.ExportFacts(MIB, p.TX_HAS_FLAGS))
+    assert [each["size_bytes"] for each in table.describe()] == [MIB]
+    asked[-1][1](refused)
+    assert ("ask", volume) not in rig.loop.timers, "what is known is asked by clients"
+    table.close()
+
+
+def test_an_upstream_that_is_removed_is_not_asked_again(monkeypatch):
+    failed = []
+    monkeypatch.setattr(exports, "UpstreamOpening", lambda *given, **_settings: failed.append(given[3]))
+    rig = Rig()
+    table = ExportTable(
+        plane_config({"volume": "up", "backend": "b", "upstream": "nbd://127.0.0.1/x"}),
+        rig.context,
+        lambda: None,
+    )
+    volume = table.volumes["up"]
+    table.ask(volume)
+    table.apply(plane_config())
+    failed[0](UpstreamError("nbd://127.0.0.1/x", "connection refused"))
+    assert ("ask", volume) not in rig.loop.timers
     table.close()

@@ -406,6 +406,15 @@ def test_no_view_is_shown_without_a_login(closed: FlaskClient, path: str) -> Non
         assert (answer.status_code, answer.headers["Location"]) == (303, "/login")
 
 
+def test_the_runbook_is_shown_to_everybody_and_the_views_to_who_may_see_them(closed: FlaskClient) -> None:
+    """A notice leads there at night, on a telephone that is not signed in."""
+    shown = closed.get("/runbook")
+    assert shown.status_code == 200
+    assert "<nav" not in shown.text
+    sign_in(closed, "ann")
+    assert '<nav aria-label="Views">' in closed.get("/runbook").text
+
+
 def test_the_page_leads_to_the_form_and_back(closed: FlaskClient, bearer: dict[str, str]) -> None:
     answer = closed.get("/")
     assert (answer.status_code, answer.headers["Location"]) == (303, "/login")

@@ -11,6 +11,7 @@ from flask.testing import FlaskClient
 from markupsafe import escape
 
 import dashboard
+from dashboard.views import VIEWS
 from sla_server.api.context import AppContext
 from sla_server.events import catalogue
 from sla_server.events.delivery_state import write_delivery_state
@@ -333,6 +334,13 @@ def test_the_runbook_has_an_entry_for_each_kind_and_needs_no_login(web: FlaskCli
         assert f'id="{name}"' in page.text
         pieces = kind.action.split("`")
         assert all(str(escape(piece)) in page.text for piece in pieces)
+
+
+def test_the_runbook_leads_back_to_the_page(web: FlaskClient) -> None:
+    text = web.get("/runbook").text
+    assert '<a href="/events" aria-current="true">Events</a>' in text
+    assert text.count("aria-current") == 1
+    assert all(f'href="{view.path}"' in text for view in VIEWS if not view.above)
 
 
 def test_the_runbook_shows_commands_as_such_and_what_ends_what(web: FlaskClient) -> None:

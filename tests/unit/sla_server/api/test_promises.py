@@ -159,6 +159,58 @@ def test_gateways_and_backends_by_name(web: FlaskClient) -> None:
     assert web.get("/api/v1/backends?match=none").json["items"] == []
 
 
+def test_gateways_are_sorted_by_what_is_so_now(web: FlaskClient, context: AppContext) -> None:
+    """What SQL says of a gateway is older than the live view, which the list shows."""
+    stored = [
+        {"gateway_id": f"g-{n}", "name": f"gw-{n}", "state": "up", "last_cut_us": 90 - n, "dropped_cuts": 0}
+        for n in range(5)
+    ]
+    stored[4] |= {"state": "stopped", "last_cut_us": None, "dropped_cuts": 7}
+    live = [
+        {"gateway_id": "g-1", "state": "lost", "last_cut_us": 5, "io_waited_ratio": 0.1},
+        {"gateway_id": "g-2", "state": "stalled", "last_cut_us": 50, "io_waited_ratio": 0.4},
+    ]
+    context.source.__dict__["gateways"] = lambda: stored
+    context.live.put(snapshot(gateways=live))
+
+    def names(query: str) -> list[str]:
+        return [row["name"] for row in web.get(f"/api/v1/gateways{query}").json["items"]]
+
+    assert names("") == names("?sort=name") == [f"gw-{n}" for n in range(5)]
+    assert names("?sort=trouble") == ["gw-1", "gw-2", "gw-0", "gw-3", "gw-4"]
+    assert names("?sort=oldest") == ["gw-1", "gw-2", "gw-3", "gw-0", "gw-4"]
+    assert names("?sort=waited&limit=2") == ["gw-2", "gw-1"], "before it is cut"
+    assert names("?sort=lost&limit=1") == ["gw-4"]
+    assert names("?state=lost") == ["gw-1"]
+    assert names("?state=up") == ["gw-0", "gw-3"]
+    refused = web.get("/api/v1/gateways?sort=colour")
+    assert (refused.status_code, "Use name, trouble" in refused.text) == (400, True)
+
+
+def test_backends_are_sorted_by_what_is_so_now(web: FlaskClient, context: AppContext) -> None:
+    context.source.__dict__["backends"] = lambda: [
+        {"backend": f"disk-{n}", "first_seen_us": api.NOW_US} for n in range(4)
+    ]
+    busy = {"phase": "idle", "cost_per_s": 100.0}
+    live = [
+        {"backend": "disk-0", **busy},
+        {"backend": "disk-1", **busy, "cost_per_s": 900.0, "phase": "hold", "cap_cost_per_s": 300.0},
+        {"backend": "disk-2", **busy, "phase": "decrease", "cap_cost_per_s": 400.0},
+        {"backend": "disk-3", **busy, "fault": "hangs"},
+    ]
+    context.live.put(snapshot(backends=live))
+
+    def names(query: str) -> list[str]:
+        return [row["backend"][-1] for row in web.get(f"/api/v1/backends{query}").json["items"]]
+
+    assert names("") == ["0", "1", "2", "3"]
+    assert names("?sort=trouble") == ["3", "2", "1", "0"]
+    assert names("?sort=busiest&limit=2") == ["1", "0"], "before it is cut"
+    assert names("?sort=fullest") == ["0", "1", "2", "3"], "what the others can take is not known"
+    assert names("?sort=held") == ["1", "2", "0", "3"]
+    assert web.get("/api/v1/backends?sort=colour").status_code == 400
+
+
 def test_one_backend_has_its_load_and_what_it_can_take(web: FlaskClient, context: AppContext) -> None:
     context.live.put(snapshot())
     row = web.get("/api/v1/backends/disk-0").json

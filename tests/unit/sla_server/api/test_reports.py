@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
+import dashboard.reports
 from sla_server.reports.issue import issue
 from tests.support import api
 
@@ -65,6 +66,33 @@ def five(source: api.FakeSource) -> Any:
     for day in range(18, 22):
         assert issue(stored, "erp-gold", f"2026-12-{day}", "ann", api.NOW_US) is not None  # type: ignore[arg-type]
     return stored
+
+
+def test_the_list_is_filtered_before_it_is_cut(web: FlaskClient, five: Any) -> None:
+    def ids(query: str) -> list[str]:
+        return [row["report_id"] for row in web.get(f"/api/v1/reports{query}").json["items"]]
+
+    assert len(ids("")) == 5
+    assert ids("?period=2026-12-19") == ["erp-gold-2026-12-19"]
+    assert ids("?period=2026-12&limit=2&match=ERP") == ["erp-gold-2026-12-21", "erp-gold-2026-12-20"]
+    assert ids("?period=2025") == ids("?match=other") == []
+    page = web.get("/reports?period=2026-12-19&match=Gold").text
+    assert re.findall(r">(erp-gold-[^<]*)</a>", page) == ["erp-gold-2026-12-19"]
+    assert 'name="match" type="search" maxlength="128" value="Gold"' in page
+    nothing = web.get("/reports?match=other").text
+    assert "No report is like that." in nothing
+    assert "No report was issued yet" not in nothing
+
+
+def test_older_reports_are_of_the_same_filter(
+    web: FlaskClient, five: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dashboard.reports, "PAGE_ROWS", 2)
+    page = web.get("/reports?match=erp&period=2026-12-").text
+    (older,) = re.findall(r'<a href="([^"]*)">Older reports', page)
+    assert older == "/reports?match=erp&amp;period=2026-12-&amp;before=4"
+    page = web.get(older.replace("&amp;", "&")).text
+    assert re.findall(r">(erp-gold-[^<]*)</a>", page) == ["erp-gold-2026-12-19", "erp-gold-2026-12-18"]
 
 
 def test_a_request_checks_a_page_of_the_chain(

@@ -111,11 +111,17 @@ def test_volumes_join_exact_counts_and_the_live_view(web: FlaskClient, context: 
     assert set(rows["erp-db"]) - set(new) <= {"first_us", "size_bytes"}, "rows have one form"
 
 
-def test_one_volume_and_its_streams(web: FlaskClient) -> None:
+def test_one_volume_and_its_streams(web: FlaskClient, source: api.FakeSource) -> None:
     row = web.get("/api/v1/volumes/erp-db").json
     assert row["live"] is None
     assert row["by_stream"][0]["stream_id"] == str((1 << 62) + 1)
     assert web.get("/api/v1/volumes/none").status_code == 404
+    assert web.get("/api/v1/volumes/erp-db?streams=100").json["streams"] == row["streams"], (
+        "how many there are"
+    )
+    asked = [each[1:] for each in source.asked if each[0] == "streams"]
+    assert asked == [("erp-db", None), ("erp-db", 100)], "a page does not load thousands"
+    assert web.get("/api/v1/volumes/erp-db?streams=0").status_code == 400
 
 
 def test_a_volume_of_which_nothing_is_stored_yet_is_no_404(web: FlaskClient, context: AppContext) -> None:

@@ -137,6 +137,8 @@ def test_the_page_draws_no_link_that_refuses_them(globex: FlaskClient) -> None:
         hidden = "".join(re.findall(r"<section data-all.*?</section>", shown.text, re.DOTALL))
         for link in links - set(re.findall(r'href="(/[^"]*)"', hidden)):
             assert globex.get(link).status_code == 200, f"{link} on {path}"
+    shown = globex.get("/runbook").text
+    assert set(re.findall(r'href="(/\w*)"', shown)) == {v.path for v in VIEWS if v.own and not v.above}
     for view in VIEWS:
         path = view.path.replace("<name>", "glo-1")
         assert globex.get(path).status_code == (200 if view.own else 403), path

@@ -70,6 +70,8 @@ def test_history_of_other_kinds(sla: Terminal) -> None:
     (line, first) = sla("history", "--kind", "Route", "all").output.splitlines()
     assert line.endswith(" by ann, in force")
     assert first == "  the first version"
+    for words in (("route", "all"), ("routes", "all"), ("route/all",), ("Route", "all", "--kind", "Route")):
+        assert sla("history", *words).output.splitlines() == [line, first], words
     gone = sla("history", "--kind", "Route", "gone")
     assert (gone.exit_code, "no Route 'gone' was ever applied" in gone.stderr) == (1, True)
 
@@ -83,6 +85,24 @@ def test_history_says_since_when_by_whom_and_what(sla: Terminal) -> None:
     assert len(json.loads(sla("history", "erp-gold", "-o", "json").output)) == 2
     assert sla("history", "erp-gold", "--limit", "1").output.endswith("and 1 older: give a higher --limit\n")
     assert "was ever applied" in sla("history", "none").output
+
+
+def test_history_takes_a_kind_as_get_and_describe_do(sla: Terminal) -> None:
+    """It was refused with the words of a parser: got unexpected extra argument."""
+    plain = sla("history", "erp-gold").output
+    for words in (("sla", "erp-gold"), ("agreement", "erp-gold"), ("sla/erp-gold",), ("SLA", "erp-gold")):
+        assert sla("history", *words).output == plain, words
+    for words, says in (
+        (
+            ("volume", "batch"),
+            "Kinds are sla, maintenance, calendar, volumelabels, recipient, route,",
+        ),
+        (("erp-gold", "erp-silver"), "sla history is of one document: [KIND] NAME."),
+        (("sla", "a", "b"), "sla history is of one document: [KIND] NAME."),
+        (("route", "all", "--kind", "SLA"), "route all is no SLA: give the kind once"),
+    ):
+        refused = sla("history", *words)
+        assert (refused.exit_code, says in " ".join(refused.stderr.split())) == (2, True), refused.stderr
 
 
 def test_history_of_a_deletion_and_of_long_values(sla: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from sla_server.cli.tables import (
     why_of,
 )
 from sla_server.db.queries.backend_load import BackendLoad
+from sla_server.db.queries.volume_clients import VolumeClients
 from tests.support import api
 from tests.support.api import EPISODE, NOW_US, FakeSource, throttle
 from tests.support.cli import Terminal, name_of
@@ -53,12 +54,12 @@ def test_nothing_to_list_says_what_to_do(sla: Terminal, monkeypatch: pytest.Monk
         ("maintenance", "calendars", "volumelabels", "recipients", "routes", "silences"), "documents"
     )
     names |= {"slas": "agreements", "rates": "rollup_history", "trend": "events", "hours": "slice_hours"}
-    names |= {"loads": "of_backend", "promises": "agreement_names"}
+    names |= {"loads": "of_backend", "clients": "of_clients", "promises": "agreement_names"}
     name = names.get(kind, "slice_sums" if kind == "periods" else kind)
     if kind == "nodes":
         sla.context.metrics.folder = None
     else:
-        nothing = {"loads": BackendLoad([], []), "promises": {}}.get(kind, [])
+        nothing = {"loads": BackendLoad([], []), "clients": VolumeClients([]), "promises": {}}.get(kind, [])
         monkeypatch.setattr(sla.source, name, lambda *_args, **_kwargs: nothing)
     sla.context.live.put({"at_us": NOW_US})
     if kind == "trend":
@@ -554,6 +555,19 @@ def test_many_promises_come_page_by_page_or_as_many_as_are_wanted(
     sla.context.live.put(api.snapshot(slas=rows))
     assert len(json.loads(sla("get", "promises", "-o", "json").output)) == 5
     assert len(json.loads(sla("get", "promises", "--limit", "3", "-o", "json").output)) == 3
+
+
+@pytest.mark.usefixtures("now")
+def test_clients_of_a_volume_have_rates_and_latencies_of_a_time(sla: Terminal) -> None:
+    head, _rule, *rows = sla("get", "clients", "batch").output.splitlines()
+    assert head.split() == ["CLIENT", "IOPS", "RATE", "WEIGHTED", "P50", "P95", "P99", "ERRORS"]
+    assert [row.split()[:2] for row in rows] == [["127.0.0.1", "272"], ["10.0.0.31", "8"]]
+    done = sla("get", "clients", "batch", "--since", ago(86_400), "--limit", "1", "-o", "json")
+    (asked,) = [one for one in sla.source.asked if one[0] == "of_clients"][-1:]
+    assert (asked[1], asked[4], len(json.loads(done.output))) == ("batch", 1, 1)
+    assert round((asked[3] - asked[2]) / 1e6) in range(86_399, 86_402)
+    refused = sla("get", "clients", "batch", "--since", ago(40 * 86_400))
+    assert (refused.exit_code, "31 days at most" in refused.output) == (2, True)
 
 
 def test_loads_say_who_had_how_much_of_a_backend(sla: Terminal) -> None:

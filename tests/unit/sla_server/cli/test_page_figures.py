@@ -39,6 +39,7 @@ FIGURES: dict[str, tuple[str, tuple[str, ...]]] = {
     "/volumes": ("/volumes?sort=busiest&limit=50", ("get volumes",)),
     "/volumes/*": ("/volumes/batch", ("describe volume batch",)),
     "/volumes/*/history": ("/volumes/batch/history", ("get rates batch",)),
+    "/volumes/*/clients": ("/volumes/batch/clients?limit=25", ("get clients batch",)),
     "/backends": ("/backends", ("get backends",)),
     "/backends/*": ("/backends/disk-0", ("describe backend disk-0",)),
     "/backends/*/history": ("/backends/disk-0/history", ("get loads disk-0",)),

@@ -78,6 +78,11 @@ def test_issued_reports_are_listed_and_shown(sla: Terminal, tmp_path: Path) -> N
     assert (missing.exit_code, "no report 'erp-gold-2020-01' was issued" in missing.output) == (1, True)
 
 
+def test_issued_reports_are_listed_by_period(sla: Terminal) -> None:
+    assert "erp-gold-2026-12" in sla("report", "list", "--period", "2026").output
+    assert "no issued report is like that" in sla("report", "list", "--period", "2025").stderr
+
+
 def test_a_report_in_a_file_is_checked_with_the_servers(sla: Terminal, tmp_path: Path) -> None:
     path = tmp_path / "held.json"
     assert sla("report", "show", "1", "-o", "json", "--to", str(path)).exit_code == 0

@@ -66,7 +66,7 @@ def test_all_indicators_are_simulated(slas):
     assert [(name, promised) for name, promised in rows if name != "latency"] == [
         ("bytes", "0.2 MB/s"),
         ("mean", "mean 3"),
-        ("rate", "50 I/O/s"),
+        ("rate", "50 IOPS"),
         ("there", "no stall of 5 s"),
     ]
     found = json.loads(run("--slas", slas, *QUICK, *GREEDY, "-o", "json").stdout)
@@ -76,7 +76,7 @@ def test_all_indicators_are_simulated(slas):
     assert by_name["rate"]["measured"] == pytest.approx(60, rel=0.2)
     assert [by_name[name]["unit"] for name in ("mean", "rate", "bytes", "there")] == [
         "ms",
-        "I/O/s",
+        "IOPS",
         "MB/s",
         "s",
     ]

@@ -29,7 +29,7 @@ def test_one_picture_holds_everything_in_eighty_columns() -> None:
         "p95 12.0ms",
         "batch",
         "290 weighted IOPS",
-        "is no longer violated",
+        "is kept again",
     ):
         assert words in text
     assert "dbmanager was restarted" not in text, "the sixth event"
@@ -183,7 +183,7 @@ def test_what_is_cut_is_counted(sla: Terminal) -> None:
     shown = sla("top", "--once", "--rows", "1", "--only", "slas", "--only", "volumes").output
     assert "and 2 more: sla get slas" in shown
     assert "and 1 more: sla get volumes" in shown
-    assert "is no longer violated" not in shown
+    assert "is kept again" not in shown
     assert "Nobody" not in shown
 
 

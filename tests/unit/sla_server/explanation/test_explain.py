@@ -17,7 +17,7 @@ def test_throttled_for_a_promise() -> None:
     assert found.status == "throttled"
     assert found.headline == "batch is throttled to 290 weighted IOPS, to keep erp-gold/latency."
     assert said(found, "It protects") == (
-        "erp-gold/latency (gold): p95 of latency within 12.0 ms up to 150 I/O/s."
+        "erp-gold/latency (gold): p95 of latency within 12.0 ms up to 150 IOPS."
     )
     assert (
         "p95 of latency 15.1 ms of 12.0 ms allowed; 2.40 times the misses allowed; 3 of 3 windows over"

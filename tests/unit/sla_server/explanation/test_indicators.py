@@ -20,8 +20,8 @@ def of_metric(metric: str, **changed: Any) -> dict[str, Any]:
     ("promise", "text"),
     [
         (of_metric("mean_latency", curve=[{"up_to_iops": 150.0, "value_ms": 5.0}]),
-         "mean latency within 5.00 ms up to 150 I/O/s."),
-        (of_metric("iops", promised_iops=500.0), "500 I/O/s, or as many as are asked for."),
+         "mean latency within 5.00 ms up to 150 IOPS."),
+        (of_metric("iops", promised_iops=500.0), "500 IOPS, or as many as are asked for."),
         (of_metric("throughput", promised_mbps=20.0), "20 MB/s, or as much as is asked for."),
         (of_metric("availability", outage="10s"),
          "some I/O completes within 10s while any is outstanding, and at most 1 % fail."),
@@ -40,12 +40,12 @@ def test_every_indicator_is_a_promise_with_a_state(promise: dict[str, Any], text
     ("metric", "row", "text"),
     [
         ("mean_latency", {"measured": 6_100.0, "threshold_us": 5_000},
-         "mean latency 6.10 ms of 5.00 ms allowed, 80 I/O/s offered."),
-        ("iops", {"measured": 410.0, "missed": 3}, "410 I/O/s delivered, 3 of 4,820 I/Os failed, 80 I/O/s"),
-        ("iops", {"measured": 410.0, "failed": 9}, "410 I/O/s delivered, 9 of 4,820 I/Os failed, 80 I/O/s"),
+         "mean latency 6.10 ms of 5.00 ms allowed, 80 IOPS offered."),
+        ("iops", {"measured": 410.0, "missed": 3}, "410 IOPS delivered, 3 of 4,820 I/Os failed, 80 IOPS"),
+        ("iops", {"measured": 410.0, "failed": 9}, "410 IOPS delivered, 9 of 4,820 I/Os failed, 80 IOPS"),
         ("latency", {"missed": 410, "failed": 400, "threshold_us": 12_000},
-         "is bad: 410 of 4,820 I/Os missed 12.0 ms, and 400 failed, 80 I/O/s offered."),
-        ("throughput", {"measured": 12.5e6}, "12 MB/s delivered, 80 I/O/s offered."),
+         "is bad: 410 of 4,820 I/Os missed 12.0 ms, and 400 failed, 80 IOPS offered."),
+        ("throughput", {"measured": 12.5e6}, "12 MB/s delivered, 80 IOPS offered."),
         ("availability", {"measured": 11e6, "why": "no I/O completed for seconds"},
          "is bad (no I/O completed for seconds): the longest time without completion was 11.0 s"),
         ("availability", {"measured": None, "offered_iops": None}, "08:00:00 is bad."),
@@ -67,7 +67,7 @@ def test_availability_now() -> None:
     promise = {**of_metric("availability"), "state": "violating", "live": live, "episode": episode}
     assert said(explain(agreement(promises=[promise])), "State") == (
         "other: in the last windows no I/O completed for 6.2 s of 5.0 s allowed, 2 % of the I/Os failed, "
-        "80 I/O/s offered. Violated since 07:59:51, at worst 3.10 times what is allowed."
+        "80 IOPS offered. Violated since 07:59:51, at worst 3.10 times what is allowed."
     )
     calm = {**promise, "live": {**live, "stall_us": 0, "failed_ratio": 0.0}, "episode": None}
     assert "no outage, 0 % of the I/Os failed" in said(explain(agreement(promises=[calm])), "State")
@@ -82,13 +82,13 @@ def test_availability_now() -> None:
     [
         ("iops", {"state": "violating", "u": 3.0},
          "in the last windows 6.0 % of what was asked for, as far as it was promised, was not delivered, "
-         "2 % allowed, 420 I/O/s offered."),
+         "2 % allowed, 420 IOPS offered."),
         ("throughput", {"state": "violating", "u": 99.0}, "windows 100.0 % of what was asked for, as far"),
         ("iops", {"state": "idle", "u": 0.0}, "there is no I/O to measure."),
         ("mean_latency", {"state": "violating", "u": 1.8, "latency_us": 9_000, "threshold_us": 5_000},
-         "the last windows have mean latency 9.00 ms of 5.00 ms allowed, 420 I/O/s offered."),
+         "the last windows have mean latency 9.00 ms of 5.00 ms allowed, 420 IOPS offered."),
         ("latency", {"state": "out-of-curve", "u": 0.0, "threshold_us": 5_000, "percentile": 95.0},
-         "420 I/O/s offered are more than its curve covers."),
+         "420 IOPS offered are more than its curve covers."),
         ("latency", {"state": "idle", "u": 0.0}, "there is no I/O to measure."),
     ],
 )  # fmt: skip
@@ -107,7 +107,7 @@ def test_what_the_windows_said_when_it_was_decided_is_in_the_words_of_the_indica
     row = {"kind": "decrease", "at_us": NOW_US, "figures": {"promise": seen}}
     assert evidence.windows_line(row["figures"], NOW_US, Times(NOW_US)) == (
         "08:00:00: 3.0 % of what was asked for, as far as it was promised, was not delivered, 2 % allowed; "
-        "2 of 3 windows over the promise; 300 I/O/s offered."
+        "2 of 3 windows over the promise; 300 IOPS offered."
     )
 
 

@@ -45,7 +45,7 @@ def test_then_a_slice_says_how_the_promise_was() -> None:
     row = {**PROMISE, "state": "bad", "slice": judged}
     found = explain(agreement(is_now=False, at_us=NOW_US - 90_000_000, promises=[row]))
     assert found.status == "violated"
-    assert "is bad: 410 of 4,820 I/Os were too slow for 12.0 ms, 80 I/O/s offered." in said(found, "State")
+    assert "is bad: 410 of 4,820 I/Os were too slow for 12.0 ms, 80 IOPS offered." in said(found, "State")
     none = explain(agreement(is_now=False, at_us=NOW_US - 90_000_000, promises=[{**PROMISE, "state": None}]))
     assert "no slice of that time is stored" in said(none, "State")
     assert none.headline.startswith("erp-gold/latency was in a state that is not stored")

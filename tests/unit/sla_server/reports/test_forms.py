@@ -61,6 +61,14 @@ def test_the_page_refers_to_nothing_and_has_no_script() -> None:
         assert forbidden not in page, forbidden
 
 
+def test_on_the_page_it_leads_back_and_in_a_file_nowhere() -> None:
+    page = as_html(content(), is_on_page=True)
+    for path in ("/", "/reports?name=erp-gold", "/agreements/erp-gold"):
+        assert f'href="{path}"' in page
+    assert "<nav" not in as_html(content())
+    assert "nav { display: none; }" in page.partition("@media print")[2], "it is not printed"
+
+
 def test_names_are_text_in_html_and_no_formulas_in_a_spreadsheet() -> None:
     made = content()
     evil = made.model_copy(

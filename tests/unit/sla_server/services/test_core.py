@@ -528,14 +528,14 @@ def test_a_throttle_that_breaks_the_volumes_own_promise_needs_force() -> None:
     bench.message(Kind.GATEWAY, gateway())
     bench.tick()
     bench.confirm()
-    bench.controller.broken = ("gold/latency (p95 within 12.0 ms up to 150 I/O/s)",)
+    bench.controller.broken = ("gold/latency (p95 within 12.0 ms up to 150 IOPS)",)
     bench.controller.held = Rates(ops_per_s=50.0)
     asked = {"volume": "vol-1", "iops": 10, "reason": "noisy"}
     bench.request("throttle_set", asked)
     (answer,) = bench.answers()
     assert answer["code"] == 409
     (error,) = answer["body"]["errors"]
-    assert "gold/latency (p95 within 12.0 ms up to 150 I/O/s)" in error["problem"]
+    assert "gold/latency (p95 within 12.0 ms up to 150 IOPS)" in error["problem"]
     assert "What would hold is 50 IOPS, its floor" in error["problem"]
     assert "--force" in error["fix"]
     assert "manual_set" not in bench.controller.names()
@@ -974,7 +974,12 @@ def test_an_event_that_is_sent_again_is_another_one_with_its_text() -> None:
     bench.confirm()
     bench.answers()
     bench.request("event_again", body, "r3")
-    ((table, row),) = bench.confirm()
+    (table, row), (_, audited) = bench.confirm()
+    assert (audited["action"], audited["subject"], audited["after"]) == (
+        "event-again",
+        "mail",
+        {"event_id": "e1"},
+    )
     assert (table, row["kind"], row["severity"], row["element"], row["subject"]) == (
         "events",
         "event-sent-again",
@@ -1011,7 +1016,9 @@ def test_a_test_of_a_recipient_is_an_event_that_names_it() -> None:
     )
     bench.request("notify_test", {"name": "mail"}, "r3")
     assert bench.answers() == [], "it is answered when it is durable"
-    ((table, row),) = bench.confirm()
+    (table, row), (other, audited) = bench.confirm()
+    assert (other, audited["action"], audited["subject"]) == ("audit", "recipient-test", "mail")
+    assert audited["who"]
     assert (table, row["kind"], row["element"], row["subject"]) == (
         "events",
         "notify-test",

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import pytest
 from sqlalchemy import event
 
+from pmdaemon.wire.histogram import percentile_upper_us
+from sla_server.db import schema
 from sla_server.db.archive.manifest import MOVED_KEY, raise_boundary
 from sla_server.db.queries import backend_load
 from sla_server.db.queries.history import HOUR_US
+from sla_server.db.queries.volume_clients import VolumeClients
 from tests.support.samples import (
     MINUTE_US,
     T0,
@@ -153,3 +157,83 @@ def test_the_load_of_nothing_is_empty(shared: Any) -> None:
     loads = shared.reader.loads
     assert loads.of_backend(shared.backend, T0 - HOUR_US, T0, LATER).items == []
     assert loads.of_backend("no-such", T0, T0 + HOUR_US, LATER).items == []
+
+
+CLIENTS = {"host-a": stream(1), "host-b": stream(1, gateway(2))}
+
+
+@pytest.fixture
+def two_clients(shared: Any) -> Any:
+    """The first volume has a client at each of its gateways."""
+    table = schema.streams
+    with shared.engine.begin() as connection:
+        renamed = table.update().where(table.c.stream_id == CLIENTS["host-b"]).values(client="host-b")
+        assert connection.execute(renamed).rowcount == 1
+    return shared
+
+
+def assert_clients(found: VolumeClients, shared: Any, step_us: int, *, hours: int = 0) -> None:
+    """Rates over all that is stored; of ``hours`` every other hour from the first on."""
+    model = Model.of(shared.items)
+    slots = sorted({slot for slot, _stream in model.slots})
+    first_us, end_us = slots[0] // step_us * step_us, slots[-1] // step_us * step_us + step_us
+    seconds = hours * 3600 or (end_us - first_us) / 1e6
+    assert {row["client"] for row in found.items} == set(CLIENTS)
+    for row in found.items:
+        mine = [
+            (at, sums)
+            for at, sums in model.slots.items()
+            if at[1] == CLIENTS[row["client"]] and (not hours or (at[0] - first_us) // HOUR_US % 2 == 0)
+        ]
+        total = {name: sum(sums[name] for _at, sums in mine) for name in ("reads", "writes", "cost_milli")}
+        assert row["read_iops"] == pytest.approx(total["reads"] / seconds, abs=0.001)
+        assert row["iops"] == pytest.approx((total["reads"] + total["writes"]) / seconds, abs=0.001)
+        assert row["cost_per_s"] == pytest.approx(total["cost_milli"] / 1000 / seconds, abs=0.001)
+        assert row["last_us"] == max(at[0] for at, _sums in mine) // step_us * step_us + step_us
+        counts = np.sum([model.hists[at] for at, _sums in mine], axis=0)
+        for percentile in (50, 95, 99):
+            exact = percentile_upper_us(counts[:99] + counts[99:], percentile)
+            if step_us == MINUTE_US:
+                assert row[f"p{percentile}_us"] == exact
+            else:
+                assert row[f"p{percentile}_us"] >= exact, "hours have wider buckets"
+    costs_of = [row["cost_per_s"] for row in found.items]
+    assert costs_of == sorted(costs_of, reverse=True), "the busiest comes first"
+
+
+def test_clients_of_a_volume_have_rates_and_latencies_of_their_own(two_clients: Any) -> None:
+    found = two_clients.reader.loads.of_clients("vol-1", T0, T0 + 4 * HOUR_US, LATER, 50)
+    assert (found.count, found.read_every) == (2, 1)
+    assert_clients(found, two_clients, MINUTE_US)
+    first = two_clients.reader.loads.of_clients("vol-1", T0, T0 + 4 * HOUR_US, LATER, 1)
+    assert (first.items, first.count) == (found.items[:1], 2), "as many as are wanted"
+    with two_clients.engine.begin() as connection:
+        raise_boundary(connection, MOVED_KEY, T0 + 3 * HOUR_US)
+    found = two_clients.reader.loads.of_clients("vol-1", T0, T0 + 4 * HOUR_US, LATER, 50)
+    assert_clients(found, two_clients, HOUR_US)
+
+
+def test_a_client_at_two_gateways_is_one(shared: Any) -> None:
+    both = shared.reader.loads.of_clients("vol-1", T0, T0 + 4 * HOUR_US, LATER, 50)
+    assert ([row["client"] for row in both.items], both.count) == (["host-a"], 1)
+    model = Model.of(shared.items)
+    reads = sum(sums["reads"] for at, sums in model.slots.items() if at[1] in CLIENTS.values())
+    slots = sorted({slot for slot, _stream in model.slots})
+    seconds = (slots[-1] - slots[0] + MINUTE_US) / 1e6
+    assert len(shared.reader.streams("vol-1")) == 2
+    assert shared.reader.streams("vol-1", 1) == shared.reader.streams("vol-1")[:1]
+    assert both.items[0]["read_iops"] == pytest.approx(reads / seconds, abs=0.001)
+
+
+def test_of_very_many_clients_some_hours_are_read(two_clients: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend_load, "ROWS_MAX", 4)
+    monkeypatch.setattr(backend_load, "POINTS_MIN", 1)
+    found = two_clients.reader.loads.of_clients("vol-1", T0, T0 + 4 * HOUR_US, LATER, 50)
+    assert found.read_every == 2, "three hours of two streams are six rows, and four may be read"
+    assert_clients(found, two_clients, HOUR_US, hours=2)
+
+
+def test_no_clients_where_nothing_is_stored(shared: Any) -> None:
+    loads = shared.reader.loads
+    assert loads.of_clients("vol-1", T0 - HOUR_US, T0, LATER, 50) == VolumeClients([])
+    assert loads.of_clients("no-such", T0, T0 + HOUR_US, LATER, 50) == VolumeClients([])

@@ -185,7 +185,7 @@ def test_the_event_has_the_figures():
     assert event.subject == "gold/latency"
     assert event.details["u"] == 20.0
     assert event.details["threshold_us"] == 12_000
-    assert "100 I/O/s" in event.text
+    assert "100 IOPS" in event.text
 
 
 def test_the_event_tells_the_windows_that_were_over_not_all_of_them():
@@ -199,14 +199,22 @@ def test_the_event_tells_the_windows_that_were_over_not_all_of_them():
     assert (event.details["u"], event.details["windows_over"], event.details["windows"]) == (20.0, 2, 3)
     assert event.details["latency_us"] > 12_000
     assert "in 2 of the last 3 windows, 20.00 times the misses allowed, p95 3" in event.text
-    assert "25 I/O/s" in event.text
+    assert "25 IOPS" in event.text
+
+
+def test_the_end_of_a_violation_is_said_in_words_of_the_page():
+    made = feeder()
+    run(made, BAD, BAD)
+    (event,) = [e for _ in range(60) for e in events_of(made.step((A, GOOD, 0)), "violation-closed")]
+    assert event.text.startswith("gold/latency is kept again: ")
+    assert event.text.endswith(" IOPS offered")
 
 
 def test_the_end_of_a_violation_by_silence_tells_no_figures_of_before():
     made = feeder()
     run(made, BAD, BAD)
     (event,) = [e for _ in range(6) for e in events_of(made.step((A, {}, 0)), "violation-closed")]
-    assert event.text == "gold/latency is no longer violated (idle): there is no I/O any more"
+    assert event.text == "gold/latency is no longer violated: there is no I/O any more"
 
 
 HANGS = {"gold": (0, 1.0)}

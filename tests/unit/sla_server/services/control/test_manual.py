@@ -28,7 +28,7 @@ MEAN_COST = 1.0625  # 4 KiB
 def test_below_the_end_of_the_curve_it_breaks(rates: Rates, breaks: bool) -> None:
     curve = (CurveStep(100, 8_000), CurveStep(150, 12_000))
     found = effect(rates, rates, MEAN_COST, [(promise(curve=curve), 1)])
-    assert found.broken == (("gold/latency (p95 within 12.0 ms up to 150 I/O/s)",) if breaks else ())
+    assert found.broken == (("gold/latency (p95 within 12.0 ms up to 150 IOPS)",) if breaks else ())
     assert not found.is_lifted
 
 
@@ -48,7 +48,7 @@ def test_a_promise_for_any_demand_or_for_several_volumes() -> None:
 def test_rates_and_outages_are_promises_without_a_curve_of_latencies() -> None:
     low = Rates(ops_per_s=100)
     rate = promise(metric="iops", promised=500.0, curve=(), objective="rate")
-    assert effect(low, low, MEAN_COST, [(rate, 1)]).broken == ("gold/rate (500 I/O/s)",)
+    assert effect(low, low, MEAN_COST, [(rate, 1)]).broken == ("gold/rate (500 IOPS)",)
     assert effect(low, low, MEAN_COST, [(rate, 5)]).broken == ()
     flow = promise(metric="throughput", promised=2e6, curve=(), objective="flow")
     assert effect(low, low, MEAN_COST, [(flow, 1)]).broken == ("gold/flow (2 MB/s)",)
