@@ -87,6 +87,15 @@ def text(driver: Chrome, css: str = "main") -> str:
     return " ".join(driver.find_element(By.CSS_SELECTOR, css).text.split())
 
 
+def says(driver: Chrome, css: str, wanted: str) -> None:
+    """Wait until an element has this text: parts of a view come with answers of their own."""
+    until(driver, lambda: text(driver, css) == wanted, f"{css} says {wanted!r}")
+
+
+def number_of(driver: Chrome, css: str) -> int:
+    return len(driver.find_elements(By.CSS_SELECTOR, css))
+
+
 def path_of(key: str) -> str:
     path = next(view.path for view in VIEWS if view.key == key)
     return path.replace("<name>", THINGS.get(key, ""))[1:]
@@ -319,26 +328,26 @@ def test_a_fleet_of_64_000_promises_is_paged_found_and_counted(site: Site, page:
     with page() as driver:
         driver.get(f"{site.url}agreements")
         wait_for(driver, "#promises tbody tr:first-child[data-promise='s00999/latency']")
-        assert text(driver, "#promises-pager") == "1 to 50 of 64,000 Next"
-        assert text(driver, "#tally") == "63,936 kept, 64 violated"
-        assert len(driver.find_elements(By.CSS_SELECTOR, "#promises tbody tr")) == 50
+        says(driver, "#promises-pager", "1 to 50 of 64,000 Next")
+        says(driver, "#tally", "63,936 kept, 64 violated")
+        until(driver, lambda: number_of(driver, "#promises tbody tr") == 50, "50 of #promises tbody tr")
         driver.get(f"{site.url}agreements?offset=63950&sort=name")
         wait_for(driver, "[data-promise='s63999/latency']")
-        assert text(driver, "#promises-pager") == "Previous 63,951 to 64,000 of 64,000"
+        says(driver, "#promises-pager", "Previous 63,951 to 64,000 of 64,000")
         driver.get(f"{site.url}agreements?match=s63&state=violating")
         wait_for(driver, "[data-promise='s63999/latency']")
-        assert text(driver, "#promises-pager") == "1 in all"
+        says(driver, "#promises-pager", "1 in all")
         driver.get(site.url)
         wait_for(driver, "[data-sla]")
-        assert len(driver.find_elements(By.CSS_SELECTOR, "[data-sla]")) < 100, "never a whole table"
+        assert number_of(driver, "[data-sla]") < 100, "never a whole table"
         wait_for(driver, "#episodes-more a", visible=True)
-        assert len(driver.find_elements(By.CSS_SELECTOR, "[data-throttle]")) == 12
-        assert text(driver, "#throttles-more") == "Show 500 of 2,000; sla get throttles lists all"
-        assert "at least 500 volumes throttled" in text(driver, "#summary")
-        assert len(driver.find_elements(By.CSS_SELECTOR, "#backend-list li")) == 12
-        assert text(driver, "#backends-more") == "All 400 that need control or do not answer"
+        until(driver, lambda: number_of(driver, "[data-throttle]") == 12, "12 of [data-throttle]")
+        says(driver, "#throttles-more", "Show 500 of 2,000; sla get throttles lists all")
+        until(driver, lambda: "at least 500 volumes throttled" in text(driver, "#summary"), "summary")
+        until(driver, lambda: number_of(driver, "#backend-list li") == 12, "12 of #backend-list li")
+        says(driver, "#backends-more", "All 400 that need control or do not answer")
         driver.find_element(By.CSS_SELECTOR, "#throttles-more button").send_keys(Keys.ENTER)
-        until(driver, lambda: len(driver.find_elements(By.CSS_SELECTOR, "[data-throttle]")) == 500, "all")
+        until(driver, lambda: number_of(driver, "[data-throttle]") == 500, "all")
         assert violations(driver) == []
         assert console_errors(driver) == []
 
