@@ -8,6 +8,7 @@ from typing import Final
 
 from selenium.webdriver import Chrome
 
+LIMIT_S: Final = 600
 RULES: Final = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
 # Without "preload", which reads all style sheets for a rule that is none of these (css-orientation-lock).
 RUN: Final = """
@@ -29,5 +30,6 @@ def violations(driver: Chrome) -> list[str]:
     """What is wrong with the page as it is shown now: a line for each rule and element."""
     if not driver.execute_script("return Boolean(window.axe)"):
         driver.execute_script(_script())
+    driver.set_script_timeout(LIMIT_S)  # 30 s else: on a loaded machine a large page takes longer
     found = driver.execute_async_script(RUN, RULES)
     return [f"{rule} ({words}) at {place}" for rule, words, places in found for place in places or ["?"]]
