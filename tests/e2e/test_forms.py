@@ -170,7 +170,7 @@ def test_a_document_in_force_is_changed_as_text(site: Site, page: Page) -> None:
         assert "version 3 replaces version 2" in text(driver, "#valid-words")
         assert "kind: SLA" in driver.find_element(By.ID, "text").get_property("value")
         assert not driver.find_element(By.ID, "fields").is_displayed(), "they would replace all of it"
-        driver.find_element(By.ID, "anew").send_keys(Keys.ENTER)
+        driver.find_element(By.ID, "begin-again").send_keys(Keys.ENTER)
         wait_for(driver, "#fields [name=name]", visible=True)
         assert not driver.find_element(By.ID, "as-text").is_displayed()
 

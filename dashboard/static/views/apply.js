@@ -152,7 +152,7 @@ export async function start(shell) {
     }});
   for (const kind of ["input", "change"]) $("fields").addEventListener(kind, onEdit);
   $("kind").addEventListener("change", () => { asText(false); showKind($("kind").value); soon(onFields); });
-  $("anew").addEventListener("click", () => asText(false));
+  $("begin-again").addEventListener("click", () => asText(false));
   $("fields").addEventListener("submit", (event) => event.preventDefault());
   $("text").addEventListener("input", () => { $("apply").disabled = true; soon(check); });
   $("apply").addEventListener("click", () => page.checked && ask());

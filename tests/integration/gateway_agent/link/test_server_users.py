@@ -29,7 +29,7 @@ from tests.support import other_user
 
 LIMIT_S = 120.0
 STRANGER = ServerUsers(frozenset((os.geteuid() + 1,)))
-"""The server's user is another than that of this test, which listens."""
+"""The server runs as another user than this test, which listens."""
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes of other users")
 
 
