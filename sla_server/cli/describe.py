@@ -110,7 +110,7 @@ def _document_lines(row: Row) -> Iterator[str]:
 def _lines(client: Client, kind: str, row: Row) -> Iterator[str]:
     live = row.get("live") or {}
     if kind == "volumes" and not row.get("size_bytes"):
-        row = {**row, "size_bytes": "not known: its storage has not answered the gateway yet"}
+        row = {**row, "size_bytes": "not known: its gateway has not read it from the storage"}
     yield from row_lines(
         {**row, "live": {key: value for key, value in live.items() if row.get(key) != value}}
     )

@@ -60,7 +60,7 @@ def test_a_size_that_is_not_known_is_not_nothing(sla: Terminal, monkeypatch: pyt
     volumes = sla.source.volumes()
     monkeypatch.setattr(sla.source, "volumes", lambda *_: [{**row, "size_bytes": 0} for row in volumes])
     said = sla("describe", "volume", "batch").output
-    assert "size:               not known: its storage has not answered the gateway yet" in said
+    assert "size:               not known: its gateway has not read it from the storage" in said
 
 
 def test_a_name_that_is_not_there(sla: Terminal) -> None:
