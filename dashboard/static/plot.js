@@ -36,6 +36,7 @@ function viewOf(node, keep, from, to) {
   return Object.assign(view, {keep, asked: [wallTime(from), wallTime(to)]});
 }
 
+const DOUBLE_CLICK_MS = 500; // as desktops have it; plotly's 300 are too short for some hands and for a loaded machine
 const LINES = ["accent", "warn", "bad", "ok"];
 
 // lines: [{name, at: [ms], values: [number|null], dash, steps, colour}]; a gap in the values is a gap in the line.
@@ -61,7 +62,7 @@ export async function drawLines(node, lines, {from, to, suffix = "", most, least
     xaxis: {...axes(), type: "date", range: view.zoomed || view.asked, nticks: Math.max(3, Math.floor(node.clientWidth / 130)),
       tickangle: 0, showgrid: false},
     yaxis: {...axes(), range: [least, top], nticks: 5, ticksuffix: suffix, fixedrange: true},
-  }, {displayModeBar: false, responsive: true, doubleClick: false});
+  }, {displayModeBar: false, responsive: true, doubleClick: false, doubleClickDelay: DOUBLE_CLICK_MS});
   if (view.isFollowed) return;
   view.isFollowed = true;
   node.on("plotly_relayout", (changes) => {

@@ -103,6 +103,15 @@ def drag(driver: Chrome, plot: str, share: float) -> None:
     ).release().perform()
 
 
+def shows_all_by_double_click(driver: Chrome, plot: str, all_ms: int) -> bool:
+    """Clicked anew at each try: a page that is slow may see the two clicks too far apart to be one."""
+    if abs(span_ms(driver, plot) - all_ms) < 1_000:
+        return True
+    area = driver.find_element(By.CSS_SELECTOR, f"#{plot} .nsewdrag")
+    ActionChains(driver).double_click(area).perform()
+    return False
+
+
 @pytest.mark.parametrize(
     ("view", "plot"),
     [("volumes/batch", "latency-plot"), ("volumes/batch", "load-plot"), ("backends/disk-0", "load-plot")],
@@ -123,9 +132,7 @@ def test_one_can_zoom_into_a_chart_and_stays_there_until_all_is_asked_for(
         shape(driver, 1280, 1000, dark=True)  # which draws it again, as new data do
         until(driver, lambda: driver.execute_script(colour) != before, "drawn again")
         assert driver.execute_script(RANGE, plot) == zoomed, "also while a live range moves on"
-        area = driver.find_element(By.CSS_SELECTOR, f"#{plot} .nsewdrag")
-        ActionChains(driver).double_click(area).perform()
-        until(driver, lambda: abs(span_ms(driver, plot) - hour_ms) < 1_000, "a double click shows all again")
+        until(driver, lambda: shows_all_by_double_click(driver, plot, hour_ms), "all after a double click")
         drag(driver, plot, 0.25)
         until(driver, lambda: span_ms(driver, plot) < hour_ms * 0.3, "once more")
         driver.find_element(By.LINK_TEXT, "7 days").send_keys(Keys.ENTER)
