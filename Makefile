@@ -141,7 +141,7 @@ deb: setup ## Debian packages of server and agent, in dist; EXTRAS=server,report
 
 deb-try: setup ## install, run, upgrade, remove and purge the server's package in a clean root (as root)
 	@first=$$(deploy/debian/build.sh server dist); newer=$$(VERSION=9.9 deploy/debian/build.sh server dist); \
-	unshare --mount --net deploy/debian/try.sh "$$first" "$$newer" dist/root
+	deploy/debian/root.sh dist/root && unshare --mount --net deploy/debian/try.sh "$$first" "$$newer" dist/root
 
 first-steps-try: setup ## README's lines in a bare Debian root: what it installs, the demo, the first steps (as root)
 	@unshare --mount --pid --fork --kill-child --mount-proc deploy/bare_root.sh dist/bare $(PY) -m tests.bare_machine

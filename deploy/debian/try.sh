@@ -1,7 +1,7 @@
 #!/bin/sh
 # Tries packages in a clean root: installs, runs, upgrades, removes, purges. As root.
 # Usage: deploy/debian/try.sh SERVER.deb NEWER-SERVER.deb ROOT
-# ROOT is a directory with a minimal Debian (made by debootstrap from this machine's own archive, if it is not there).
+# ROOT is a directory with a minimal Debian, see root.sh.
 # Run it through: make deb-try, which gives it mounts and a network of its own
 set -eu
 say() { printf '==> %s\n' "$*"; }
@@ -10,13 +10,7 @@ fail() { printf 'try.sh: %s\n' "$*" >&2; exit 1; }
 [ "$(id -u)" = 0 ] || fail "it needs root: a root of its own, and users in it"
 first=$1 newer=$2 clean=$3
 
-if [ ! -x "$clean/usr/bin/dpkg" ]; then
-    command -v debootstrap >/dev/null || fail "debootstrap is missing: apt-get install debootstrap"
-    . /etc/os-release
-    archive=$(apt-get indextargets --format '$(REPO_URI)' 'Codename: '"$VERSION_CODENAME" 2>/dev/null | head -n 1)
-    say "making $clean with debootstrap ($VERSION_CODENAME)"
-    debootstrap --variant=minbase --include=adduser,python3 "$VERSION_CODENAME" "$clean" "${archive:-}" >&2
-fi
+[ -x "$clean/usr/bin/dpkg" ] || fail "$clean is no Debian: deploy/debian/root.sh $clean makes it"
 mount --bind "$clean" "$clean"
 trap 'umount -R "$clean"' EXIT
 mount -t proc proc "$clean/proc"
