@@ -14,7 +14,7 @@
 Each step answers one question: given what the victims' windows say under the caps in force, should C change?
 It never decides twice on the same evidence, because a change shuts the gate and empties the windows.
 
-The increase differs from SLA-MODEL.md's C0/16: see docs/adr/0002-approach-the-ceiling.md and 0062 to 0066.
+The increase differs from SLA-MODEL.md's C0/16: see docs/adr/0002-approach-the-ceiling.md, 0062 to 0066, 0073.
 
 Pure: no clock, no I/O; ``now_ns`` is monotonic. Changed only by the controller's one thread.
 """
@@ -60,8 +60,8 @@ PLENTY_RATIO: Final = 1.1
 """A rate this far above its floor can still give; what is left of the rest is not worth a step."""
 FELT_RATIO: Final = 0.8
 """Volumes that use less of C, and hold nothing back, do not feel it."""
-GREW_RATIO: Final = 1.5
-"""Use that differs by less is the same: a cut of 250 ms may be off by a quarter."""
+GREW_RATIO: Final = 1.75
+"""Use that differs by less is the same: of cuts that caps end soon, the sum of peaks is half too high."""
 
 
 @dataclass(slots=True)

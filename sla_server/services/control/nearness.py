@@ -4,8 +4,9 @@
 so is one of 8 ms if the storage takes 7 without neighbours. So what is *far*, and from where on C does not
 rise (*park*), are shares of the room above the least ``r`` that was seen under caps: where that is low, as it
 mostly is, the settings hold as they are. It is the least of the promise itself, or of the worst of all, if
-that is lower: of many, only some are seen in each step.
-See docs/adr/0066-far-from-trouble-on-slow-storage.md.
+that is lower: of many, only some are seen in each step. Windows over the threshold count for neither: they
+say nothing of storage without neighbours, and what is smoothed from them on is too high for a minute.
+See docs/adr/0066-far-from-trouble-on-slow-storage.md and 0073.
 
 Pure. Of one loop; changed only by the controller's one thread.
 """
@@ -53,6 +54,9 @@ class Nearness:
 
     def see(self, victims: Sequence[Victim]) -> None:
         """What windows under the caps in force say; asked once a step."""
+        victims = [v for v in victims if v.signal.r < 1]
+        if not victims:
+            return
         r = max(v.signal.r for v in victims)
         self.worst = self.worst or Least(r)
         self.worst.see(r)

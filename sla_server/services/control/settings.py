@@ -100,8 +100,8 @@ class ControlSettings(StrictModel):
     """Share of the distance to the parking place that one increase covers. See ADR 0002."""
     first_approach_ratio: float = Field(default=0.7, gt=0, le=1)
     """The same while the ceiling is what was used when nothing was throttled: that is known well."""
-    park_ratio: float = Field(default=0.93, gt=0, le=1)
-    """Park this far below the C at which risk was last met. See ADR 0002."""
+    park_ratio: float = Field(default=0.9, gt=0, le=1)
+    """Park this far below the C at which risk was last met. See ADR 0002 and 0073."""
     park_r: float = Field(default=0.6, gt=0)
     """No step up from here on: near saturation 10 % more load doubles a latency percentile. See ADR 0002."""
     probe_after_s: float = Field(default=30.0, gt=0)

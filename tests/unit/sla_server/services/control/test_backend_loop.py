@@ -55,7 +55,7 @@ def test_quiet_before_the_burst_is_no_reason_to_give_back_in_it(control):
     steps = {second: control.step([clear(r=0.2)], BUSY, second * S) for second in range(16, 22)}
     assert [second for second, step in steps.items() if step.changed] == [20], "kept for five seconds"
     assert steps[20].reason is Reason.RECOVERY
-    assert 250 < control.allowed < 0.93 * 300
+    assert 250 < control.allowed < control.settings.park_ratio * 300
 
 
 def test_the_first_cut_bites_from_present_use(control):
@@ -171,7 +171,7 @@ def test_oscillation_halves_the_step_and_doubles_hold_up(control):
     now = 100
     for _ in range(4):
         now += 3
-        notices.append(control.step([victim(r=1.0, u=0.8)], found, now * S).notice)
+        notices.append(control.step([victim(r=1.25, u=0.8)], found, now * S).notice)
         control.effect.decreases = 0
         for _ in range(3):
             now += 1

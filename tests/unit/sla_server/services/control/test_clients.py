@@ -231,7 +231,7 @@ TOGETHER = (CLIENT_CAPS, OTHER_CLIENT_CAPS)
 
 def test_clients_that_come_under_new_names_again_and_again_share_one_rate():
     fed = shared(None, TOGETHER)
-    bad, sent = renamed(fed, 5, 60)
+    bad, sent = renamed(fed, 5, 62)
     forms = [[(cap["client"], cap.get("except")) for cap in each.clients] for each in sent]
     first = forms.index([("*", ["host-a"])])
     assert all(client.startswith("job-") for each in forms[:first] for client, _ in each)
@@ -258,7 +258,7 @@ def beside(foreign: VolumeClass) -> Controller:
 @pytest.mark.parametrize("foreign", [FOREIGN, replace(FOREIGN, priority=Priority.BEST_EFFORT)])
 def test_a_glob_of_another_agreement_frees_no_new_names(foreign: VolumeClass):
     fed = shared(beside(foreign), TOGETHER)
-    bad, sent = renamed(fed, 5, 60)
+    bad, sent = renamed(fed, 5, 62)
     forms = [[(cap["client"], cap.get("except")) for cap in each.clients] for each in sent]
     assert [("job-*", [])] in forms
     first = forms.index([("job-*", [])])

@@ -306,6 +306,8 @@ def test_the_backend_whose_loop_acted_longest_ago_gives_way(monkeypatch: pytest.
 def test_what_was_met_in_a_burst_with_a_cap_ahead_fades_in_those_left_alone() -> None:
     watched, control = Watched(), BackendControl(ControlSettings(), "disk")
 
+    parked = control.settings.park_ratio * 320
+
     def moved(allowed: float, ceiling: float, reason: Reason, before: float) -> float:
         control.phase, control.allowed, control.start, control.ceiling = Phase.HOLD, allowed, 400.0, ceiling
         seen = LoopBefore(before > 0, before, {}, None, ())
@@ -316,12 +318,12 @@ def test_what_was_met_in_a_burst_with_a_cap_ahead_fades_in_those_left_alone() ->
     assert moved(300, 400, Reason.RECOVERY, 200) == 200, "what it is raised to is not known yet"
     assert moved(340, 400, Reason.RECOVERY, 300) == 300
     watched.is_ahead = True
-    assert moved(280, 310, Reason.PROMISE_VIOLATED, 300) == 280
-    assert moved(150, 310, Reason.PROMISE_VIOLATED, 280) == 200, "half of C0: what a first cut comes to"
-    assert moved(400, 310, Reason.RECOVERY, 390) == pytest.approx(0.93 * 310), "parked below the ceiling"
+    assert moved(280, 320, Reason.PROMISE_VIOLATED, 300) == 280
+    assert moved(150, 320, Reason.PROMISE_VIOLATED, 280) == 200, "half of C0: what a first cut comes to"
+    assert moved(400, 320, Reason.RECOVERY, 390) == pytest.approx(parked), "parked below the ceiling"
     watched.is_ahead = False
-    assert moved(200, 400, Reason.PROMISE_VIOLATED, 0) == pytest.approx(0.93 * 310), "still known"
-    assert watched.ceiling == 310 + 400 / 16
+    assert moved(200, 400, Reason.PROMISE_VIOLATED, 0) == pytest.approx(parked), "still known"
+    assert watched.ceiling == 320 + 400 / 16
 
 
 def test_caps_are_no_longer_set_ahead_once_the_storage_is_faster(known: World) -> None:
