@@ -21,20 +21,23 @@ from pydantic import ValidationError
 
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.config import describe
+from pmdaemon.wire.rates import Rates
 from sla_server.agreements import promise as compiler
 from sla_server.agreements import thresholds
 from sla_server.agreements.calendars import BUILT_IN
 from sla_server.agreements.difference import bounded, differences
-from sla_server.agreements.document import Agreement
+from sla_server.agreements.document import USE_SHORTER_SLICE, Agreement, never_in_service
 from sla_server.agreements.errors import AgreementsRefused, DocumentProblem
 from sla_server.agreements.load import Loaded
 from sla_server.agreements.maintenance import AnnouncedWork
-from sla_server.agreements.periods import Span
+from sla_server.agreements.periods import Span, begins_in_service
 from sla_server.agreements.promise import InForce
+from sla_server.agreements.selectors import is_pattern, matches
 from sla_server.agreements.volume_labels import LabelBook, Labels
 from sla_server.rows import Row, Rows
 from sla_server.services import notifications
 from sla_server.services import plans as documents
+from sla_server.services.control.manual import effect
 from sla_server.services.plans import Plans
 from sla_server.services.record_sender import RecordSender
 from sla_server.services.rows import audit_row, event_row
@@ -236,7 +239,7 @@ def apply(
             plans, made, answer = documents.apply(plans, loaded, who, now_us)
             rows += made
             other_rows.append(answer)
-    _check_calendars(agreed, plans)
+    _check_calendars(agreed, plans, now_us)
     notifications.check(documents_given, plans)
     catalog = _with_plans(catalog, plans)
     applied: list[Row] = []
@@ -263,6 +266,7 @@ def apply(
     warnings = [text for loaded in agreed for text in _warnings(loaded.agreement, now_us)]
     volumes = catalog.volumes.union(*carried.values())
     warnings += _unseen(agreed, volumes, catalog.labels)
+    warnings += [text for loaded in agreed for text in _own_cap(loaded.agreement, volumes, catalog.labels)]
     things: Mapping[str, Collection[str]] = {"agreements": by_name, "volumes": volumes}
     warnings += notifications.warnings(documents_given, plans, now_us, things)
     for answer in other_rows:
@@ -295,26 +299,33 @@ def _with_plans(catalog: Catalog, plans: Plans) -> Catalog:
     return after.with_labels(replace(catalog.labels, documents=plans.labels))
 
 
-def _check_calendars(agreed: Iterable[Loaded], plans: Plans) -> None:
-    """Refuse agreements that name a calendar which is not there.
+def _check_calendars(agreed: Iterable[Loaded], plans: Plans, now_us: int) -> None:
+    """Refuse agreements that name a calendar which is not there, or in whose hours no slice begins.
 
     Raises:
-        AgreementsRefused: names those that are.
+        AgreementsRefused: names those that are there.
     """
     known = plans.calendar_names()
     problems = []
     for loaded in agreed:
-        hours = loaded.agreement.spec.service_hours
-        if hours is not None and hours.is_named and hours.calendar not in known:
-            problems.append(
-                DocumentProblem(
-                    loaded.line,
-                    "spec.service_hours.calendar",
-                    f"there is no calendar {hours.calendar!r}",
-                    f"Use one of {', '.join([*BUILT_IN, *known])}, or apply a Calendar document first",
-                    loaded.document.name,
-                )
-            )
+        spec = loaded.agreement.spec
+        hours = spec.service_hours
+        if hours is None or not hours.is_named:
+            continue
+        if hours.calendar not in known:
+            problem = f"there is no calendar {hours.calendar!r}"
+            fix = f"Use one of {', '.join([*BUILT_IN, *known])}, or apply a Calendar document first"
+            field = "spec.service_hours.calendar"
+            problems.append(DocumentProblem(loaded.line, field, problem, fix, loaded.document.name))
+            continue
+        calendar = [each for each in plans.calendars if each.name == hours.calendar and each.ended_us is None]
+        for objective in spec.objectives:
+            length_s = objective.budgeting.slice_s
+            if not begins_in_service(hours, length_s, now_us, spec.time_zone, calendar):
+                field = f"spec.objectives.{objective.name}.budgeting.slice"
+                problem = never_in_service(length_s, f"in the hours of the calendar {hours.calendar!r}")
+                name = loaded.document.name
+                problems.append(DocumentProblem(loaded.line, field, problem, USE_SHORTER_SLICE, name))
     if problems:
         raise AgreementsRefused(problems)
 
@@ -447,6 +458,31 @@ def _unseen(agreed: Sequence[Loaded], volumes: Collection[str], book: LabelBook)
                     f"{loaded.agreement.name}: scope.volumes: no gateway has shown a volume {selector!r} "
                     "yet; check its spelling (sla get volumes)"
                 )
+
+
+def _own_cap(agreement: Agreement, volumes: Collection[str], book: LabelBook) -> Iterable[str]:
+    """A cap below what the agreement itself promises: what it holds back counts against the promise.
+
+    It is of each volume, and of each client that the scope names. Of a promise in bytes the size of its I/Os
+    would have to be known.
+    """
+    spec = agreement.spec
+    clients = {"*"} if "*" in spec.scope.clients else set(spec.scope.clients)
+    if spec.cap is None or (clients != {"*"} and any(map(is_pattern, clients))):
+        return
+    item, cap = InForce(agreement, 0, 0).with_labels(book), Rates(ops_per_s=spec.cap.max_iops)
+    promised = [each for each in item.all_promises if each.metric != "throughput"]
+    if not effect(cap, cap, 1.0, [(each, 1) for each in promised]).broken:
+        return  # nearly always, and there may be very many volumes to count
+    names = set(item.volumes)
+    patterns = tuple(filter(is_pattern, names))
+    capped = names.difference(patterns).union(name for name in volumes if matches(name, patterns))
+    count = max(len(capped), 1) * len(clients)
+    if broken := effect(cap, cap, 1.0, [(each, count) for each in promised]).broken:
+        yield (
+            f"{agreement.name}: its own cap, {spec.cap.max_iops:g} IOPS, is below what is promised: "
+            f"{'; '.join(broken)}. I/Os that it holds back count against the promise"
+        )
 
 
 def _is_short(span: Span, now_us: int, notice_s: int) -> bool:
