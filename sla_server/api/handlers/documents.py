@@ -5,7 +5,7 @@ All of them read SQL; documents are applied and ended in ``write``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Final
 
 from flask import Request, Response
@@ -132,6 +132,15 @@ def _read(row: Row) -> Agreement:
         raise BadInput("name", f"{problem} and cannot be read", "Apply its document again") from exc
 
 
+def _readable(rows: Iterable[Row]) -> Iterator[Agreement]:
+    """Those of another release are left out: of what they promised nothing is known."""
+    for row in rows:
+        try:
+            yield Agreement.from_spec(row["spec"])
+        except ValidationError:
+            continue
+
+
 def _versions(context: AppContext, name: str) -> list[Row]:
     rows = context.source.agreement_versions(name)
     if not rows:
@@ -202,7 +211,9 @@ def admission(context: AppContext, request: Request) -> Response:
     uses = [_use_of(row) for row in context.source.volumes()]
     newest = context.source.pages.policy_reports.newest()
     capacities = _capacities(newest.capacity() if newest else ())
-    found = admit(wanted, in_force, uses, capacities, read_book(context.source))
+    # What was promised when they were found: an agreement may have become stricter since, or have ended.
+    studied = list(_readable(context.source.agreements_at(newest.created_us))) if newest else None
+    found = admit(wanted, in_force, uses, capacities, read_book(context.source), studied)
     return responses.as_json({**found.as_dict(), "policy_version": newest.version if newest else None})
 
 

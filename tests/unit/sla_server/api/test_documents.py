@@ -89,6 +89,7 @@ def versions_of(*slices_and_targets: tuple[str, float]) -> list[dict[str, Any]]:
     rows = []
     for number, (length, target) in enumerate(slices_and_targets, start=1):
         text = FULL.replace("slice: 1m, target: 0.995", f"slice: {length}, target: {target}")
+        text = text.replace("business", "always")  # in which no slice of a day begins
         left = len(slices_and_targets) - number
         row = {"name": "erp-gold", "version": number, "spec": agreement(text).spec_json(), "document": text}
         row |= {"applied_us": api.NOW_US - (left + 1) * HOUR_US, "priority": "gold", "applied_by": "ann"}
@@ -295,6 +296,25 @@ def test_admission_asks_nothing_of_services(
     assert (refused.status_code, refused.json["errors"][0]["field"]) == (422, "spec.priority")
     assert web.post("/api/v1/admission", data="", headers=bearer).status_code == 400
     assert mailbox.posted == []
+
+
+def test_admission_goes_by_what_was_promised_when_the_capacity_was_found(
+    web: FlaskClient, source: api.FakeSource, bearer: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def agreements_at(at_us: int, _name: str | None = None) -> Any:
+        asked.append(at_us)
+        return iter([{**source._agreement("erp-gold"), "spec": agreement(FULL).spec_json()}])
+
+    edited = FULL.replace("value_ms: 5", "value_ms: 0.5")
+    now = [{**source._agreement("erp-gold"), "spec": agreement(edited).spec_json()}]
+    monkeypatch.setattr(source, "agreements_at", agreements_at)
+    monkeypatch.setattr(source, "agreements", lambda *_: now)
+    strict = simple("new", volumes="batch", value_ms=0.5).replace("up_to_iops: 500", "up_to_iops: 1")
+    answer = web.post("/api/v1/admission", data=strict, headers=bearer).json
+    assert asked == [source.policies(1)[0]["created_us"]]
+    assert (answer["answer"], "stricter" in answer["backends"][0]["reasons"][0]) == ("unknown", True)
 
 
 def test_admission_before_the_first_policy_is_unknown(
