@@ -71,13 +71,17 @@ def _compared(rows: list[Row]) -> list[Row]:
 
 
 def sla_credits(context: AppContext, request: Request, name: str) -> Response:
-    """Compliance and credit of the current period and of those before it that SQL still has."""
+    """Compliance and credit of the current period and of those before it that SQL still has.
+
+    Of an agreement that has ended, of the period in which it did and of those before.
+    """
     count = responses.number(request, "periods", PERIODS_DEFAULT, least=1, most=CREDITS_MAX)
     versions = _versions(context, name)
     now_us = context.clock.unix_us()
     newest = _read(versions[-1])
     found: list[PeriodCredit] = []
-    for bounds in agreed_periods(windows_of(versions, newest), now_us, count):  # a rolling one ends now
+    last_us = last_agreed_us(versions[-1], now_us)
+    for bounds in agreed_periods(windows_of(versions, newest), last_us, count):  # a rolling one ends then
         held = [row for row in versions if row["applied_us"] < min(bounds[1], now_us + 1)]
         if not held:
             break
@@ -107,6 +111,12 @@ def _credit(context: AppContext, versions: list[Row], bounds: Span, now_us: int)
             sums[name] = sums_of_rows(context.source.slice_sums(newest["name"], name, *bounds), terms, last)
             former[name] = last.target
     return period_credit(agreement, newest["version"], sums, bounds, now_us, former)
+
+
+def last_agreed_us(row: Row, now_us: int) -> int:
+    """The last instant at which an agreement was in force, by its newest version: now, if it still is."""
+    ended_us: int | None = row.get("ended_us")
+    return now_us if ended_us is None else min(now_us, ended_us - 1)
 
 
 def windows_of(versions: list[Row], newest: Agreement) -> list[tuple[int, Window]]:

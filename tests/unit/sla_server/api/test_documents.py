@@ -176,6 +176,31 @@ def test_an_edit_of_the_window_keeps_the_periods_that_ended_before_it(
     assert len(shown) == len({(row["from_us"], row["to_us"]) for row in shown}) > 1
 
 
+@pytest.mark.parametrize("window", ["month", "rolling"])
+def test_of_an_agreement_that_has_ended_the_periods_end_with_it(
+    web: FlaskClient, source: api.FakeSource, monkeypatch: pytest.MonkeyPatch, window: str
+) -> None:
+    """After a year there were fourteen empty ones, and what it cost in its last was nowhere."""
+    (version,) = versions_of(("1m", 0.995))
+    ended_us = api.NOW_US - 200 * 24 * HOUR_US
+    version |= {"applied_us": ended_us - 20 * 24 * HOUR_US, "ended_us": ended_us}
+    if window == "rolling":
+        version["spec"]["spec"]["window"] = {"type": "rolling", "duration": "7d"}
+
+    def slice_sums(_name: str, _objective: str, from_us: int, to_us: int) -> list[dict[str, Any]]:
+        return [api.slice_sum("bad", 1, version=1)] if from_us < ended_us <= to_us + HOUR_US else []
+
+    monkeypatch.setattr(source, "slice_sums", slice_sums)
+    monkeypatch.setattr(source, "agreement_versions", lambda _name: [version])
+    monkeypatch.setattr(source, "agreement", lambda *_: version)
+    credit = web.get("/api/v1/slas/erp-gold/credits").json["items"][0]
+    assert (credit["start_us"] < ended_us <= credit["end_us"] + 1, credit["credit"]) == (True, 0.5)
+    assert credit["so_far"] is False
+    period = web.get("/api/v1/slas/erp-gold/periods").json["items"][0]
+    assert (period["from_us"] < ended_us <= period["to_us"] + 1, period["slices"]["bad"]) == (True, 1)
+    assert period["is_over"] is True
+
+
 def test_periods_without_slices_have_no_credit(
     web: FlaskClient, source: api.FakeSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
