@@ -30,7 +30,7 @@ from sla_server.agreements.document import USE_SHORTER_SLICE, Agreement, never_i
 from sla_server.agreements.errors import AgreementsRefused, DocumentProblem
 from sla_server.agreements.load import Loaded
 from sla_server.agreements.maintenance import AnnouncedWork
-from sla_server.agreements.periods import Span, begins_in_service
+from sla_server.agreements.periods import Span
 from sla_server.agreements.promise import InForce
 from sla_server.agreements.selectors import is_pattern, matches
 from sla_server.agreements.volume_labels import LabelBook, Labels
@@ -240,6 +240,7 @@ def apply(
             rows += made
             other_rows.append(answer)
     _check_calendars(agreed, plans, now_us)
+    documents.check_hours(documents_given, catalog.items, plans, now_us)
     notifications.check(documents_given, plans)
     catalog = _with_plans(catalog, plans)
     applied: list[Row] = []
@@ -318,10 +319,9 @@ def _check_calendars(agreed: Iterable[Loaded], plans: Plans, now_us: int) -> Non
             field = "spec.service_hours.calendar"
             problems.append(DocumentProblem(loaded.line, field, problem, fix, loaded.document.name))
             continue
-        calendar = [each for each in plans.calendars if each.name == hours.calendar and each.ended_us is None]
         for objective in spec.objectives:
             length_s = objective.budgeting.slice_s
-            if not begins_in_service(hours, length_s, now_us, spec.time_zone, calendar):
+            if not plans.begins_in_hours(spec, length_s, now_us):
                 field = f"spec.objectives.{objective.name}.budgeting.slice"
                 problem = never_in_service(length_s, f"in the hours of the calendar {hours.calendar!r}")
                 name = loaded.document.name
