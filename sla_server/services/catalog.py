@@ -21,7 +21,6 @@ from pydantic import ValidationError
 
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.config import describe
-from pmdaemon.wire.rates import Rates
 from sla_server.agreements import promise as compiler
 from sla_server.agreements import thresholds
 from sla_server.agreements.calendars import BUILT_IN
@@ -32,12 +31,11 @@ from sla_server.agreements.load import Loaded
 from sla_server.agreements.maintenance import AnnouncedWork
 from sla_server.agreements.periods import Span
 from sla_server.agreements.promise import InForce
-from sla_server.agreements.selectors import is_pattern, matches
 from sla_server.agreements.volume_labels import LabelBook, Labels
 from sla_server.rows import Row, Rows
 from sla_server.services import notifications
 from sla_server.services import plans as documents
-from sla_server.services.control.manual import effect
+from sla_server.services.cap_notes import other_caps, own_cap
 from sla_server.services.plans import Plans
 from sla_server.services.record_sender import RecordSender
 from sla_server.services.rows import audit_row, event_row
@@ -267,7 +265,7 @@ def apply(
     warnings = [text for loaded in agreed for text in _warnings(loaded.agreement, now_us)]
     volumes = catalog.volumes.union(*carried.values())
     warnings += _unseen(agreed, volumes, catalog.labels)
-    warnings += [text for loaded in agreed for text in _own_cap(loaded.agreement, volumes, catalog.labels)]
+    warnings += [text for each in agreed for text in own_cap(each.agreement, volumes, catalog.labels)]
     things: Mapping[str, Collection[str]] = {"agreements": by_name, "volumes": volumes}
     warnings += notifications.warnings(documents_given, plans, now_us, things)
     for answer in other_rows:
@@ -286,6 +284,7 @@ def apply(
     if problems:
         raise AgreementsRefused(problems)
     warnings += thresholds.warn_unmeasured(promised, known)
+    warnings += other_caps(new, items, known)
     after = replace(catalog, items=items, highest=MappingProxyType(highest))
     return Change(after, rows, applied, warnings)
 
@@ -458,31 +457,6 @@ def _unseen(agreed: Sequence[Loaded], volumes: Collection[str], book: LabelBook)
                     f"{loaded.agreement.name}: scope.volumes: no gateway has shown a volume {selector!r} "
                     "yet; check its spelling (sla get volumes)"
                 )
-
-
-def _own_cap(agreement: Agreement, volumes: Collection[str], book: LabelBook) -> Iterable[str]:
-    """A cap below what the agreement itself promises: what it holds back counts against the promise.
-
-    It is of each volume, and of each client that the scope names. Of a promise in bytes the size of its I/Os
-    would have to be known.
-    """
-    spec = agreement.spec
-    clients = {"*"} if "*" in spec.scope.clients else set(spec.scope.clients)
-    if spec.cap is None or (clients != {"*"} and any(map(is_pattern, clients))):
-        return
-    item, cap = InForce(agreement, 0, 0).with_labels(book), Rates(ops_per_s=spec.cap.max_iops)
-    promised = [each for each in item.all_promises if each.metric != "throughput"]
-    if not effect(cap, cap, 1.0, [(each, 1) for each in promised]).broken:
-        return  # nearly always, and there may be very many volumes to count
-    names = set(item.volumes)
-    patterns = tuple(filter(is_pattern, names))
-    capped = names.difference(patterns).union(name for name in volumes if matches(name, patterns))
-    count = max(len(capped), 1) * len(clients)
-    if broken := effect(cap, cap, 1.0, [(each, count) for each in promised]).broken:
-        yield (
-            f"{agreement.name}: its own cap, {spec.cap.max_iops:g} IOPS, is below what is promised: "
-            f"{'; '.join(broken)}. I/Os that it holds back count against the promise"
-        )
 
 
 def _is_short(span: Span, now_us: int, notice_s: int) -> bool:

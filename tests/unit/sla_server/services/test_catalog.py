@@ -143,41 +143,6 @@ def test_warnings_name_short_notice() -> None:
     assert "2027-01-05" in warning
 
 
-@pytest.mark.parametrize(
-    ("volumes", "clients", "max_iops", "says"),
-    [
-        ("vol-1", '"*"', 499, "up to 500 IOPS"),
-        ("vol-1", '"*"', 500, ""),
-        ("vol-1, vol-2", '"*"', 249, "for 2 volumes together"),
-        ("vol-1, vol-2", '"*"', 250, ""),
-        ('"vol-*"', '"*"', 166, "for 3 volumes together"),
-        ('"vol-*"', '"*"', 167, ""),
-        ("vol-1", "db, web", 249, "up to 500 IOPS"),
-        ("vol-1", "db, web", 250, ""),
-        ("vol-1", '"db-*"', 60, ""),
-    ],
-)
-def test_a_cap_below_the_agreements_own_promise_is_a_note(
-    volumes: str, clients: str, max_iops: int, says: str
-) -> None:
-    """It would make I/Os wait that the promise covers, and nothing said so; by hand that asks for --force."""
-    known = catalogs.with_volumes(Catalog(), {"vol-1", "vol-2", "vol-3", "other"}).catalog
-    text = simple(volumes=volumes, clients=clients, extra=f"  cap: {{max_iops: {max_iops}}}\n")
-    found = [note for note in catalogs.apply(known, docs(text), "ann", NOW).warnings if "own cap" in note]
-    assert [says in note for note in found] == [True] * bool(says)
-
-
-def test_a_cap_is_compared_with_what_each_indicator_promises() -> None:
-    promised = "  - {name: rate, indicator: {metric: iops}, promised_iops: 600, budgeting: {target: 0.9}}\n"
-    other = "  - {name: up, indicator: {metric: availability}, outage: 30s, budgeting: {target: 0.9}}\n"
-    cap = "  cap: {max_iops: 550}\n"
-    (note,) = catalogs.apply(Catalog(), docs(simple() + promised + other + cap), "ann", NOW).warnings
-    assert note.startswith("gold: its own cap, 550 IOPS, is below what is promised: gold/rate (600 IOPS)")
-    endless = simple(extra=cap).replace("up_to_iops: 500, ", "")
-    (note,) = catalogs.apply(Catalog(), docs(endless), "ann", NOW).warnings
-    assert "at any demand" in note
-
-
 def test_slices_of_which_none_begins_in_the_hours_of_a_calendar_are_refused() -> None:
     calendar = calendar_text()
     hours = "  service_hours: {calendar: bank}\n"
