@@ -28,6 +28,8 @@ MOST_NAMED: Final = 5
 """Agreements that the notes about one cap name; the others are counted."""
 MOST_PAIRS: Final = 1000
 """Caps and promises that are compared: some milliseconds."""
+MOST_MATCHES: Final = 500_000
+"""Names that patterns are tried on, half a second: what is left of a very large site is not looked at."""
 AGAINST: Final = "I/Os that it holds back count against the promise"
 
 
@@ -41,7 +43,7 @@ def own_cap(agreement: Agreement, volumes: Collection[str], book: LabelBook) -> 
     item = InForce(agreement, 0, 0).with_labels(book)
     if not _broken(item, cap.max_iops, 1):
         return  # nearly always, and there may be very many volumes to count
-    count = max(len(_meant(item, volumes)), 1) * len(clients)
+    count = max(len(_Meant(volumes).by(item) or ()), 1) * len(clients)
     if broken := _broken(item, cap.max_iops, count):
         problem = f"is below what is promised: {'; '.join(broken)}"
         yield f"{agreement.name}: its own cap, {cap.max_iops:g} IOPS, {problem}. {AGAINST}"
@@ -55,13 +57,16 @@ def other_caps(new: Sequence[InForce], items: Sequence[InForce], volumes: Collec
         items: all that would be in force, these among them.
         volumes: all names known, for patterns.
     """
-    found: dict[str, list[str]] = {}
-    for cap, promising, volume in islice(_pairs(new, items, volumes), MOST_PAIRS):
+    found, meant = dict[str, list[str]](), _Meant(volumes)
+    for cap, promising, volume in islice(_pairs(new, items, meant), MOST_PAIRS):
         rate = _rate(cap)
         held_iops = max(rate, promising.agreement.spec.guarantee.floor_iops)
         if not _broken(promising, held_iops, 1):
             continue
-        if broken := _broken(promising, held_iops, max(len(_meant(promising, volumes)), 1)):
+        own = meant.by(promising)
+        if own is None:
+            break
+        if broken := _broken(promising, held_iops, max(len(own), 1)):
             what = f"holds on {volume}, too, which is below what is promised there: {'; '.join(broken)}"
             found.setdefault(cap.name, []).append(f"its cap, {rate:g} IOPS, {what}. {AGAINST}")
     for name, notes in found.items():
@@ -71,22 +76,46 @@ def other_caps(new: Sequence[InForce], items: Sequence[InForce], volumes: Collec
 
 
 def _pairs(
-    new: Sequence[InForce], items: Sequence[InForce], volumes: Collection[str]
+    new: Sequence[InForce], items: Sequence[InForce], meant: _Meant
 ) -> Iterator[tuple[InForce, InForce, str]]:
     """(with a cap, with a promise, a volume of both), each pair once."""
     seen = set[tuple[str, str]]()
     for is_one, is_other, is_turned in ((_caps, _promises, False), (_promises, _caps, True)):
         ones = [item for item in new if is_one(item)]
-        if not ones:
-            continue
-        others = _ByVolume(item for item in items if is_other(item))
-        for one in ones:
-            for volume in _meant(one, volumes):
+        others = _ByVolume(item for item in items if ones and is_other(item))
+        for one in ones if others.has_any else ():
+            for volume in meant.by(one) or ():
+                if not meant.may_try(others.patterned):
+                    return
                 for other in others.covering(volume):
                     cap, promising = (other, one) if is_turned else (one, other)
                     if one is not other and (cap.name, promising.name) not in seen:
                         seen.add((cap.name, promising.name))
                         yield cap, promising, volume
+
+
+class _Meant:
+    """Volumes in scope that are named or known; of patterns as long as ``MOST_MATCHES`` allows."""
+
+    def __init__(self, volumes: Collection[str]) -> None:
+        self._volumes = volumes
+        self._left = MOST_MATCHES
+        self._known: dict[tuple[str, ...], list[str]] = {}
+
+    def may_try(self, count: int) -> bool:
+        """Whether that many more names may be looked at; they are then taken for looked at."""
+        is_allowed, self._left = self._left > 0, self._left - count
+        return is_allowed
+
+    def by(self, item: InForce) -> list[str] | None:
+        """Those of an agreement, in order; None: too many names were looked at before."""
+        patterns = tuple(filter(is_pattern, item.volumes))
+        named = [name for name in item.volumes if not is_pattern(name)]
+        if patterns and patterns not in self._known:
+            if not self.may_try(len(patterns) * len(self._volumes)):
+                return None
+            self._known[patterns] = [name for name in self._volumes if matches(name, patterns)]
+        return sorted({*named, *self._known.get(patterns, ())})
 
 
 def _rate(item: InForce) -> float:
@@ -116,6 +145,17 @@ class _ByVolume:
                     self._naming.setdefault(name, []).append(item)
             if patterns := tuple(filter(is_pattern, item.volumes)):
                 self._patterned.append((patterns, item))
+        self._tries = 1 + sum(len(patterns) for patterns, _ in self._patterned)
+
+    @property
+    def has_any(self) -> bool:
+        """Whether there is an agreement."""
+        return bool(self._naming or self._patterned)
+
+    @property
+    def patterned(self) -> int:
+        """Patterns that ``covering`` tries, and one for the names."""
+        return self._tries
 
     def covering(self, volume: str) -> Iterator[InForce]:
         """Those about this volume; one may come twice."""
@@ -123,13 +163,6 @@ class _ByVolume:
         for patterns, item in self._patterned:
             if EVERYONE in patterns or any(fnmatchcase(volume, pattern) for pattern in patterns):
                 yield item
-
-
-def _meant(item: InForce, volumes: Collection[str]) -> list[str]:
-    """Volumes in scope that are named or known, in order."""
-    patterns = tuple(filter(is_pattern, item.volumes))
-    known = [name for name in volumes if matches(name, patterns)] if patterns else []
-    return sorted({*known, *(name for name in item.volumes if not is_pattern(name))})
 
 
 def _broken(item: InForce, most_iops: float, count: int) -> tuple[str, ...]:

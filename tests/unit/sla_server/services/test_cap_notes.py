@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sla_server.agreements.load import Loaded, load_documents
+from sla_server.services import cap_notes
 from sla_server.services import catalog as catalogs
 from sla_server.services.catalog import Catalog
 from tests.support.agreements import simple
@@ -112,3 +113,11 @@ def test_of_very_many_the_first_are_named() -> None:
     found = notes("---\n".join(agreements), capped("fair", 60))
     assert len(found) == 6
     assert found[-1] == "fair: its cap is below what 4 other agreements promise, too"
+
+
+def test_on_a_very_large_site_patterns_are_tried_on_some_names_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To apply documents must not hold up control: a note may be missing there."""
+    monkeypatch.setattr(cap_notes, "MOST_MATCHES", 4)
+    wide = [simple(f"a{number}", volumes=f'"{pattern}"') for number, pattern in enumerate(("vol-*", "v*"))]
+    assert len(notes("---\n".join(wide), capped("fair", 60, volumes="vol-1"))) == 1
+    assert len(notes(simple(), capped("fair", 60, volumes="vol-1"))) == 1, "names cost next to nothing"
