@@ -116,6 +116,7 @@ def admit(
     volumes: Sequence[VolumeUse],
     capacities: Sequence[KnownCapacity],
     labels: LabelBook | None = None,
+    studied: Sequence[Agreement] | None = None,
 ) -> AdmissionAnswer:
     """Answer for some agreements together.
 
@@ -125,6 +126,7 @@ def admit(
         volumes: all volumes known.
         capacities: of the newest policy.
         labels: by which agreements choose volumes; None: no volume has any.
+        studied: in force when the capacities were found; None: those in force now.
     """
     book = labels or LabelBook()
     wanted = [_chosen(agreement, book) for agreement in wanted]
@@ -133,7 +135,8 @@ def admit(
     others = [agreement for agreement in in_force if agreement.name not in names]
     reasons = [text for agreement in wanted for text in _unseen(agreement, volumes)]
     touched = {use.backend for agreement in wanted for use in _covered(agreement, volumes)}
-    by_key = {(agreement.name, each.name): each for agreement in in_force for each in _latencies(agreement)}
+    known = in_force if studied is None else studied
+    by_key = {(agreement.name, each.name): each for agreement in known for each in _latencies(agreement)}
     found = []
     for backend in sorted(touched):
         on_it = [use for use in volumes if use.backend == backend]

@@ -128,7 +128,7 @@ def period_credit(
         start_us=bounds[0],
         end_us=bounds[1],
         version=version,
-        so_far=bounds[1] > now_us or isinstance(spec.window, RollingWindow),
+        so_far=bounds[1] > now_us or (isinstance(spec.window, RollingWindow) and bounds[1] == now_us),
         objectives=tuple(found),
         credit=min(uncapped, spec.credit_cap),
         uncapped=uncapped,

@@ -23,7 +23,13 @@ from sla_server.agreements.fields import (
     refuse,
     shown,
 )
-from sla_server.agreements.periods import CalendarWindow, Maintenance, RollingWindow, ServiceHours
+from sla_server.agreements.periods import (
+    CalendarWindow,
+    Maintenance,
+    RollingWindow,
+    ServiceHours,
+    begins_in_service,
+)
 from sla_server.agreements.selectors import parse_labels
 
 DEFAULT_FLOOR_IOPS = 50.0  # also that of a volume without any agreement (DESIGN.md 4, "Names")
@@ -119,6 +125,16 @@ class Penalty(Strict):
     """Share of the price that is credited, such as 0.10."""
 
 
+USE_SHORTER_SLICE: Final = "Use a shorter slice, for example 1m: one counts if it begins in the hours"
+_SOME_YEAR_US: Final = 1_767_225_600_000_000  # 2026: zones of another year differ little
+
+
+def never_in_service(slice_s: int, where: str) -> str:
+    """The problem of slices that ``begins_in_service`` finds to be never judged."""
+    length = format_duration(slice_s)
+    return f"slices of {length} begin at 00:00 UTC and every {length} from there: for weeks, never {where}"
+
+
 Control = Literal["observe", "enforce"]
 Window = Annotated[CalendarWindow | RollingWindow, Field(discriminator="type")]
 
@@ -189,7 +205,19 @@ class AgreementSpec(Strict):
                     )
         if is_new(info):
             self._check_window()
+            self._check_hours()
         return self
+
+    def _check_hours(self) -> None:
+        """Refuse slices of which none begins in business hours; those stored by earlier releases stay."""
+        for index, objective in enumerate(self.objectives):
+            length_s = objective.budgeting.slice_s
+            if not begins_in_service(self.service_hours, length_s, _SOME_YEAR_US, self.time_zone):
+                raise refuse(
+                    never_in_service(length_s, "within service_hours"),
+                    USE_SHORTER_SLICE,
+                    key=f"objectives[{index}].budgeting.slice",
+                )
 
     def _check_window(self) -> None:
         """Refuse a rolling window that is shorter than a slice; those stored by earlier releases stay."""

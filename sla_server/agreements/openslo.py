@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, time
+from hashlib import blake2b
 from typing import Any, Final, get_args
 
 from sla_server.agreements.document import Agreement, Control, LatencyObjective
@@ -42,6 +43,12 @@ _NOT_EXPORTED: Final = (
 )  # fmt: skip
 CONTROL: Final = "storage-sla/control"
 """Annotation of the metadata; OpenSLO has no word for who is slowed down for a promise."""
+NAME: Final = "storage-sla/name"
+"""Annotation of the metadata: the name that an export would have, where OpenSLO does not take that."""
+_LONGEST: Final = 63
+_NOT_IN_LABEL: Final = re.compile(r"[^a-z0-9-]+")
+_LABEL_KEY: Final = re.compile(r"[A-Za-z0-9]([-._A-Za-z0-9]{0,61}[A-Za-z0-9])?")
+"""Names are labels of RFC 1123; keys of labels may be longer words."""
 _NOT_IMPORTED: Final = ("description", "service", "alertPolicies")
 _SCOPE: Final = ("volumes", "volume_labels", "clients", "io")
 _METRICS: Final = ("good", "bad", "raw")
@@ -65,11 +72,15 @@ def to_openslo(agreement: Agreement) -> Converted:
     unmapped = [f"{agreement.name}: {name}" for name in _NOT_EXPORTED if name in said]
     if agreement.spec.control is not None:
         unmapped.append(f"{agreement.name}: control, but for annotation {CONTROL}, which sla import reads")
+    labels = agreement.metadata.labels
+    unmapped += [f"{agreement.name}: label {key}" for key in labels if not _LABEL_KEY.fullmatch(key)]
     documents = []
     for objective in agreement.spec.objectives:
         where = f"{agreement.name}/{objective.name}"
         if isinstance(objective, LatencyObjective):
             documents.append(_slo(agreement, objective, spec["scope"]))
+            if NAME in documents[-1]["metadata"].get("annotations", ()):
+                unmapped.append(f"{where}: its name, but for annotation {NAME}, which sla import reads")
             clauses = objective.applicability.model_dump(exclude_defaults=True)
             unmapped += [f"{where}: applicability.{name}" for name in clauses]
             said = objective.model_dump(include={"no_data", "errors"}, exclude_defaults=True)
@@ -83,20 +94,24 @@ def _slo(agreement: Agreement, objective: LatencyObjective, scope: Json) -> Json
     curve = [step.model_dump(exclude_none=True) for step in objective.demand_curve]
     percentile = objective.indicator.percentile
     good = {"metric": "latency", "demand_curve": curve, **scope}
-    metadata: Json = {"name": f"{agreement.name}-{objective.name}"}
-    if agreement.metadata.labels:
-        metadata["labels"] = dict(agreement.metadata.labels)
+    name = f"{agreement.name}-{objective.name}"
+    metadata: Json = {"name": _rfc_1123(name)}
+    if labels := {key: text for key, text in agreement.metadata.labels.items() if _LABEL_KEY.fullmatch(key)}:
+        metadata["labels"] = labels
+    annotations = {NAME: name} if metadata["name"] != name else {}
     if agreement.spec.control is not None:
-        metadata["annotations"] = {CONTROL: agreement.spec.control}
+        annotations[CONTROL] = agreement.spec.control
+    if annotations:
+        metadata["annotations"] = annotations
     return {
         "apiVersion": API_VERSION,
         "kind": "SLO",
         "metadata": metadata,
         "spec": {
             "description": f"{percentile:g} % of I/Os within the latency of the demand curve",
-            "service": agreement.name,
+            "service": _rfc_1123(agreement.name),
             "indicator": {
-                "metadata": {"name": f"{agreement.name}-{objective.name}-fast-ios"},
+                "metadata": {"name": _rfc_1123(f"{name}-fast-ios")},
                 "spec": {
                     "ratioMetric": {
                         "counter": True,
@@ -117,6 +132,15 @@ def _slo(agreement: Agreement, objective: LatencyObjective, scope: Json) -> Json
             ],
         },
     }
+
+
+def _rfc_1123(name: str) -> str:
+    """The name, or where it is no label of RFC 1123 one that is made of it, and of no other name."""
+    made = _NOT_IN_LABEL.sub("-", name.lower()).strip("-")
+    if made == name and len(name) <= _LONGEST:
+        return name
+    digest = blake2b(name.encode(), digest_size=4).hexdigest()
+    return f"{made[: _LONGEST - len(digest) - 1].rstrip('-')}-{digest}"
 
 
 def _minutes(seconds: int) -> str | float:
@@ -193,7 +217,8 @@ class _Reading:
         self.unmapped: list[str] = []
         self._slo = slo
         self._named = named
-        self._name = _name_of(_at(slo, "metadata", "name"), "imported")
+        name = _at(slo, "metadata", "annotations", NAME) or _at(slo, "metadata", "name")
+        self._name = _name_of(name, "imported")
         self._spec: Json = slo["spec"] if isinstance(slo.get("spec"), dict) else {}
 
     def _add_note(self, text: str) -> None:
@@ -291,7 +316,7 @@ class _Reading:
         for key, value in given.items() if isinstance(given, dict) else ():
             if key == CONTROL and value in get_args(Control):
                 found = {"control": value}
-            else:
+            elif key != NAME:
                 self._add_note(f"annotation {key}")
         return found
 

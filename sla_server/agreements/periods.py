@@ -51,6 +51,8 @@ Span = tuple[int, int]
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY: Final = timedelta(days=1)
 _MONTHS: Final = {"month": 1, "quarter": 3, "year": 12}
+_YEAR_WEEKS: Final = 52
+_SOME_WEEKS: Final = 4
 
 
 @lru_cache(maxsize=64)
@@ -159,6 +161,42 @@ def service_us(
         spans += _openings(hours, spec, day, default_tz)
         day += _DAY
     return _union_us(spans, from_us, to_us)
+
+
+def begins_in_service(
+    hours: ServiceHours | None,
+    slice_s: int,
+    from_us: int,
+    default_tz: str,
+    calendar: Sequence[CalendarInForce] = (),
+) -> bool:
+    """Whether some slices of this length begin in service hours, in every four weeks of a year with any.
+
+    Others are excluded, however much of them lies in the hours. Where clocks are changed, slices of some
+    hours may fit in summer and not in winter.
+
+    Args:
+        hours: of the agreement.
+        slice_s: length; slices lie on a grid from 1970-01-01 UTC.
+        from_us: begin of the year.
+        default_tz: of the agreement.
+        calendar: versions of the calendar that ``hours`` names.
+    """
+    if hours is None or _is_always(hours, calendar):
+        return True
+    spec, length_us = version_at(calendar, from_us), slice_s * SECOND_US
+    first = to_local(from_us, _zone_of(hours, spec, default_tz)).date()
+    for number in range(_YEAR_WEEKS // _SOME_WEEKS):
+        is_open = False
+        days = (first + timedelta(weeks=number * _SOME_WEEKS, days=n) for n in range(7 * _SOME_WEEKS))
+        for begin_us, end_us in (span for day in days for span in _openings(hours, spec, day, default_tz)):
+            is_open = True
+            if -(-begin_us // length_us) * length_us < end_us:
+                break  # nearly always the first one
+        else:
+            if is_open:
+                return False
+    return True
 
 
 def _is_always(hours: ServiceHours, calendar: Sequence[CalendarInForce]) -> bool:

@@ -149,14 +149,19 @@ class LabelBook:
         return tuple(sorted(name for name in names if name in self.volumes and matches(name, patterns)))
 
 
-def label_book(volumes: Iterable[Row], documents: Iterable[Row]) -> LabelBook:
-    """The book by rows of SQL: ``volumes`` with ``labels``, and ``documents`` in force, of any kind.
+def label_book(volumes: Iterable[Row], documents: Iterable[Row], at_us: int | None = None) -> LabelBook:
+    """The book by rows of SQL: ``volumes`` with ``labels``, and ``documents`` of any kind.
 
     A document that this release cannot read labels nothing.
+
+    Args:
+        volumes: with what their agents announce now.
+        documents: those in force, or more.
+        at_us: by the documents in force then; None: now.
     """
     held = list[VolumeLabelsInForce]()
     for row in documents:
-        if row["kind"] == KIND and row["ended_us"] is None:
+        if row["kind"] == KIND and _is_in_force(row, at_us):
             try:
                 document = VolumeLabelsDocument.from_json(row["spec"])
             except ValidationError:
@@ -165,6 +170,13 @@ def label_book(volumes: Iterable[Row], documents: Iterable[Row]) -> LabelBook:
     labels = {row["volume"]: stored_labels(row.get("labels")) for row in volumes}
     announced = {volume: found for volume, found in labels.items() if found}
     return LabelBook(MappingProxyType(announced), tuple(held), frozenset(labels))
+
+
+def _is_in_force(row: Row, at_us: int | None) -> bool:
+    ended_us: int | None = row["ended_us"]
+    if at_us is None:
+        return ended_us is None
+    return bool(row["applied_us"] <= at_us) and (ended_us is None or ended_us > at_us)
 
 
 def stored_labels(value: Any) -> dict[str, str]:

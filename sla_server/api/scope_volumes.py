@@ -11,7 +11,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sla_server.agreements.selectors import matches
-from sla_server.agreements.volume_labels import LabelBook, label_book, volumes_in_scope
+from sla_server.agreements.volume_labels import KIND, LabelBook, label_book, volumes_in_scope
+from sla_server.rows import Row
 
 if TYPE_CHECKING:
     from sla_server.db.queries.pages import PageQueries
@@ -23,6 +24,9 @@ class LabelSource(Protocol):
     @property
     def pages(self) -> PageQueries:
         """Has the labels."""
+
+    def documents(self, kind: str | None = None, in_force: bool = False) -> list[Row]:
+        """Those that label volumes, in all versions."""
 
 
 class ScopeVolumes:
@@ -48,6 +52,7 @@ class ScopeVolumes:
         return matches(volume, self.of(row))
 
 
-def read_book(source: LabelSource) -> LabelBook:
-    """The labels of all volumes."""
-    return label_book(*source.pages.label_rows())
+def read_book(source: LabelSource, at_us: int | None = None) -> LabelBook:
+    """The labels of all volumes, now or by the documents of then; of agents what they announce now."""
+    announced, in_force = source.pages.label_rows()
+    return label_book(announced, in_force if at_us is None else source.documents(KIND), at_us)

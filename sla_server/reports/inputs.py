@@ -19,7 +19,7 @@ from sla_server.agreements.document import Agreement, Window
 from sla_server.agreements.periods import SECOND_US, RollingWindow, Span, period_bounds, to_local
 from sla_server.agreements.promise import InForce
 from sla_server.agreements.selectors import matches
-from sla_server.agreements.volume_labels import KIND, LabelBook, label_book
+from sla_server.agreements.volume_labels import LabelBook, label_book
 from sla_server.reports.errors import NothingToReport, PeriodTooLong
 from sla_server.reports.period import ReportPeriod, parse_period, period_at, usual_kind
 from sla_server.rows import Row
@@ -311,12 +311,7 @@ def _documents_by(rows: Iterable[Row], as_of_us: int) -> list[Row]:
 
 def _labels_by(reader: SqlReader, rows: Iterable[Row], as_of_us: int) -> LabelBook:
     """Labels by the documents of then; of agents it is known what they announce now."""
-    held = [
-        {**row, "ended_us": _ended_by(row["ended_us"], as_of_us)}
-        for row in rows
-        if row["kind"] == KIND and row["applied_us"] <= as_of_us
-    ]
-    return label_book(reader.pages.label_rows()[0], held)
+    return label_book(reader.pages.label_rows()[0], rows, as_of_us)
 
 
 def _ended_by(ended_us: int | None, as_of_us: int) -> int | None:

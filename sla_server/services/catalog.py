@@ -25,7 +25,7 @@ from sla_server.agreements import promise as compiler
 from sla_server.agreements import thresholds
 from sla_server.agreements.calendars import BUILT_IN
 from sla_server.agreements.difference import bounded, differences
-from sla_server.agreements.document import Agreement
+from sla_server.agreements.document import USE_SHORTER_SLICE, Agreement, never_in_service
 from sla_server.agreements.errors import AgreementsRefused, DocumentProblem
 from sla_server.agreements.load import Loaded
 from sla_server.agreements.maintenance import AnnouncedWork
@@ -35,6 +35,7 @@ from sla_server.agreements.volume_labels import LabelBook, Labels
 from sla_server.rows import Row, Rows
 from sla_server.services import notifications
 from sla_server.services import plans as documents
+from sla_server.services.cap_notes import other_caps, own_cap
 from sla_server.services.plans import Plans
 from sla_server.services.record_sender import RecordSender
 from sla_server.services.rows import audit_row, event_row
@@ -236,7 +237,8 @@ def apply(
             plans, made, answer = documents.apply(plans, loaded, who, now_us)
             rows += made
             other_rows.append(answer)
-    _check_calendars(agreed, plans)
+    _check_calendars(agreed, plans, now_us)
+    documents.check_hours(documents_given, catalog.items, plans, now_us)
     notifications.check(documents_given, plans)
     catalog = _with_plans(catalog, plans)
     applied: list[Row] = []
@@ -263,6 +265,7 @@ def apply(
     warnings = [text for loaded in agreed for text in _warnings(loaded.agreement, now_us)]
     volumes = catalog.volumes.union(*carried.values())
     warnings += _unseen(agreed, volumes, catalog.labels)
+    warnings += [text for each in agreed for text in own_cap(each.agreement, volumes, catalog.labels)]
     things: Mapping[str, Collection[str]] = {"agreements": by_name, "volumes": volumes}
     warnings += notifications.warnings(documents_given, plans, now_us, things)
     for answer in other_rows:
@@ -281,6 +284,7 @@ def apply(
     if problems:
         raise AgreementsRefused(problems)
     warnings += thresholds.warn_unmeasured(promised, known)
+    warnings += other_caps(new, items, known)
     after = replace(catalog, items=items, highest=MappingProxyType(highest))
     return Change(after, rows, applied, warnings)
 
@@ -295,26 +299,32 @@ def _with_plans(catalog: Catalog, plans: Plans) -> Catalog:
     return after.with_labels(replace(catalog.labels, documents=plans.labels))
 
 
-def _check_calendars(agreed: Iterable[Loaded], plans: Plans) -> None:
-    """Refuse agreements that name a calendar which is not there.
+def _check_calendars(agreed: Iterable[Loaded], plans: Plans, now_us: int) -> None:
+    """Refuse agreements that name a calendar which is not there, or in whose hours no slice begins.
 
     Raises:
-        AgreementsRefused: names those that are.
+        AgreementsRefused: names those that are there.
     """
     known = plans.calendar_names()
     problems = []
     for loaded in agreed:
-        hours = loaded.agreement.spec.service_hours
-        if hours is not None and hours.is_named and hours.calendar not in known:
-            problems.append(
-                DocumentProblem(
-                    loaded.line,
-                    "spec.service_hours.calendar",
-                    f"there is no calendar {hours.calendar!r}",
-                    f"Use one of {', '.join([*BUILT_IN, *known])}, or apply a Calendar document first",
-                    loaded.document.name,
-                )
-            )
+        spec = loaded.agreement.spec
+        hours = spec.service_hours
+        if hours is None or not hours.is_named:
+            continue
+        if hours.calendar not in known:
+            problem = f"there is no calendar {hours.calendar!r}"
+            fix = f"Use one of {', '.join([*BUILT_IN, *known])}, or apply a Calendar document first"
+            field = "spec.service_hours.calendar"
+            problems.append(DocumentProblem(loaded.line, field, problem, fix, loaded.document.name))
+            continue
+        for objective in spec.objectives:
+            length_s = objective.budgeting.slice_s
+            if not plans.begins_in_hours(spec, length_s, now_us):
+                field = f"spec.objectives.{objective.name}.budgeting.slice"
+                problem = never_in_service(length_s, f"in the hours of the calendar {hours.calendar!r}")
+                name = loaded.document.name
+                problems.append(DocumentProblem(loaded.line, field, problem, USE_SHORTER_SLICE, name))
     if problems:
         raise AgreementsRefused(problems)
 

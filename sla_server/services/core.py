@@ -360,6 +360,18 @@ class Services:
             self.record_sender.append(rows)
         return problems
 
+    def apply(self, catalog: Catalog, documents: Sequence[Loaded], who: str, now_us: int) -> catalogs.Change:
+        """``catalog.apply``, with what is said of throttles that were set by hand before.
+
+        Raises:
+            AgreementsRefused: nothing is applied.
+        """
+        change = catalogs.apply(catalog, documents, who, now_us, self.carried())
+        new = {row["name"] for row in change.applied if row["changed"] and "kind" not in row}
+        promised = [each for item in change.catalog.items if item.name in new for each in item.all_promises]
+        change.warnings.extend(self.controller.manual_causes.below(promised))
+        return change
+
     def _served(self) -> ServedVolumes:
         return ServedVolumes(self.controller.volumes_by_backend(), self.carried())
 

@@ -20,10 +20,12 @@ from pmdaemon.runtime.config import describe
 from sla_server.agreements import volume_labels
 from sla_server.agreements.calendars import CalendarDocument, CalendarInForce
 from sla_server.agreements.difference import bounded, differences
+from sla_server.agreements.document import Agreement, AgreementSpec, never_in_service
+from sla_server.agreements.errors import AgreementsRefused, DocumentProblem
 from sla_server.agreements.fields import Document
 from sla_server.agreements.load import KINDS, Loaded
 from sla_server.agreements.maintenance import AnnouncedWork, MaintenanceDocument
-from sla_server.agreements.periods import SECOND_US, period_bounds, unannounced_spans
+from sla_server.agreements.periods import SECOND_US, begins_in_service, period_bounds, unannounced_spans
 from sla_server.agreements.promise import InForce
 from sla_server.agreements.volume_labels import VolumeLabelsDocument, VolumeLabelsInForce
 from sla_server.events.routing import NOTIFICATION_KINDS, NotificationInForce
@@ -77,6 +79,13 @@ class Plans:
     def calendar_names(self) -> list[str]:
         """Calendars in force."""
         return sorted({item.name for item in self.calendars if item.ended_us is None})
+
+    def begins_in_hours(self, spec: AgreementSpec, slice_s: int, now_us: int) -> bool:
+        """Whether slices of this length begin in an agreement's service hours, by the calendar of now."""
+        hours = spec.service_hours
+        named = hours.calendar if hours is not None else ""
+        calendar = [each for each in self.calendars if each.name == named and each.ended_us is None]
+        return begins_in_service(hours, slice_s, now_us, spec.time_zone, calendar)
 
     def attach(self, item: InForce) -> InForce:
         """The agreement with the maintenance and the calendar that concern it."""
@@ -191,6 +200,34 @@ def apply(plans: Plans, loaded: Loaded, who: str, now_us: int) -> tuple[Plans, R
         event_row(event, "info", kind.lower(), name, words, now_us, {"version": version}),
     ]
     return plans, rows, {**applied, "version": version, "changed": True}
+
+
+def check_hours(given: Sequence[Loaded], items: Sequence[InForce], plans: Plans, now_us: int) -> None:
+    """Refuse calendars in whose hours no slice of an agreement in force would begin.
+
+    Args:
+        given: documents that are being applied.
+        items: agreements in force; those that are replaced are left out.
+        plans: with these documents.
+        now_us: wall clock.
+
+    Raises:
+        AgreementsRefused: names the first objective.
+    """
+    calendars = {each.document.name: each for each in given if isinstance(each.document, CalendarDocument)}
+    replaced = {each.document.name for each in given if isinstance(each.document, Agreement)}
+    for item in items if calendars else ():
+        spec = item.agreement.spec
+        loaded = calendars.get(spec.service_hours.calendar) if spec.service_hours is not None else None
+        if loaded is None or item.name in replaced:
+            continue
+        for objective in spec.objectives:
+            length_s = objective.budgeting.slice_s
+            if not plans.begins_in_hours(spec, length_s, now_us):
+                problem = f"{item.name}/{objective.name}: {never_in_service(length_s, 'in its hours')}"
+                fix = "Apply that agreement with shorter slices in the same file, or give longer hours"
+                name = loaded.document.name
+                raise AgreementsRefused([DocumentProblem(loaded.line, "spec.hours", problem, fix, name)])
 
 
 def _row(held: Held, text: str, who: str) -> Row:

@@ -251,7 +251,7 @@ class Requests:
         in_force = {item.name for item in catalog.items}
         if problems := self._desk.refusals(documents, in_force, now_us, is_trial=is_trial):
             raise AgreementsRefused(problems)
-        return catalogs.apply(catalog, documents, who, now_us, self._desk.carried())
+        return self._desk.apply(catalog, documents, who, now_us)
 
     def _delete(self, request: str, who: str, raw: Body, _now_us: int) -> None:
         name = AgreementDelete.model_validate(raw).name

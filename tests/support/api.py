@@ -279,8 +279,10 @@ def gold() -> dict[str, Any]:
         "name": "latency",
         "indicator": {"metric": "latency", "percentile": 95.0},
         "demand_curve": curve,
+        "budgeting": {"target": 0.995},
     }
-    spec = {"kind": "SLA", "spec": {"scope": {"volumes": ["erp-*"]}, "objectives": [objective]}}
+    agreed = {"scope": {"volumes": ["erp-*"]}, "priority": "gold", "objectives": [objective]}
+    spec = {"apiVersion": "storage-sla/v1", "kind": "SLA", "metadata": {"name": "erp-gold"}, "spec": agreed}
     return {"name": "erp-gold", "version": 2, "priority": "gold", "spec": spec, "ended_us": None}
 
 

@@ -16,6 +16,7 @@ from pmdaemon.wire.cut import OUTSTANDING_COLUMNS
 from pmdaemon.wire.histogram import BUCKETS, bucket_of_ns
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.rates import Rates
+from sla_server.agreements.promise import Promise
 from sla_server.db.queries.slice_inputs import SliceInputs
 from sla_server.db.schema import FAILED, LATE_SUMS
 from sla_server.events.routing import RoutingFile
@@ -300,6 +301,17 @@ class FakeFaults:
         self.restored |= reported
 
 
+class FakeManualCauses:
+    """What is said of throttles set by hand when something is applied: names of the promises, if any."""
+
+    def __init__(self) -> None:
+        self.is_below = False
+
+    def below(self, promises: Collection[Promise]) -> list[str]:
+        names = ", ".join("/".join(promise.key) for promise in promises)
+        return [f"by hand below {names}"] if self.is_below and names else []
+
+
 class FakeController:
     """Notes every call; ``decisions`` are returned by the next tick, ``view`` by snapshot."""
 
@@ -314,6 +326,7 @@ class FakeController:
         self.held: Rates | None = None
         self.refusal: tuple[str, str] | None = None
         self.group_refusal: tuple[int, str, str] | None = None
+        self.manual_causes = FakeManualCauses()
 
     def manual_effect(self, volume: str, *, client: str, **rates: float | None) -> ManualEffect:
         asked = Rates(rates.get("ops_per_s"), rates.get("bytes_per_s"), rates.get("cost_per_s"))

@@ -5,7 +5,7 @@ All of them read SQL; documents are applied and ended in ``write``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Final
 
 from flask import Request, Response
@@ -71,13 +71,17 @@ def _compared(rows: list[Row]) -> list[Row]:
 
 
 def sla_credits(context: AppContext, request: Request, name: str) -> Response:
-    """Compliance and credit of the current period and of those before it that SQL still has."""
+    """Compliance and credit of the current period and of those before it that SQL still has.
+
+    Of an agreement that has ended, of the period in which it did and of those before.
+    """
     count = responses.number(request, "periods", PERIODS_DEFAULT, least=1, most=CREDITS_MAX)
     versions = _versions(context, name)
     now_us = context.clock.unix_us()
     newest = _read(versions[-1])
     found: list[PeriodCredit] = []
-    for bounds in agreed_periods(windows_of(versions, newest), now_us, count):  # a rolling one ends now
+    last_us = last_agreed_us(versions[-1], now_us)
+    for bounds in agreed_periods(windows_of(versions, newest), last_us, count):  # a rolling one ends then
         held = [row for row in versions if row["applied_us"] < min(bounds[1], now_us + 1)]
         if not held:
             break
@@ -109,6 +113,12 @@ def _credit(context: AppContext, versions: list[Row], bounds: Span, now_us: int)
     return period_credit(agreement, newest["version"], sums, bounds, now_us, former)
 
 
+def last_agreed_us(row: Row, now_us: int) -> int:
+    """The last instant at which an agreement was in force, by its newest version: now, if it still is."""
+    ended_us: int | None = row.get("ended_us")
+    return now_us if ended_us is None else min(now_us, ended_us - 1)
+
+
 def windows_of(versions: list[Row], newest: Agreement) -> list[tuple[int, Window]]:
     """(from when in force, window) of the versions, oldest first; those of another release are left out."""
     found: list[tuple[int, Window]] = []
@@ -130,6 +140,15 @@ def _read(row: Row) -> Agreement:
     except ValidationError as exc:
         problem = f"version {row['version']} of {row['name']} was stored by another release"
         raise BadInput("name", f"{problem} and cannot be read", "Apply its document again") from exc
+
+
+def _readable(rows: Iterable[Row]) -> Iterator[Agreement]:
+    """Those of another release are left out: of what they promised nothing is known."""
+    for row in rows:
+        try:
+            yield Agreement.from_spec(row["spec"])
+        except ValidationError:
+            continue
 
 
 def _versions(context: AppContext, name: str) -> list[Row]:
@@ -202,7 +221,9 @@ def admission(context: AppContext, request: Request) -> Response:
     uses = [_use_of(row) for row in context.source.volumes()]
     newest = context.source.pages.policy_reports.newest()
     capacities = _capacities(newest.capacity() if newest else ())
-    found = admit(wanted, in_force, uses, capacities, read_book(context.source))
+    # What was promised when they were found: an agreement may have become stricter since, or have ended.
+    studied = list(_readable(context.source.agreements_at(newest.created_us))) if newest else None
+    found = admit(wanted, in_force, uses, capacities, read_book(context.source), studied)
     return responses.as_json({**found.as_dict(), "policy_version": newest.version if newest else None})
 
 

@@ -25,7 +25,7 @@ from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, NotFound
 from sla_server.api.filters import PROMISE_STATES, chosen
-from sla_server.api.handlers.documents import windows_of
+from sla_server.api.handlers.documents import last_agreed_us, windows_of
 from sla_server.api.handlers.read import (
     LiveObjectives,
     agreement_of,
@@ -183,7 +183,7 @@ def slice_hours(context: AppContext, request: Request, name: str) -> Response:
         problem = f"agreement {name!r} was stored by another release and cannot be read"
         raise NotFound(problem, "Apply it again: sla apply -f FILE") from exc
     now_us = context.clock.unix_us()
-    at_us = responses.number(request, "at_us", now_us, most=MAX_US)
+    at_us = responses.number(request, "at_us", last_agreed_us(row, now_us), most=MAX_US)
     if at_us > now_us:
         raise BadInput("at_us", "lies ahead of now", "Give a time that has passed, or none")
     windows = windows_of(context.source.agreement_versions(name) or [row], newest)

@@ -32,7 +32,7 @@ from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, NotFound, near_first
 from sla_server.api.filters import DECISION_KINDS, chosen
-from sla_server.api.handlers.documents import windows_of
+from sla_server.api.handlers.documents import last_agreed_us, windows_of
 from sla_server.api.handlers.live import feed_state
 from sla_server.api.live_view import EMPTY
 from sla_server.api.route import LIMIT_MAX, PREFIX
@@ -333,7 +333,10 @@ def asked_objective(context: AppContext, request: Request, row: Row) -> tuple[st
 
 
 def periods(context: AppContext, request: Request, name: str) -> Response:
-    """Compliance by period, from the stored slices: each counts as the version said that judged it."""
+    """Compliance by period, from the stored slices: each counts as the version said that judged it.
+
+    Of an agreement that has ended, from the period in which it did.
+    """
     most = responses.number(request, "limit", PERIODS_DEFAULT, least=1, most=PERIODS_MAX)
     row = agreement_of(context, name)
     wanted, terms = asked_objective(context, request, row)
@@ -350,7 +353,7 @@ def periods(context: AppContext, request: Request, name: str) -> Response:
     calendar = calendar_of(context, newest.spec.service_hours)
     windows = windows_of(context.source.agreement_versions(name) or [row], newest)
     items = []
-    for bounds in agreed_periods(windows, now_us, most, most):
+    for bounds in agreed_periods(windows, last_agreed_us(row, now_us), most, most):
         if bounds[1] > first["applied_us"]:
             window = next((one for from_us, one in reversed(windows) if from_us < bounds[1]), windows[-1][1])
             spec = newest.spec.model_copy(update={"window": window})

@@ -159,11 +159,11 @@ def _about_volume(context: AppContext, name: str, facts: Row, live: Row, modes: 
     backend = source.backend_of(name) or next(
         (row.get("backend") for row in live.get("volumes", ()) if row.get("volume") == name), None
     )
-    agreements, scopes = list(source.agreements_at(at_us)), _scopes(context)
+    agreements, scopes = list(source.agreements_at(at_us)), _scopes(context, facts)
     found: Row = {
         "backend": backend,
         "mode_here": modes.of(backend),
-        "own_modes": [] if throttles else _own_modes(context, agreements, backend, live),
+        "own_modes": [] if throttles else _own_modes(context, scopes, agreements, backend, live),
         "throttles": throttles,
         "decisions": decisions,
         "promises": [
@@ -173,7 +173,7 @@ def _about_volume(context: AppContext, name: str, facts: Row, live: Row, modes: 
             for promise in _promises(context, agreement, facts, live)
         ],
         "measured": _measured(context, name, facts, live),
-        "unexcused": _unexcused(context, [row for row in agreements if scopes.has(row, name)], at_us),
+        "unexcused": _unexcused(context, scopes, [row for row in agreements if scopes.has(row, name)], at_us),
         **_later(context, facts, volume=name),
     }
     helped = next((row for row in throttles if row["source"] == "control"), None)
@@ -213,13 +213,15 @@ def _throttles_on(context: AppContext, volumes: Sequence[str], at_us: int, live:
     return list(known.values())
 
 
-def _own_modes(context: AppContext, agreements: Sequence[Row], backend: str | None, live: Row) -> list[Row]:
+def _own_modes(
+    context: AppContext, scopes: ScopeVolumes, agreements: Sequence[Row], backend: str | None, live: Row
+) -> list[Row]:
     """Some of the agreements on a backend that have a mode of their own: {name, mode}."""
     own = [(row, mode) for row in agreements if (mode := _spec(row).get("control"))][:OWN_MOST]
     return [
         {"name": row["name"], "mode": mode}
         for row, mode in own
-        if backend in _backends_of(context, _volumes_of(context, row)[:COVERED_MOST], live)
+        if backend in _backends_of(context, _volumes_of(context, scopes, row)[:COVERED_MOST], live)
     ]
 
 
@@ -279,7 +281,8 @@ def _about_agreement(
         if objective in (None, promise["objective"])
     ]
     victims = [f"{name}/{promise['objective']}" for promise in promises]
-    volumes = _volumes_of(context, described)[:COVERED_MOST]
+    scopes = _scopes(context, facts)
+    volumes = _volumes_of(context, scopes, described)[:COVERED_MOST]
     backends = _backends_of(context, volumes, live)
     throttles = _throttles_for(context, victims, backends, at_us, modes, described) if victims else []
     found: Row = {
@@ -294,7 +297,7 @@ def _about_agreement(
             if _covers_client(described, row.get("client"))
         ],
         "volumes": volumes,
-        "unexcused": _unexcused(context, [described], at_us),
+        "unexcused": _unexcused(context, scopes, [described], at_us),
         "decisions": source.decisions(victims=victims, until_us=at_us, limit=DECISIONS) if victims else [],
         **(_later(context, facts, victims=victims) if victims else {}),
     }
@@ -421,18 +424,19 @@ def _spec(agreement: Row) -> Row:
     return found
 
 
-def _scopes(context: AppContext) -> ScopeVolumes:
-    """Volumes of agreements, by the labels that volumes have now."""
-    return ScopeVolumes(lambda: read_book(context.source))
+def _scopes(context: AppContext, facts: Row) -> ScopeVolumes:
+    """Volumes of agreements, by the labels that volumes have, or had at the time asked for."""
+    at_us = None if facts["is_now"] else facts["at_us"]
+    return ScopeVolumes(lambda: read_book(context.source, at_us))
 
 
-def _unexcused(context: AppContext, agreements: Sequence[Row], at_us: int) -> list[Row]:
+def _unexcused(context: AppContext, scopes: ScopeVolumes, agreements: Sequence[Row], at_us: int) -> list[Row]:
     """Maintenance that some of these agreements do not excuse, for want of notice."""
     asking = [row for row in agreements if asks_for_notice(row)][:NOTICE_MOST]
     if not asking:
         return []
     documents = context.source.documents("Maintenance")
-    found = (unexcused_work(row, documents, _volumes_of(context, row), at_us) for row in asking)
+    found = (unexcused_work(row, documents, _volumes_of(context, scopes, row), at_us) for row in asking)
     return [row for rows in found for row in rows]
 
 
@@ -442,9 +446,8 @@ def _covers_client(agreement: Row, client: str | None) -> bool:
     return not client or matches(client, scope.get("clients") or ("*",))
 
 
-def _volumes_of(context: AppContext, agreement: Row) -> list[str]:
+def _volumes_of(context: AppContext, scopes: ScopeVolumes, agreement: Row) -> list[str]:
     """Volumes in an agreement's scope: those named, and those that its patterns match."""
-    scopes = _scopes(context)
     named = [str(each) for each in scopes.of(agreement)]
     if not any(character in each for each in named for character in "*?["):
         return named

@@ -92,7 +92,7 @@ class Controller:
             settings, self.scopes, self.policy, self.tables, self.loops.controls, self._usage, self.planes
         )
         self._agreed = AgreedCaps(self.inventory, self.policy)
-        self._manual_causes = ManualCauses(settings, self.inventory, self.scopes, self.policy)
+        self.manual_causes = ManualCauses(settings, self.inventory, self.scopes, self.policy)
         self._excluded: dict[str, str] = {}
         self._ticked_ns = 0
         self._closing: dict[Key, int] = {}  # open episodes of promises that are kept, and when they close
@@ -485,7 +485,7 @@ class Controller:
         events, ended = self.faults.check(self.tables, now_ns)
         self.loops.faults_ended(ended)
         decisions = [*self._assess_promises(now_ns), *events]
-        decisions += self._manual_causes.check(now_ns)
+        decisions += self.manual_causes.check(now_ns)
         decisions += self.loops.run(now_ns, unix_us)
         plan = self.policy.decide(self.tables, now_ns, unix_us)
         self.loops.shut_gates(plan.waits, self.tables, now_ns)

@@ -11,17 +11,20 @@ thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import islice
 from typing import Final, NamedTuple
 
+from sla_server.agreements.promise import Promise
 from sla_server.explanation import words
 from sla_server.services.control.decisions import Decision, RaiseEvent
 from sla_server.services.control.inventory import BackendInventory
 from sla_server.services.control.loop_step import Report
+from sla_server.services.control.manual import effect
 from sla_server.services.control.policy_manager import PolicyManager
 from sla_server.services.control.scopes import Key, PromiseScope, PromiseScopes
 from sla_server.services.control.settings import ControlSettings
+from sla_server.services.control.targets import target_of
 from sla_server.services.control.throttle import Throttle
 from sla_server.services.control.victims import figures_of
 
@@ -90,20 +93,51 @@ class ManualCauses:
             self._reported[cause] = report
         return report is not None
 
+    def below(self, promises: Collection[Promise]) -> Iterator[str]:
+        """Throttles set by hand below what these promise, in words: those are not in force yet.
+
+        The other way round, a throttle below a promise that is in force, is refused (``manual``).
+        """
+        known = self._inventory.volumes()
+        for throttle in self._policy.layers["manual"].values():
+            held, total = self._policy.held(throttle), sum(throttle.weights.values())
+            broken = list[str]()
+            for volume in throttle.volumes:
+                share = held.scaled(throttle.weights[volume] / total) if throttle.group else held
+                target = target_of(volume, throttle.client)
+                covering = [promise for promise in promises if _is_held(promise, volume, throttle.client)]
+                sizes = [sum(promise.has_volume(name) for name in known) for promise in covering]
+                pairs = zip(covering, sizes, strict=True)
+                broken += effect(share, share, self._inventory.mean_cost_of(target), pairs).broken
+            if broken:
+                what, held_text = words.capped(throttle.row()), throttle.announced(self._policy.held)
+                yield (
+                    f"{what} is {held_text}, which is below what is promised for it: {'; '.join(broken)}. "
+                    "Its I/Os wait, and the wait counts. It ends with: "
+                    f"sla throttle release {_named(throttle)}"
+                )
+
     def _event(self, scope: PromiseScope, throttle: Throttle, now_ns: int) -> RaiseEvent:
         victim = self._inventory.victim(scope, now_ns)
-        what, release = words.capped(throttle.row()), f"--group {throttle.group}"
-        if not throttle.group:
-            client = f" --client {throttle.client}" if throttle.client else ""
-            release = f"{throttle.volume}{client}"
-        held = throttle.announced(self._policy.held)
+        what, held = words.capped(throttle.row()), throttle.announced(self._policy.held)
         text = (
             f"{figures_of(victim)}; {what} is {held}: I/Os of this promise wait for that. It ends with: "
-            f"sla throttle release {release}"
+            f"sla throttle release {_named(throttle)}"
         )
         severity = "critical" if victim.signal.u > 1 else "warning"
         details = {"backend": scope.backend, "throttle_id": throttle.throttle_id, "promise": victim.name}
         return RaiseEvent("unattributed", severity, "backend", scope.backend, text, details)
+
+
+def _named(throttle: Throttle) -> str:
+    """As the command line names it."""
+    if throttle.group:
+        return f"--group {throttle.group}"
+    return f"{throttle.volume} --client {throttle.client}" if throttle.client else throttle.volume
+
+
+def _is_held(promise: Promise, volume: str, client: str) -> bool:
+    return promise.covers(volume, client) if client else promise.has_volume(volume)
 
 
 def _slows_down(throttle: Throttle, scope: PromiseScope) -> bool:

@@ -88,6 +88,15 @@ def test_nothing_is_known_of_a_stricter_promise(changed: dict[str, float]) -> No
     assert "stricter" in found.backends[0].reasons[0]
 
 
+def test_a_capacity_is_of_the_promise_that_it_was_found_for_and_not_of_what_became_of_it() -> None:
+    """Edited to 2 ms since, it made 2 ms of another agreement a yes: the capacity was found for 12 ms."""
+    wanted = new(value_ms=2)
+    found = admit([wanted], [gold(value_ms=2)], VOLUMES, capacity(5000.0), studied=[gold()])
+    assert (found.answer, "stricter" in found.backends[0].reasons[0]) == ("unknown", True)
+    ended = admit([new()], [], VOLUMES, capacity(5000.0), studied=[gold()])
+    assert (ended.answer, ended.backends[0].reasons) == ("yes", []), "what was found goes on to hold"
+
+
 def test_without_a_capacity_the_reason_of_the_policy_is_given() -> None:
     found = admit([new()], [gold()], VOLUMES, capacity(None, "no limit is known"))
     assert (found.answer, found.backends[0].reasons) == ("unknown", ["gold/latency: no limit is known"])

@@ -540,6 +540,7 @@ VALUE_AND_LIMIT = [
      "spec.window.duration", 19, "500d", "400d"),
     ("window: {type: calendar, period: month, tz: Europe/Berlin}", "window: {type: rolling, duration: 1s}",
      "spec.window.duration", 19, "1s", "1m"),
+    ("slice: 1m", "slice: 1d", "spec.objectives[0].budgeting.slice", 17, "1d", "1m"),
 ]  # fmt: skip
 
 
@@ -570,6 +571,13 @@ def test_a_window_shorter_than_its_slice_that_is_stored_is_read() -> None:
     stored = agreement(FULL).spec_json()
     stored["spec"]["window"] = {"type": "rolling", "duration": "1s"}
     assert Agreement.from_spec(stored).spec.window.type == "rolling"
+
+
+def test_slices_that_begin_in_no_service_hours_are_read_where_they_are_stored() -> None:
+    """They were taken, and every one of them was excluded: nothing was ever judged."""
+    stored = agreement(FULL).spec_json()
+    stored["spec"]["objectives"][0]["budgeting"]["slice"] = "1d"
+    assert Agreement.from_spec(stored).spec.objectives[0].budgeting.slice_s == 86_400
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -199,6 +200,59 @@ def test_control_is_kept_as_an_annotation_and_said() -> None:
     assert "control" not in document["spec"]
     assert "annotation storage-sla/control" in unmapped
     assert "annotation team" in unmapped
+
+
+@pytest.mark.parametrize(
+    ("name", "objective"),
+    [
+        ("erp-gold", "latency"),
+        ("ERP_gold.v2@acme:1", "p95.reads"),
+        ("g" * 128, "l" * 128),
+        ("A-", "b_"),
+    ],
+)
+def test_names_of_an_export_are_those_that_openslo_takes(name: str, objective: str) -> None:
+    """Its own validator refuses all but RFC 1123 labels; capitals, dots, _ : @ were exported as they are."""
+    text = simple(name).replace("- name: latency", f"- name: {objective}")
+    (exported,) = to_openslo(agreement(text)).documents
+    spec = exported["spec"]
+    names = [exported["metadata"]["name"], spec["service"], spec["indicator"]["metadata"]["name"]]
+    assert [re.fullmatch("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", each) is not None for each in names] == [
+        True
+    ] * 3
+    document, _ = imported(json.loads(json.dumps(exported)))
+    assert document["metadata"]["name"] == f"{name}-{objective}"[:128].rstrip("_")
+
+
+def test_a_name_that_openslo_does_not_take_is_said_and_kept_as_an_annotation() -> None:
+    found = to_openslo(agreement(simple("ERP_gold")))
+    assert found.documents[0]["metadata"]["annotations"] == {"storage-sla/name": "ERP_gold-latency"}
+    assert [line for line in found.unmapped if "name" in line] == [
+        "ERP_gold/latency: its name, but for annotation storage-sla/name, which sla import reads"
+    ]
+    assert not any("name" in line for line in to_openslo(agreement(simple("gold"))).unmapped)
+
+
+def test_long_names_that_begin_alike_stay_apart() -> None:
+    objective = (
+        "  - {{name: {}, indicator: {{metric: latency, percentile: 95}}, demand_curve: [{{value_ms: 5}}], "
+    )
+    objective += "budgeting: {{target: 0.9}}}}\n"
+    text = simple("g" * 100) + objective.format("other")
+    names = [each["metadata"]["name"] for each in to_openslo(agreement(text)).documents]
+    assert len(set(names)) == 2
+    text = simple("gold") + objective.format("a_b") + objective.format("a.b")
+    names = [each["metadata"]["name"] for each in to_openslo(agreement(text)).documents]
+    assert len(set(names)) == 3
+
+
+def test_a_label_whose_key_openslo_does_not_take_is_listed() -> None:
+    text = simple().replace(
+        "metadata: {name: gold}", 'metadata: {name: gold, labels: {"my key": x, team: erp}}'
+    )
+    found = to_openslo(agreement(text))
+    assert found.documents[0]["metadata"]["labels"] == {"team": "erp"}
+    assert "gold: label my key" in found.unmapped
 
 
 def test_every_key_of_an_agreement_is_exported_or_listed() -> None:

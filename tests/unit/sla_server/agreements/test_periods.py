@@ -15,6 +15,7 @@ from tests.support.agreements import agreement, simple
 
 HOUR_US = 3_600_000_000
 DAY_US = 24 * HOUR_US
+DAY_S = 86_400
 BERLIN = "Europe/Berlin"
 
 
@@ -247,3 +248,25 @@ def test_the_hours_of_a_slice_and_those_of_a_period_are_the_same_hours(
     start, end, step = us(day) - DAY_US, us(day) + 2 * DAY_US, 60_000_000
     by_slices = sum(periods.in_service(found, at, tz) for at in range(start, end, step)) * step
     assert by_slices == periods.service_us(found, start, end, tz)
+
+
+@pytest.mark.parametrize(
+    ("hours", "slice_s", "tz", "fits"),
+    [
+        ({"calendar": "always"}, DAY_S, BERLIN, True),
+        ({"calendar": "business"}, DAY_S, BERLIN, False),
+        ({"calendar": "business"}, DAY_S, "America/New_York", False),
+        ({"calendar": "business"}, DAY_S, "Asia/Tokyo", True),  # 00:00 UTC is 09:00 there
+        ({"calendar": "business"}, DAY_S // 2, BERLIN, True),
+        ({"calendar": "business", "from": "08:00", "to": "09:00"}, 3600, BERLIN, True),
+        ({"calendar": "business", "from": "08:00", "to": "09:00"}, 7200, BERLIN, False),  # in summer alone
+        ({"calendar": "business", "from": "08:20", "to": "08:50"}, 3600, BERLIN, False),
+        ({"calendar": "business", "from": "08:20", "to": "08:50"}, 3600, "Asia/Kolkata", True),  # 03:00 UTC
+        ({"calendar": "business", "from": "08:20", "to": "08:21"}, 60, BERLIN, True),
+    ],
+)
+def test_slices_are_judged_if_some_begin_in_the_hours(
+    hours: dict[str, object], slice_s: int, tz: str, fits: bool
+) -> None:
+    found = ServiceHours.model_validate(hours)
+    assert periods.begins_in_service(found, slice_s, us("2026-01-01"), tz) is fits

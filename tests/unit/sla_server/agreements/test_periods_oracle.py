@@ -336,7 +336,7 @@ class Agreed:
         listed = ", ".join("{" + ", ".join(f'{k}: "{v}"' for k, v in each.items()) + "}" for each in keys)
         parts.append(f"windows: [{listed}]")
         return simple(
-            slice_text="5m",
+            slice_text="1m",
             extra=f"  window: {window}\n{self.service.text}  maintenance: {{{', '.join(parts)}}}\n",
         )
 

@@ -89,6 +89,7 @@ def versions_of(*slices_and_targets: tuple[str, float]) -> list[dict[str, Any]]:
     rows = []
     for number, (length, target) in enumerate(slices_and_targets, start=1):
         text = FULL.replace("slice: 1m, target: 0.995", f"slice: {length}, target: {target}")
+        text = text.replace("business", "always")  # in which no slice of a day begins
         left = len(slices_and_targets) - number
         row = {"name": "erp-gold", "version": number, "spec": agreement(text).spec_json(), "document": text}
         row |= {"applied_us": api.NOW_US - (left + 1) * HOUR_US, "priority": "gold", "applied_by": "ann"}
@@ -173,6 +174,31 @@ def test_an_edit_of_the_window_keeps_the_periods_that_ended_before_it(
     assert items[1]["end_us"] - items[1]["start_us"] == 31 * 24 * HOUR_US
     shown = web.get("/api/v1/slas/erp-gold/periods?limit=20").json["items"]
     assert len(shown) == len({(row["from_us"], row["to_us"]) for row in shown}) > 1
+
+
+@pytest.mark.parametrize("window", ["month", "rolling"])
+def test_of_an_agreement_that_has_ended_the_periods_end_with_it(
+    web: FlaskClient, source: api.FakeSource, monkeypatch: pytest.MonkeyPatch, window: str
+) -> None:
+    """After a year there were fourteen empty ones, and what it cost in its last was nowhere."""
+    (version,) = versions_of(("1m", 0.995))
+    ended_us = api.NOW_US - 200 * 24 * HOUR_US
+    version |= {"applied_us": ended_us - 20 * 24 * HOUR_US, "ended_us": ended_us}
+    if window == "rolling":
+        version["spec"]["spec"]["window"] = {"type": "rolling", "duration": "7d"}
+
+    def slice_sums(_name: str, _objective: str, from_us: int, to_us: int) -> list[dict[str, Any]]:
+        return [api.slice_sum("bad", 1, version=1)] if from_us < ended_us <= to_us + HOUR_US else []
+
+    monkeypatch.setattr(source, "slice_sums", slice_sums)
+    monkeypatch.setattr(source, "agreement_versions", lambda _name: [version])
+    monkeypatch.setattr(source, "agreement", lambda *_: version)
+    credit = web.get("/api/v1/slas/erp-gold/credits").json["items"][0]
+    assert (credit["start_us"] < ended_us <= credit["end_us"] + 1, credit["credit"]) == (True, 0.5)
+    assert credit["so_far"] is False
+    period = web.get("/api/v1/slas/erp-gold/periods").json["items"][0]
+    assert (period["from_us"] < ended_us <= period["to_us"] + 1, period["slices"]["bad"]) == (True, 1)
+    assert period["is_over"] is True
 
 
 def test_periods_without_slices_have_no_credit(
@@ -295,6 +321,25 @@ def test_admission_asks_nothing_of_services(
     assert (refused.status_code, refused.json["errors"][0]["field"]) == (422, "spec.priority")
     assert web.post("/api/v1/admission", data="", headers=bearer).status_code == 400
     assert mailbox.posted == []
+
+
+def test_admission_goes_by_what_was_promised_when_the_capacity_was_found(
+    web: FlaskClient, source: api.FakeSource, bearer: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def agreements_at(at_us: int, _name: str | None = None) -> Any:
+        asked.append(at_us)
+        return iter([{**source._agreement("erp-gold"), "spec": agreement(FULL).spec_json()}])
+
+    edited = FULL.replace("value_ms: 5", "value_ms: 0.5")
+    now = [{**source._agreement("erp-gold"), "spec": agreement(edited).spec_json()}]
+    monkeypatch.setattr(source, "agreements_at", agreements_at)
+    monkeypatch.setattr(source, "agreements", lambda *_: now)
+    strict = simple("new", volumes="batch", value_ms=0.5).replace("up_to_iops: 500", "up_to_iops: 1")
+    answer = web.post("/api/v1/admission", data=strict, headers=bearer).json
+    assert asked == [source.policies(1)[0]["created_us"]]
+    assert (answer["answer"], "stricter" in answer["backends"][0]["reasons"][0]) == ("unknown", True)
 
 
 def test_admission_before_the_first_policy_is_unknown(

@@ -66,6 +66,51 @@ def test_then_is_asked_of_sql_alone(web: FlaskClient, source: api.FakeSource, co
     assert (promise["state"], promise["live"], promise["slice"]["n"]) == ("good", None, 4_820)
 
 
+def test_then_an_agreement_is_about_the_volumes_that_had_its_labels_then(
+    web: FlaskClient, source: api.FakeSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was about those that have them now: one that lost its label had no promise then."""
+    row = source._agreement("erp-gold")
+    spec = {
+        **row["spec"]["spec"],
+        "scope": {"volumes": ["*"], "clients": ["*"], "volume_labels": "tier=gold"},
+    }
+    row = {**row, "spec": {**row["spec"], "spec": spec}}
+    hour_us = 3_600_000_000
+    text = "apiVersion: storage-sla/v1\nkind: VolumeLabels\nmetadata: {name: tiers}\n"
+    documents = []
+    for version, volume, from_us, ended_us in (
+        (1, "batch", NOW_US - 5 * hour_us, NOW_US - 4 * hour_us),
+        (2, "erp-db", NOW_US - 4 * hour_us, NOW_US - hour_us),
+        (3, "batch", NOW_US - hour_us, None),
+    ):
+        (loaded,) = load_documents(f"{text}spec: {{volumes: [{volume}], labels: {{tier: gold}}}}\n", 60)
+        documents.append(
+            {"kind": "VolumeLabels", "name": "tiers", "version": version, "spec": loaded.document.spec_json(),
+             "applied_us": from_us, "ended_us": ended_us}
+        )  # fmt: skip
+    source.labels = documents[-1:]
+    monkeypatch.setattr(source, "agreements_at", lambda *_about: iter([row]))
+    monkeypatch.setattr(source, "agreement", lambda *_about: row)
+    monkeypatch.setattr(
+        source, "documents", lambda kind=None, *_: documents if kind == "VolumeLabels" else []
+    )
+
+    def promised(volume: str, hours: float) -> bool:
+        at = f"?at_us={NOW_US - round(hours * hour_us)}" if hours else ""
+        return bool(web.get(f"/api/v1/why/{volume}{at}").json["facts"]["promises"])
+
+    def covered(hours: float) -> list[str]:
+        found: list[str] = web.get(f"/api/v1/why/erp-gold?at_us={NOW_US - round(hours * hour_us)}").json[
+            "facts"
+        ]["volumes"]
+        return found
+
+    assert [promised("erp-db", hours) for hours in (0, 0.5, 2, 4.5)] == [False, False, True, False]
+    assert [promised("batch", hours) for hours in (0, 0.5, 2, 4.5)] == [True, True, False, True]
+    assert [covered(hours) for hours in (0.5, 2, 4.5)] == [["batch"], ["erp-db"], ["batch"]]
+
+
 def test_a_slice_that_had_ended_by_then_does_not_say_how_it_was(
     web: FlaskClient, source: api.FakeSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:

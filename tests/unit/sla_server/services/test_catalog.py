@@ -10,7 +10,7 @@ from sla_server.agreements.errors import AgreementsRefused
 from sla_server.agreements.load import Loaded, load_documents
 from sla_server.services import catalog as catalogs
 from sla_server.services.catalog import Catalog
-from tests.support.agreements import FULL, maintenance_text, simple
+from tests.support.agreements import FULL, calendar_text, maintenance_text, simple
 from tests.support.services import START_US, FakeStore
 
 NOW = START_US
@@ -141,6 +141,26 @@ def test_warnings_name_short_notice() -> None:
     )
     (warning,) = catalogs.apply(Catalog(), docs(simple(extra=work)), "ann", NOW).warnings
     assert "2027-01-05" in warning
+
+
+def test_slices_of_which_none_begins_in_the_hours_of_a_calendar_are_refused() -> None:
+    calendar = calendar_text()
+    hours = "  service_hours: {calendar: bank}\n"
+    with pytest.raises(AgreementsRefused) as caught:
+        catalogs.apply(Catalog(), docs(calendar, simple(slice_text="1d", extra=hours)), "ann", NOW)
+    (problem,) = caught.value.problems
+    assert (problem.field, problem.document) == ("spec.objectives.latency.budgeting.slice", "gold")
+    assert "never in the hours of the calendar 'bank'" in problem.problem
+    change = catalogs.apply(Catalog(), docs(calendar, simple(slice_text="1h", extra=hours)), "ann", NOW)
+    assert len(change.catalog.items) == 1
+    short = calendar.replace('from: "08:00", to: "12:00"', 'from: "08:10", to: "08:50"')
+    short = short.replace('from: "13:00", to: "18:00"', 'from: "13:10", to: "13:50"')
+    with pytest.raises(AgreementsRefused) as caught:  # nor may the calendar be edited so
+        catalogs.apply(change.catalog, docs(short), "ann", NOW)
+    (problem,) = caught.value.problems
+    assert (problem.document, "gold/latency" in problem.problem) == ("bank", True)
+    both = catalogs.apply(change.catalog, docs(short, simple(extra=hours)), "ann", NOW)
+    assert [row["changed"] for row in both.applied] == [True, True]
 
 
 def test_agreements_read_from_sql_share_what_is_equal_and_are_what_was_applied() -> None:

@@ -447,6 +447,17 @@ def test_refusals_say_what_to_do(op: str, body: Any, code: int) -> None:
     assert all(error["problem"] for error in answer["body"]["errors"])
 
 
+def test_a_throttle_by_hand_below_what_is_applied_is_a_note_also_when_it_is_tried() -> None:
+    bench = Bench()
+    bench.controller.manual_causes.is_below = True
+    for request, dry_run in (("r1", True), ("r2", False), ("r3", False)):
+        bench.request("apply", {"documents": simple(), "dry_run": dry_run}, request)
+        bench.tick()
+        bench.confirm()
+    said = [answer["body"]["warnings"] for answer in bench.answers()]
+    assert said == [["by hand below gold/latency"], ["by hand below gold/latency"], []], "not of what stays"
+
+
 def test_a_manual_throttle_is_set_and_audited() -> None:
     bench = Bench()
     bench.message(Kind.GATEWAY, gateway())

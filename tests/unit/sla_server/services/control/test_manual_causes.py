@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from sla_server.agreements.promise import CurveStep, Promise
 from tests.support.worlds import A, B, Feeder, controller, events_of, promise, user, volume_class
 
 BACKOFF_S = 60
@@ -94,3 +96,34 @@ def test_in_mode_observe_it_is_named_as_well() -> None:
     seconds(fed, 4, 2.0)
     fed.controller.manual_set("t1", "gold", ops_per_s=50)
     assert len(named(seconds(fed, 10, 40.0))) == 1
+
+
+def bounded(volume: str) -> Promise:
+    """Up to 500 IOPS."""
+    return replace(promise(volume), curve=(CurveStep(500.0, 12_000),))
+
+
+def test_what_is_promised_while_a_throttle_stands_below_it_is_said() -> None:
+    """By hand below a promise asks for --force; a promise above what is set by hand was taken in silence."""
+    fed = world()
+    seconds(fed, 2, 2.0)
+    made, gold = fed.controller, bounded("gold")
+    assert not list(made.manual_causes.below([gold]))
+    made.manual_set("t1", "gold", ops_per_s=50, who="ann", reason="nightly copy")
+    (text,) = made.manual_causes.below([gold])
+    assert text.startswith("gold is throttled by hand to 50 IOPS by ann (nightly copy), which is below what ")
+    assert "promised for it: gold/latency (p95 within 12.0 ms up to 500 IOPS)" in text
+    assert text.endswith("It ends with: sla throttle release gold")
+    assert not list(made.manual_causes.below([bounded("greedy")])), "another volume"
+    assert not list(made.manual_causes.below([]))
+
+
+def test_of_a_group_each_volume_has_its_share() -> None:
+    fed = world()
+    seconds(fed, 2, 2.0)
+    made, weights = fed.controller, {"gold": 1.0, "greedy": 3.0}
+    made.manual_set("t1", "", ops_per_s=2_000, group="night", weights=weights)
+    assert not list(made.manual_causes.below([bounded("gold")]))
+    made.manual_set("t2", "", ops_per_s=1_900, group="night", weights=weights)
+    (text,) = made.manual_causes.below([bounded("gold")])
+    assert text.endswith("It ends with: sla throttle release --group night")
