@@ -150,7 +150,7 @@ class NotAlone(DbError):
             f"servers take over from each other on this database (that of node {server} acted last), and "  # noqa: S608
             "[cluster.takeover] enabled is not true here: both would write. Set it, with the nodes of the "
             "cluster in [cluster]. If all others were stopped for good, and this server goes on alone, run "
-            "'DELETE FROM fences' in the database first"
+            "\"UPDATE fences SET fence = 0 WHERE name = 'gateways'\" in the database first"
         )
 
 
