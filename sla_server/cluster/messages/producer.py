@@ -69,6 +69,7 @@ class Outgoing:
 
     Attributes:
         is_open: a try of it had no answer (``EngineLink.store``).
+        is_copy: of a message that was stored before (``EngineLink.copy_limit_bytes``).
         size_bytes: with its headers, which are in memory and at the destination as the payload is.
     """
 
@@ -78,6 +79,7 @@ class Outgoing:
     deadline: Deadline
     limit_s: float
     is_open: bool = False
+    is_copy: bool = False
     done: concurrent.futures.Future[str] = dataclasses.field(default_factory=concurrent.futures.Future)
     size_bytes: int = 0
 
@@ -228,6 +230,7 @@ class Outbox:
                 what=what,
                 limit_s=message.deadline.left_s(),
                 is_open=message.is_open,
+                is_copy=message.is_copy,
             )
             self._finish(message, None)
         except MessagesError as exc:

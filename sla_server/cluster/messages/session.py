@@ -33,15 +33,14 @@ from sla_server.cluster.messages.consumer import (
     CREDIT,
     CREDIT_BYTES,
     MAX_DELIVERIES,
-    ORIGIN,
-    REASON,
     Consumer,
+    headers_of_copy,
     run_handler,
 )
 from sla_server.cluster.messages.credit import ReceiveShares
 from sla_server.cluster.messages.errors import DestinationFull, DestinationMissing, PayloadTooLarge
 from sla_server.cluster.messages.feed import Received
-from sla_server.cluster.messages.fragments import FIRST_IDENTITY, MANIFEST, FragmentStore, fragments_identity
+from sla_server.cluster.messages.fragments import MANIFEST, FragmentStore, fragments_identity
 from sla_server.cluster.messages.identifiers import IdentifierSource
 from sla_server.cluster.messages.link import EngineLink
 from sla_server.cluster.messages.mirror_streams import mirror_name
@@ -505,19 +504,9 @@ class MessageSession:
             self.link.run(self.catalogue.get(names.DEAD_MESSAGES))
         except DestinationMissing:  # for accounts, which may make none, a node has
             self.link.run(self.catalogue.create(Destination(names.DEAD_MESSAGES, replicas=self._replicas)))
-        headers = {
-            key: value
-            for key, value in received.headers.items()
-            if not key.startswith("Nats-") and key != MARK  # the copy is visible whatever becomes of the mark
-        }
-        headers |= {
-            ORIGIN: received.destination,
-            REASON: " ".join(reason.split()),
-            FIRST_IDENTITY: fragments_identity(received),
-        }
-        identity = f"dead:{received.destination}:{received.identity}"
+        headers = headers_of_copy(received, reason, self.link.copy_limit_bytes)
         message = Outgoing(
-            identity, received.data, headers | {IDENTITY: identity}, Deadline(SEND_LIMIT_S), SEND_LIMIT_S
+            headers[IDENTITY], received.data, headers, Deadline(SEND_LIMIT_S), SEND_LIMIT_S, is_copy=True
         )
         self._outbox(names.DEAD_MESSAGES).add(message, wait=True)
         message.done.result()

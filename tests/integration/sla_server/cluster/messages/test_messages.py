@@ -27,6 +27,8 @@ from sla_server.cluster.messages.errors import (
     NotConfirmed,
     PayloadTooLarge,
 )
+from sla_server.cluster.messages.link import size_bytes
+from sla_server.cluster.messages.producer import IDENTITY
 from tests.support.cluster import LocalCluster
 
 LIMIT_S = 240.0
@@ -215,7 +217,7 @@ def test_a_slow_consumer_has_its_credit_and_stops_no_other(open_session: OpenSes
 def test_credit_in_bytes(open_session: OpenSession) -> None:
     """Two of the first size fit, and what is larger than all credit comes alone."""
     session = open_session()
-    session.create(small("heavy"))
+    session.create(Destination("heavy", max_bytes=8 << 20))
     producer = session.producer("heavy")
     for size in (3000, 3000, 3000, 20_000, 10):
         producer.send(bytes(size))
@@ -279,6 +281,25 @@ def test_dead_messages_have_origin_and_reason(open_session: OpenSession) -> None
     second.acknowledge()
     with pytest.raises(BadName, match="reserved"):
         session.producer("_DMQ")
+
+
+def test_the_largest_message_can_be_dead_and_sent_again(open_session: OpenSession) -> None:
+    session = open_session()
+    session.create(Destination("heavy", max_bytes=8 << 20))
+    most = bytes(session.link.limit_bytes - size_bytes(b"", {IDENTITY: "0" * 32}))
+    with pytest.raises(PayloadTooLarge):
+        session.producer("heavy").send(most + b"0")
+    session.producer("heavy").send(most)
+    consumer = session.consumer("heavy", "reader")
+    received = consumer.receive(LIMIT_S)
+    assert received is not None
+    received.reject("cannot be read " + "y" * 1000)
+    dead = session.consumer("_DMQ", "undertaker").receive(LIMIT_S)
+    assert dead is not None
+    assert dead.data == most
+    assert dead.headers["Sla-Reason"].startswith("cannot be read")
+    dead.acknowledge()
+    assert consumer.receive(0.5) is None
 
 
 def test_what_has_expired_is_dead(open_session: OpenSession) -> None:
