@@ -40,7 +40,7 @@ from sla_server.cluster.messages.consumer import (
 from sla_server.cluster.messages.credit import ReceiveShares
 from sla_server.cluster.messages.errors import DestinationFull, DestinationMissing, PayloadTooLarge
 from sla_server.cluster.messages.feed import Received
-from sla_server.cluster.messages.fragments import MANIFEST, FragmentStore, fragments_identity
+from sla_server.cluster.messages.fragments import EARLY, MANIFEST, FragmentStore, fragments_identity
 from sla_server.cluster.messages.identifiers import IdentifierSource
 from sla_server.cluster.messages.link import EngineLink
 from sla_server.cluster.messages.mirror_streams import mirror_name
@@ -315,25 +315,39 @@ class MessageSession:
         headers: Mapping[str, str] | None = None,
         *,
         expires_s: float | None = None,
+        early: bool = False,
     ) -> str:
         """Store a message of any size, read from ``source`` piece by piece; returns its identity (C8).
+
+        Args:
+            name: of the destination.
+            source: blocks until it has something, or ends.
+            headers: as of ``Producer.send``.
+            expires_s: likewise.
+            early: consumers are given it with its first fragments, and may read those before the last has
+                come (``fragments``); of a release that does not know this they find it damaged.
 
         Raises:
             DestinationFull: there is no room for its fragments, or for the message at the destination.
             NotConfirmed: perhaps stored.
-            OSError: of ``source``; no consumer sees anything of it.
+            OSError: of ``source``; no consumer sees anything of it, or with ``early`` that it has failed.
         """
         names.check_name(name)
         outbox, identity = self._outbox(name), str(self.identifiers.make())
-        own = checked_headers(headers) | expiry(expires_s)
-        manifest = self._fragments.store(identity, source)
-        message = Outgoing(
-            identity,
-            b"",
-            own | {IDENTITY: identity, MANIFEST: manifest.encode()},
-            Deadline(SEND_LIMIT_S),
-            SEND_LIMIT_S,
-        )
+        own = checked_headers(headers) | expiry(expires_s) | {IDENTITY: identity}
+
+        def message_of(manifest: str) -> Outgoing:
+            return Outgoing(identity, b"", own | {MANIFEST: manifest}, Deadline(SEND_LIMIT_S), SEND_LIMIT_S)
+
+        def announce() -> None:
+            message = message_of(EARLY)
+            outbox.add(message, wait=True)
+            message.done.result()
+
+        if early:
+            self._fragments.store_early(identity, source, announce)
+            return identity
+        message = message_of(self._fragments.store(identity, source).encode())
         try:
             outbox.add(message, wait=True)
         except ClusterError:  # it was not sent at all

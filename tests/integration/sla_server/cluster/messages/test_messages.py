@@ -434,3 +434,38 @@ def test_a_large_message_travels_in_fragments(cluster: LocalCluster, open_sessio
     with pytest.raises(FragmentsDamaged, match="not stored"):
         next(receiving.read_large(received))
     assert consumer.receive(0.5) is None
+
+
+class _HeldSource(io.BytesIO):
+    """Has its last bytes only when it is let go."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.go = threading.Event()
+        self._size = len(data)
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if self.tell() + (size or 0) >= self._size:
+            assert self.go.wait(LIMIT_S)
+        return super().read(size)
+
+
+def test_a_large_message_is_consumed_before_the_last_of_it_has_come(open_session: OpenSession) -> None:
+    sending, receiving = open_session("sending"), open_session("receiving")
+    sending.create(small("early-films"))
+    film = bytes(range(256)) * 20_000
+    source, sent = _HeldSource(film), list[str]()
+    thread = threading.Thread(
+        target=lambda: sent.append(sending.send_large("early-films", source, early=True))
+    )
+    thread.start()
+    received = receiving.consumer("early-films", "cinema").receive(LIMIT_S)
+    assert received is not None
+    pieces = receiving.read_large(received)
+    start = next(pieces)
+    assert sent == []
+    source.go.set()
+    assert start + b"".join(pieces) == film
+    thread.join(LIMIT_S)
+    assert sent == [received.identity]
+    receiving.acknowledge_large(received)
