@@ -39,7 +39,7 @@ from sla_server.cluster.node import Node
 from sla_server.cluster.server_facts import ServerFacts
 from sla_server.cluster.shared import NodeDocuments
 from sla_server.cluster.transaction_keeper import TransactionKeeper
-from sla_server.cluster.watch import WATCH_S, NodeWatch
+from sla_server.cluster.watch import WATCH_S, CertificateWatch, NodeWatch
 from sla_server.config import ResolvedConfig
 from sla_server.lease_file import LeaseState
 from sla_server.nodes_file import RunningNode, write_nodes
@@ -103,12 +103,12 @@ class NodeProcess:
             ends.callback(os.close, lock)
             ends.callback(self._pipe.close)
             ends.enter_context(copied(self._directory, self._clock))
-            node, watch, agent = self._prepared()
+            node, watch, agent, certificate = self._prepared()
             initialized()
             node.start()
             agent.start()
             try:
-                self._run(node, watch)
+                self._run(node, watch, certificate)
             finally:
                 log.info("cluster-stopping", reason=self._stop.reason)
                 try:
@@ -117,16 +117,17 @@ class NodeProcess:
                     stop_together([node.child], self._clock)
             return 0
 
-    def _run(self, node: Node, watch: NodeWatch) -> None:
+    def _run(self, node: Node, watch: NodeWatch, certificate: CertificateWatch) -> None:
         next_watch = Deadline(WATCH_S)
         while not wait_for_any(self._stop, [node.child], STEP_S):
             beat()
             self._keep_running(node)
             if next_watch.passed:
                 next_watch = Deadline(WATCH_S)
+                certificate.check()
                 watch.check()
 
-    def _prepared(self) -> tuple[Node, NodeWatch, NodeAgent]:
+    def _prepared(self) -> tuple[Node, NodeWatch, NodeAgent, CertificateWatch]:
         config = self._config
         member = membership.load(config, self._directory)
         found = engine.choose(config.engine, config.sync)
@@ -170,7 +171,8 @@ class NodeProcess:
         agent.add_task(MirrorKeeper(config.node, copies, self._clock).run)
         if self._runtime_dir is not None and config.takeover.enabled:
             self._add_lease(agent, self._runtime_dir, member.identity)
-        return node, NodeWatch(config, member, self._raise, self._publish_nodes), agent
+        certificate = CertificateWatch(config.node, member.tls, self._clock, self._raise)
+        return node, NodeWatch(config, member, self._raise, self._publish_nodes), agent, certificate
 
     def _publish_nodes(self, rows: Sequence[NodeRow]) -> None:
         if self._runtime_dir is not None:
