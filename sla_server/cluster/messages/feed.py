@@ -437,7 +437,8 @@ class DestinationFeed:
 
     def _deliver(self, message: nats.aio.msg.Msg) -> None:
         headers = message.headers or {}
-        identity = headers.get(IDENTITY) or f"{self.destination.stream}:{message.metadata.sequence.stream}"
+        identity = self.destination.own_identity(headers.get(IDENTITY, ""))
+        identity = identity or f"{self.destination.stream}:{message.metadata.sequence.stream}"
         self._ledger.deliver(size := size_bytes(message.data, headers))
         if identity in self._seen or identity in self._held:
             self.doubles += 1

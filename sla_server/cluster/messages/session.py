@@ -334,7 +334,8 @@ class MessageSession:
         """
         names.check_name(name)
         outbox, identity = self._outbox(name), str(self.identifiers.make())
-        own = checked_headers(headers) | expiry(expires_s) | {IDENTITY: identity}
+        known_as = outbox.destination.engine_identity(identity)
+        own = checked_headers(headers) | expiry(expires_s) | {IDENTITY: known_as}
 
         def message_of(manifest: str) -> Outgoing:
             return Outgoing(identity, b"", own | {MANIFEST: manifest}, Deadline(SEND_LIMIT_S), SEND_LIMIT_S)

@@ -122,6 +122,30 @@ def test_a_repeated_send_is_stored_once(open_session: OpenSession) -> None:
     assert consumer.receive(0.5) is None
 
 
+def test_a_message_that_goes_on_under_its_identity_is_stored_in_the_same_domain_too(
+    open_session: OpenSession,
+) -> None:
+    """So a program moves messages from queue to queue that nobody handles twice; a domain is one stream."""
+    session = open_session()
+    for name in ("way.raw", "way.checked"):
+        session.create(Destination(name, domain="way", max_bytes=1 << 20))
+    raw, checked = session.producer("way.raw"), session.producer("way.checked")
+    identity = raw.send(b"1")
+    assert raw.send(b"1", identity=identity) == identity
+    received = session.consumer("way.raw", "checker").receive(LIMIT_S)
+    assert received is not None
+    assert received.identity == identity
+    for _ in range(2):  # as after a death before the acknowledgement
+        assert checked.send(received.data, identity=received.identity) == identity
+    received.acknowledge()
+    consumer = session.consumer("way.checked", "reader")
+    moved = consumer.receive(5.0)
+    assert moved is not None
+    assert (moved.data, moved.identity) == (b"1", identity)
+    moved.acknowledge()
+    assert consumer.receive(0.5) is None
+
+
 def test_what_was_given_up_is_not_stored_at_the_next_node(
     cluster: LocalCluster, open_session: OpenSession
 ) -> None:
