@@ -50,7 +50,14 @@ from pmdaemon.reserve import raise_event
 from pmdaemon.wire.messages.server import Problem
 from sla_server.db import schema
 from sla_server.db.engine import begin, translated
-from sla_server.db.errors import DatabaseUnavailable, FenceLost, NotAlone, OtherCluster, ServerStandsBy
+from sla_server.db.errors import (
+    DatabaseUnavailable,
+    FenceLost,
+    NotAlone,
+    OtherCluster,
+    QueueCopied,
+    ServerStandsBy,
+)
 from sla_server.db.ingest.records import event_row
 from sla_server.db.upsert import upsert
 from sla_server.lease_file import LeaseFile
@@ -145,6 +152,7 @@ class Fence:
         Raises:
             FenceLost: a higher one was taken.
             OtherCluster: the lease is not this cluster's.
+            QueueCopied: the queue is a copy of that of another server.
             DatabaseUnavailable: come again.
         """
         with begin(engine) as connection:
@@ -156,6 +164,8 @@ class Fence:
             taken = found or (0, "", "")
             self._claim(connection, taken[1], now_us)
             self._refuse(taken)
+            if taken[2] == queue_id and taken[1] != self.server:
+                raise QueueCopied(self.server, taken[1])
             row = {
                 "name": NAME,
                 "fence": self.number,

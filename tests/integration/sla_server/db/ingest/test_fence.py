@@ -15,7 +15,7 @@ from sla_server.db import schema
 from sla_server.db.archive.store import LocalFiles
 from sla_server.db.backup import _Unfiled
 from sla_server.db.engine import begin, make_engine, translated
-from sla_server.db.errors import DatabaseUnavailable, FenceLost, NotAlone, OtherCluster
+from sla_server.db.errors import DatabaseUnavailable, FenceLost, NotAlone, OtherCluster, QueueCopied
 from sla_server.db.fence import FENCE_LOCK, NOT_ALONE, Fence, OthersWatch, check_alone, take_alone
 from sla_server.db.policies import open_policies
 from sla_server.db.queries.reader import SqlReader
@@ -288,7 +288,7 @@ def test_a_server_that_runs_alone_notices_that_another_one_has_begun_to_act(
     _leave_others(engine)
     watch.check(4)
     assert watch.problem is None
-    Fence(6, "n2").take(engine, "q1", 0, 0)
+    Fence(6, "n2").take(engine, "q2", 0, 0)
     watch.check(5)
     assert len(raised) == 2
     assert raised[0]["event_id"] != raised[1]["event_id"]
@@ -322,6 +322,19 @@ def test_a_new_queue_within_a_term_is_the_one_that_writes_from_then_on(database:
     Fence(5, "n1").take(engine, "q1", 0, 0)
     assert Fence(5, "n1").take(engine, "q2", 0, 0).refused == ()
     assert Fence(5, "n1").take(engine, "q2", 9, 0).refused == ()
+    engine.dispose()
+
+
+def test_a_machine_that_was_copied_with_its_queue_does_not_act_with_it(database: Any, tmp_path: Path) -> None:
+    """Cursors go by the queue's id: each of both would pass what only the other one has."""
+    engine = make_engine(database.config, tmp_path)
+    Fence(5, "n1").take(engine, "q1", 8, 0)
+    for _ in range(2):
+        with pytest.raises(QueueCopied, match="copy of that of node n1") as caught:
+            Fence(6, "n2").take(engine, "q1", 5, 0)
+        assert caught.value.exit_status == 78
+    Fence(7, "n2").take(engine, "q2", 0, 0)  # its own, made anew
+    Fence(8, "n1").take(engine, "q1", 8, 0)
     engine.dispose()
 
 
