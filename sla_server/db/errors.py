@@ -152,9 +152,9 @@ class QueueCopied(DbError):
         renamed = f"UPDATE fences SET server = '{node}' WHERE name = 'gateways'"  # noqa: S608
         super().__init__(
             f"the ingest queue of node {node} is a copy of that of node {server}, which acted last. A "
-            "machine that was copied needs a data directory of its own: stop this server, remove the queue's files "
-            f"here ('ingest' and 'ingest.index'; {server} has what is in them), and start it again. If node "
-            f'{server} was renamed to {node}, run "{renamed}" in the database first'
+            "machine that was copied needs a data directory of its own: stop this server, remove the files "
+            f"of its queue ('ingest' and 'ingest.index'; {server} has what is in them), and start it again. "
+            f'If node {server} was renamed to {node}, run "{renamed}" in the database first'
         )
 
 
