@@ -41,7 +41,9 @@ ORIGIN: Final = "Sla-Origin"
 REASON: Final = "Sla-Reason"
 CREDIT: Final = 100
 CREDIT_BYTES: Final = 16 << 20
-ACK_WAIT_S: Final = 10.0
+ACK_WAIT_S: Final = 20.0
+"""Longer than a failover (12 s) and what passes before and after it until the engine hears of what is held
+(``keep_s``). With less, what a living session holds may be handed to another one when a node dies."""
 MAX_DELIVERIES: Final = 10
 AGAIN_S: Final = (0.1, 60.0)
 """What a handler fails at comes again after the first; after twice as long each time, at most the last. Ten

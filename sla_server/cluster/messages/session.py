@@ -246,7 +246,8 @@ class MessageSession:
             credit_bytes: likewise of their bytes with headers. Both are less if the session has so many
                 destinations that its own limits are (``received_messages``).
             ack_wait_s: after the death of the session what it held is handed out again after this time, or
-                the longest that another consumer of the destination has asked for.
+                the longest that another consumer of the destination has asked for. With less than
+                ``ACK_WAIT_S`` also what a living session holds, when a node dies and elections take longer.
             max_deliveries: so often handed out without an acknowledgement, a message goes to ``_DMQ``.
         """
         return self._add_consumer(

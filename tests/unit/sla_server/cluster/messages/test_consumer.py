@@ -15,6 +15,7 @@ from nats.js.api import ConsumerConfig
 from pmdaemon.runtime.backoff import Backoff
 from sla_server.cluster.messages.catalogue import Destination, DestinationKind
 from sla_server.cluster.messages.consumer import (
+    ACK_WAIT_S,
     ORIGIN,
     REASON,
     Consumer,
@@ -31,12 +32,14 @@ from sla_server.cluster.messages.feed import (
     Seen,
     Visibility,
     engine_name,
+    keep_s,
     refusal_of,
 )
 from sla_server.cluster.messages.link import ANSWER_S, BATCH_BYTES, HEADERS_BYTES, EngineLink, size_bytes
 from sla_server.cluster.messages.mirror_streams import PROMOTED_LAST
 from sla_server.cluster.messages.names import Selector
 from sla_server.cluster.messages.producer import EXPIRES, IDENTITY
+from sla_server.cluster.messages.transaction import DECISION_S
 from sla_server.cluster.messages.transaction_records import Mark
 
 
@@ -161,6 +164,12 @@ class FakeConsumer:
 
     def add_ready_feed(self) -> None:
         self.ready_feeds += 1
+
+
+def test_what_is_held_is_kept_over_a_failover() -> None:
+    """The engine heard of it some time before, and hears of it again some time after the election."""
+    assert 2 * keep_s(ACK_WAIT_S) + DECISION_S < ACK_WAIT_S
+    assert keep_s(1.0) < 0.5  # some rounds may be late
 
 
 def feed_of(link: FakeLink, consumer: FakeConsumer, visibility: object = None) -> DestinationFeed:
