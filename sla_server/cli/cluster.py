@@ -23,6 +23,7 @@ from sla_server.cli.cluster_dmq import dmq
 from sla_server.cli.cluster_log import log
 from sla_server.cli.cluster_mirror import MIRRORS, mirror, mirror_json
 from sla_server.cli.cluster_node import ask, copies, print_answers, resolved
+from sla_server.cli.cluster_subscriber import subscriber
 from sla_server.cli.errors import BadUsage
 from sla_server.cli.formatting import Column, build, console
 from sla_server.cli.groups import Commands
@@ -76,6 +77,7 @@ cluster.add_command(account)
 cluster.add_command(dmq)
 cluster.add_command(log)
 cluster.add_command(mirror)
+cluster.add_command(subscriber)
 
 
 @cluster.command()

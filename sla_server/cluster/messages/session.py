@@ -26,7 +26,7 @@ from typing import BinaryIO
 
 from pmdaemon.runtime.clock import Deadline, SystemClock
 from sla_server.cluster.errors import ClusterError
-from sla_server.cluster.messages import mirrors, names
+from sla_server.cluster.messages import mirrors, names, subscribers
 from sla_server.cluster.messages.catalogue import Catalogue, Destination
 from sla_server.cluster.messages.consumer import (
     ACK_WAIT_S,
@@ -216,6 +216,24 @@ class MessageSession:
             mark = message.headers.get(MARK)
             if mark is None or self.link.run(self._register.is_committed(Mark.parse(mark))):
                 yield message
+
+    def subscribers_of(self, name: str) -> tuple[subscribers.SubscriberRow, ...]:
+        """Of a topic: who they are, and what waits for each.
+
+        Raises:
+            DestinationMissing, SubscriberRefused: there is no such topic.
+            NotConfirmed: the cluster has no majority.
+        """
+        return self.link.run(subscribers.rows(self.link, self.catalogue, name))
+
+    def end_subscriber(self, name: str, subscriber: str) -> subscribers.SubscriberRow:
+        """Have a topic keep nothing more for a subscriber that does not come back; what it was.
+
+        Raises:
+            DestinationMissing, SubscriberRefused: there is none, or a program receives as it now.
+            NotConfirmed: perhaps it has ended; repeat it.
+        """
+        return self.link.run(subscribers.end(self.link, self.catalogue, name, subscriber))
 
     def producer(self, name: str) -> Producer:
         """Of a destination; all of one session share its order and its window.

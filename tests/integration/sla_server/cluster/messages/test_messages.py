@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from pmdaemon.runtime.clock import Deadline
 from sla_server.cluster.messages import (
     BlockedBy,
     Consumer,
@@ -26,6 +28,7 @@ from sla_server.cluster.messages.errors import (
     FragmentsDamaged,
     NotConfirmed,
     PayloadTooLarge,
+    SubscriberRefused,
 )
 from sla_server.cluster.messages.link import size_bytes
 from sla_server.cluster.messages.producer import IDENTITY
@@ -217,6 +220,56 @@ def test_a_full_destination_refuses_and_goes_on(open_session: OpenSession) -> No
         except DestinationFull:
             continue
     assert numbers(consumer, 1) == [3]
+
+
+def test_a_subscriber_that_does_not_come_back_is_ended_and_its_topic_goes_on(
+    open_session: OpenSession,
+) -> None:
+    session = open_session()
+    session.create(small("weather", DestinationKind.TOPIC, max_messages=3))
+    session.create(small("a-queue"))
+    reader, gone = session.consumer("weather", "reader"), session.consumer("weather", "gone.for-good")
+    assert reader.wait_ready(1, LIMIT_S)
+    assert gone.wait_ready(1, LIMIT_S)
+    producer = session.producer("weather")
+    for number in range(3):
+        producer.send(b"%d" % number)
+    assert numbers(reader, 3) == [0, 1, 2]
+    with pytest.raises(SubscriberRefused, match="End it first"):
+        session.end_subscriber("weather", "reader")
+    gone.close()
+    with pytest.raises(DestinationFull):
+        producer.send(b"3")
+    there = {row.name: row.waiting + row.held for row in session.subscribers_of("weather")}
+    assert there == {"reader": 0, "gone.for-good": 3}
+    for name, subscriber in (("weather", "other"), ("a-queue", "gone.for-good")):
+        with pytest.raises(SubscriberRefused):
+            session.end_subscriber(name, subscriber)
+
+    def ended() -> bool:  # its last request may be open for some seconds
+        try:
+            session.end_subscriber("weather", "gone.for-good")
+        except SubscriberRefused:
+            return False
+        return True
+
+    deadline = Deadline(LIMIT_S)
+    while not ended():
+        assert not deadline.passed
+        time.sleep(0.2)
+    assert [row.name for row in session.subscribers_of("weather")] == ["reader"]
+
+    def has_room() -> bool:
+        try:
+            producer.send(b"3", limit_s=SEND_S)
+        except DestinationFull:  # for a second after a refusal nobody asks the engine
+            return False
+        return True
+
+    while not has_room():
+        assert not deadline.passed
+        time.sleep(0.2)
+    assert numbers(reader, 1) == [3]
 
 
 def test_a_slow_consumer_has_its_credit_and_stops_no_other(open_session: OpenSession) -> None:
