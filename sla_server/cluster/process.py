@@ -35,7 +35,7 @@ from sla_server.cluster.leases import ACTING, ClusterLease, LeaseKeeper, LeaseRe
 from sla_server.cluster.log_spool import LogSpool, copied
 from sla_server.cluster.log_stream import LogForwarder
 from sla_server.cluster.mirror_keeper import MirrorKeeper
-from sla_server.cluster.node import Node
+from sla_server.cluster.node import Node, check_store
 from sla_server.cluster.server_facts import ServerFacts
 from sla_server.cluster.shared import NodeDocuments
 from sla_server.cluster.transaction_keeper import TransactionKeeper
@@ -59,7 +59,8 @@ def run(config: ResolvedConfig, stop: Stop, *, is_alone: bool = False) -> int:
         is_alone: there is no server around it, so it wants no lease.
 
     Raises:
-        ClusterError: it has no credentials, there is no fit engine, or essential parameters differ.
+        ClusterError: it has no credentials, there is no fit engine, essential parameters differ, or what it
+            has stored alone would be removed.
         ServerRunning: another process has the node's directory.
     """
     assert config.cluster is not None  # the supervisor starts no such part without the table
@@ -130,6 +131,7 @@ class NodeProcess:
     def _prepared(self) -> tuple[Node, NodeWatch, NodeAgent, CertificateWatch]:
         config = self._config
         member = membership.load(config, self._directory)
+        check_store(config, self._directory)
         found = engine.choose(config.engine, config.sync)
         log.info("cluster-engine", path=str(found.path), version=found.text, reduced=found.reduced or None)
         if found.reduced:
