@@ -36,6 +36,7 @@ from sla_server.cluster.log_spool import LogSpool, copied
 from sla_server.cluster.log_stream import LogForwarder
 from sla_server.cluster.mirror_keeper import MirrorKeeper
 from sla_server.cluster.node import Node, check_store
+from sla_server.cluster.own_copies import OwnCopies
 from sla_server.cluster.server_facts import ServerFacts
 from sla_server.cluster.shared import NodeDocuments
 from sla_server.cluster.transaction_keeper import TransactionKeeper
@@ -171,6 +172,7 @@ class NodeProcess:
         agent.add_task(keeper.run)
         copies = min(config.replicas, len(config.peers) + 1)
         agent.add_task(MirrorKeeper(config.node, copies, self._clock).run)
+        agent.add_task(OwnCopies(config.node, copies).run)
         if self._runtime_dir is not None and config.takeover.enabled:
             self._add_lease(agent, self._runtime_dir, member.identity)
         certificate = CertificateWatch(config.node, member.tls, self._clock, self._raise)
