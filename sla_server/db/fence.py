@@ -164,7 +164,7 @@ class Fence:
             taken = found or (0, "", "")
             self._claim(connection, taken[1], now_us)
             self._refuse(taken)
-            if taken[2] == queue_id and taken[1] != self.server:
+            if taken[2] == queue_id and taken[1] not in ("", self.server):
                 raise QueueCopied(self.server, taken[1])
             row = {
                 "name": NAME,
@@ -286,8 +286,8 @@ def take_alone(engine: Engine, queue_id: str, newest_seq: int) -> FormerTerms:
             raise NotAlone(taken[1])
         if taken is not None and taken[2] not in ("", queue_id):
             _refuse_rest(connection, queue_id, newest_seq)
-            own = update(schema.fences).where(schema.fences.c.name == NAME).values(queue=queue_id)
-            connection.execute(own)
+            own = update(schema.fences).where(schema.fences.c.name == NAME)
+            connection.execute(own.values(queue=queue_id, server=""))  # alone, it has no name of a node
         return _former_terms(connection, queue_id)
 
 

@@ -266,6 +266,9 @@ def test_whoever_goes_on_alone_or_comes_after_it_refuses_what_others_have_had(
         assert (former.refused, former.newest_seq) == (((0, 4),), 4)
     assert take_alone(engine, "q2", 6).refused == ((0, 4),)  # what it has got since is its own
     assert Fence(6, "n1").take(engine, "q1", 7, 0).refused == ((0, 7),)
+    _leave_others(engine)
+    take_alone(engine, "q2", 6)
+    assert Fence(7, "n2").take(engine, "q2", 8, 0).refused == ((0, 6),)  # one of several again, with its own
     engine.dispose()
 
 
