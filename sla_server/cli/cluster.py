@@ -23,6 +23,7 @@ from sla_server.cli.cluster_dmq import dmq
 from sla_server.cli.cluster_log import log
 from sla_server.cli.cluster_mirror import MIRRORS, mirror, mirror_json
 from sla_server.cli.cluster_node import ask, copies, print_answers, resolved
+from sla_server.cli.cluster_subscriber import subscriber
 from sla_server.cli.errors import BadUsage
 from sla_server.cli.formatting import Column, build, console
 from sla_server.cli.groups import Commands
@@ -76,6 +77,7 @@ cluster.add_command(account)
 cluster.add_command(dmq)
 cluster.add_command(log)
 cluster.add_command(mirror)
+cluster.add_command(subscriber)
 
 
 @cluster.command()
@@ -93,12 +95,18 @@ def init() -> None:
 @click.argument("node")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 def invite(node: str, file: Path) -> None:
-    """Write FILE, with which NODE becomes a member. It is a secret: carry it safely, then delete it."""
+    """Write FILE, with which NODE becomes a member. It is a secret: carry it safely, then delete it.
+
+    For a node that is one, this one too, it has a new certificate: 'sla cluster join --again' there.
+    """
     config, own, directory = resolved()
     text = membership.invitation(own, directory, authority_of(config), node)
     if file.exists():
         raise BadUsage(f"{file} exists; choose another name, or delete it first")
     write_whole(file, text)
+    if node == own.node:
+        click.echo(f"{file} written, mode 0600. Here: sla cluster join --again {file}; then restart the node")
+        return
     click.echo(f"{file} written, mode 0600. On {node}: sla cluster join {file.name}")
     click.echo(f"The table of {node} must list this node:\n")
     host = parse_address(own.listen)[0]

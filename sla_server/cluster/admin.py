@@ -25,7 +25,8 @@ from typing import Any, Final, TypeVar
 import nats
 import nats.errors
 from nats.aio.client import Client
-from nats.js.api import StreamInfo
+from nats.js import JetStreamManager
+from nats.js.api import ConsumerInfo, StreamInfo
 from nats.js.errors import ServiceUnavailableError
 
 from pmdaemon.pki import contexts
@@ -49,7 +50,7 @@ HAND_OVER_S: Final = 30.0
 ELECTION_S: Final = 15.0
 LEFT_OVER_S: Final = 40.0
 """For the engine that a killed process of this node has left to end; to stop it takes 30 s at most."""
-MOST_STREAMS: Final = 256  # in one answer of the engine
+MOST_STREAMS: Final = 256  # in one answer of the engine, or as many consumers
 PING: Final = "$SYS.REQ.SERVER.PING"
 META_STEPDOWN: Final = "$JS.API.META.LEADER.STEPDOWN"
 STREAM_LIST: Final = "$JS.API.STREAM.LIST"
@@ -376,7 +377,7 @@ class Admin:
             if stream.leader == node:
                 led.append(f"{STREAM_STEPDOWN}.{stream.name}")
             with _translated(f"listing consumers of {stream.name}"):
-                consumers = await manager.consumers_info(stream.name)
+                consumers = await all_consumers(manager, stream.name)
             led += [
                 f"{CONSUMER_STEPDOWN}.{stream.name}.{consumer.name}"
                 for consumer in consumers
@@ -504,6 +505,16 @@ def node_row(answer: dict[str, Any]) -> NodeRow:
         is_storing=is_storing,
         server=ServerFacts.of_tags(tags),
     )
+
+
+async def all_consumers(manager: JetStreamManager, stream: str) -> list[ConsumerInfo]:
+    """Of a stream, however many answers of the engine that takes."""
+    found: list[ConsumerInfo] = []
+    while True:
+        more = await manager.consumers_info(stream, offset=len(found))
+        found += more
+        if len(more) < MOST_STREAMS:
+            return found
 
 
 def stream_row(info: StreamInfo, alone: str = "") -> StreamRow:

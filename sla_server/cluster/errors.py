@@ -7,6 +7,7 @@ SlaError (pmdaemon.errors)
     ├── NotAMember          this machine has no credentials of the cluster: init or join first
     ├── BadInvitation       the file given to ``sla cluster join`` is none, or of another cluster
     ├── EssentialsDiffer    essential parameters differ from those of a running node (C14)
+    ├── StoredAlone         what a node has stored by itself would be removed among others
     ├── BadAccount          an account cannot have this name or these roles
     ├── BadParameter        an acquirable parameter cannot have the value that it was given
     ├── DocumentDamaged     a file with parameters or accounts of the cluster cannot be read
@@ -16,7 +17,7 @@ SlaError (pmdaemon.errors)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pmdaemon.errors import SlaError
@@ -89,6 +90,25 @@ class EssentialsDiffer(ClusterError):
         super().__init__(
             f"essential parameters differ from those of {other}: {named}. Give this node the same values in "
             "[cluster], or stop all nodes and change them everywhere"
+        )
+
+
+class StoredAlone(ClusterError):
+    """A node has stored streams without others, and is to be one of several now.
+
+    Attributes:
+        streams: their names.
+    """
+
+    exit_status = 78
+
+    def __init__(self, node: str, store: Path, streams: Sequence[str]) -> None:
+        self.streams = tuple(streams)
+        super().__init__(
+            f"node {node} has stored by itself, without [[cluster.peers]]: {', '.join(streams)}. An engine "
+            "that becomes one of several removes what it has stored so, after half a minute. To have it "
+            f"consumed first, start the node without peers. Then, or to do without it, move {store} away and "
+            "start again"
         )
 
 

@@ -111,7 +111,9 @@ def init(config: ClusterConfig, directory: Path, authority: Authority) -> None:
 
 
 def invitation(config: ClusterConfig, directory: Path, authority: Authority, node: str) -> str:
-    """The text of the file for another node, which must be one of ``peers``.
+    """The text of the file for another node, which must be one of ``peers``, or of this one.
+
+    This one takes it with ``again``: how else would the machine that has the authority renew its certificate.
 
     Raises:
         ClusterRefused: it is not listed.
@@ -120,12 +122,15 @@ def invitation(config: ClusterConfig, directory: Path, authority: Authority, nod
     """
     member = load(config, directory)
     peer = next((peer for peer in config.peers if peer.name == node), None)
-    if peer is None:
+    if node == config.node:
+        hosts = _hosts(config)
+    elif peer is not None:
+        hosts = [parse_address(address)[0] for address in (peer.listen, peer.routes)]
+    else:
         known = ", ".join(sorted(peer.name for peer in config.peers)) or "none"
         raise ClusterRefused(
             f"{node} is not listed in [[cluster.peers]] (listed: {known}). Add it there with its addresses"
         )
-    hosts = [parse_address(address)[0] for address in (peer.listen, peer.routes)]
     document = {
         "kind": KIND,
         "cluster": config.name,

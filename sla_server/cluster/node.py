@@ -7,7 +7,8 @@
       accounts.json       accounts with their roles and sealed secrets, mode 0600
       destinations.json   destinations that accounts may have to do with, as last seen
       engine.conf         written at each start and each change of those, mode 0600
-      jetstream/          what the engine stores; only it reads and writes there
+      jetstream/          what the engine stores; only it reads and writes there, but for ``alone``: empty,
+                          the engine has run without others
 
 SIGTERM stops the engine in order: it hands over what it leads and syncs. SIGKILL loses nothing that was
 acknowledged with ``sync = "always"``.
@@ -33,6 +34,7 @@ from pmdaemon.runtime.stop import ParentPipe
 from sla_server.cluster import access, parameters, server_conf
 from sla_server.cluster.config import ClusterConfig
 from sla_server.cluster.engine import Engine
+from sla_server.cluster.errors import StoredAlone
 from sla_server.cluster.server_conf import Secrets, TlsFiles
 from sla_server.cluster.server_facts import ServerFacts
 
@@ -40,6 +42,10 @@ ENGINES: Final = ChildKind("engine", max_wait_s=10.0, healthy_s=30.0, stop_s=30.
 """To stop, the engine hands over what it leads and syncs; that waits for the disk."""
 CONF: Final = "engine.conf"
 STORE: Final = "jetstream"
+ALONE: Final = "alone"
+_STREAMS: Final = Path("jetstream/SLA/streams")
+_AMONG_OTHERS: Final = Path("jetstream/SYS/_js_/_meta_")
+"""Where an engine that is one of several keeps what all of them know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,3 +137,31 @@ class Node:
     def url(self) -> str:
         """Where the product's clients connect, with its secret: for programs, never for a log."""
         return f"nats://{access.PRODUCT_USER}:{self._secrets.product}@{self.config.listen}"
+
+
+def check_store(config: ClusterConfig, directory: Path) -> None:
+    """See that a node which becomes one of several has stored nothing alone; note if it runs alone.
+
+    To the engine that is another kind of store: what the others do not know of is an orphan, which it removes
+    soon after the start, messages and all.
+
+    Args:
+        config: of the node.
+        directory: likewise.
+
+    Raises:
+        StoredAlone: it has.
+        OSError: the store cannot be read or written.
+    """
+    store = directory / STORE
+    mark = store / ALONE
+    if not config.peers:
+        make_directory(directory, 0o700)
+        make_directory(store, 0o700)
+        write_whole(mark, "", synced=True)
+        return
+    folder = store / _STREAMS
+    streams = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+    if streams and (mark.exists() or not (store / _AMONG_OTHERS).exists()):
+        raise StoredAlone(config.node, store, streams)
+    mark.unlink(missing_ok=True)

@@ -35,11 +35,12 @@ from sla_server.cluster.leases import ACTING, ClusterLease, LeaseKeeper, LeaseRe
 from sla_server.cluster.log_spool import LogSpool, copied
 from sla_server.cluster.log_stream import LogForwarder
 from sla_server.cluster.mirror_keeper import MirrorKeeper
-from sla_server.cluster.node import Node
+from sla_server.cluster.node import Node, check_store
+from sla_server.cluster.own_copies import OwnCopies
 from sla_server.cluster.server_facts import ServerFacts
 from sla_server.cluster.shared import NodeDocuments
 from sla_server.cluster.transaction_keeper import TransactionKeeper
-from sla_server.cluster.watch import WATCH_S, NodeWatch
+from sla_server.cluster.watch import WATCH_S, CertificateWatch, NodeWatch
 from sla_server.config import ResolvedConfig
 from sla_server.lease_file import LeaseState
 from sla_server.nodes_file import RunningNode, write_nodes
@@ -59,7 +60,8 @@ def run(config: ResolvedConfig, stop: Stop, *, is_alone: bool = False) -> int:
         is_alone: there is no server around it, so it wants no lease.
 
     Raises:
-        ClusterError: it has no credentials, there is no fit engine, or essential parameters differ.
+        ClusterError: it has no credentials, there is no fit engine, essential parameters differ, or what it
+            has stored alone would be removed.
         ServerRunning: another process has the node's directory.
     """
     assert config.cluster is not None  # the supervisor starts no such part without the table
@@ -103,12 +105,12 @@ class NodeProcess:
             ends.callback(os.close, lock)
             ends.callback(self._pipe.close)
             ends.enter_context(copied(self._directory, self._clock))
-            node, watch, agent = self._prepared()
+            node, watch, agent, certificate = self._prepared()
             initialized()
             node.start()
             agent.start()
             try:
-                self._run(node, watch)
+                self._run(node, watch, certificate)
             finally:
                 log.info("cluster-stopping", reason=self._stop.reason)
                 try:
@@ -117,18 +119,20 @@ class NodeProcess:
                     stop_together([node.child], self._clock)
             return 0
 
-    def _run(self, node: Node, watch: NodeWatch) -> None:
+    def _run(self, node: Node, watch: NodeWatch, certificate: CertificateWatch) -> None:
         next_watch = Deadline(WATCH_S)
         while not wait_for_any(self._stop, [node.child], STEP_S):
             beat()
             self._keep_running(node)
             if next_watch.passed:
                 next_watch = Deadline(WATCH_S)
+                certificate.check()
                 watch.check()
 
-    def _prepared(self) -> tuple[Node, NodeWatch, NodeAgent]:
+    def _prepared(self) -> tuple[Node, NodeWatch, NodeAgent, CertificateWatch]:
         config = self._config
         member = membership.load(config, self._directory)
+        check_store(config, self._directory)
         found = engine.choose(config.engine, config.sync)
         log.info("cluster-engine", path=str(found.path), version=found.text, reduced=found.reduced or None)
         if found.reduced:
@@ -168,9 +172,11 @@ class NodeProcess:
         agent.add_task(keeper.run)
         copies = min(config.replicas, len(config.peers) + 1)
         agent.add_task(MirrorKeeper(config.node, copies, self._clock).run)
+        agent.add_task(OwnCopies(config.node, copies).run)
         if self._runtime_dir is not None and config.takeover.enabled:
             self._add_lease(agent, self._runtime_dir, member.identity)
-        return node, NodeWatch(config, member, self._raise, self._publish_nodes), agent
+        certificate = CertificateWatch(config.node, member.tls, self._clock, self._raise)
+        return node, NodeWatch(config, member, self._raise, self._publish_nodes), agent, certificate
 
     def _publish_nodes(self, rows: Sequence[NodeRow]) -> None:
         if self._runtime_dir is not None:

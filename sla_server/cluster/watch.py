@@ -1,4 +1,4 @@
-"""What a running node watches of itself: nodes that started together with it, and whether it still stores.
+"""What a running node watches of itself: whether it differs from others, stores, and may still connect.
 
 Nodes that start at the same time find no other to compare their essential parameters with (``process``), so
 they are compared again while they run. Who differs from most of the nodes ends; among as many, those stay
@@ -6,27 +6,37 @@ that have the first name. Without a majority it is decided only when all nodes a
 
 An engine that cannot write turns its storage off and goes on without: the cluster goes on with the others,
 and nobody would know. It is reported once, and again when it has come back meanwhile.
+
+A certificate ends by its date, and nothing renews it. Connections outlive it, the next ones are refused: the
+nodes of a cluster are often made on one day, and would lose each other on one day, with the lease of the
+acting server. So it is reported once a day, from ``CERTIFICATE_LEFT_S`` before on (``CertificateWatch``).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Final
 
 import structlog
 
+from pmdaemon.runtime.clock import Clock
 from sla_server.cluster import essentials
 from sla_server.cluster.admin import Admin, NodeRow
 from sla_server.cluster.config import ClusterConfig
 from sla_server.cluster.errors import ClusterRefused, ClusterUnreachable
 from sla_server.cluster.membership import Membership
+from sla_server.cluster.server_conf import TlsFiles
 
 log = structlog.get_logger("cluster")
 WATCH_S: Final = 10.0
 ANSWER_S: Final = 2.0
 LIMIT_S: Final = 5.0
 """For a whole round: a stop of the process waits for it at most."""
+CERTIFICATE_S: Final = 86_400.0
+CERTIFICATE_LEFT_S: Final = 30 * 86_400.0
+"""Or a third of its life, if that is less."""
 Report = Callable[[str, str, str], None]
 """Kind of an event, severity, text."""
 
@@ -103,6 +113,51 @@ class NodeWatch:
     async def _ask(self) -> tuple[NodeRow, ...]:
         async with Admin(self._config, self._member, [self._config.listen]) as asker:
             return await asker.nodes(ANSWER_S)
+
+
+class CertificateWatch:
+    """The certificate with which this node was started; see the module.
+
+    Args:
+        node: its name.
+        tls: its files; None: it needs none.
+        clock: server time.
+        report: what to do with an event.
+
+    Raises:
+        ValueError: the file holds no certificate.
+        OSError: it cannot be read.
+    """
+
+    def __init__(self, node: str, tls: TlsFiles | None, clock: Clock, report: Report) -> None:
+        self._node = node
+        self._clock = clock
+        self._report = report
+        self._due_ns = 0
+        self._begins_us = self._ends_us = 0
+        if tls is not None:
+            from pmdaemon.pki.certificates import certificate_in, unix_us
+
+            found = certificate_in(tls.certificate.read_bytes())
+            self._begins_us = unix_us(found.not_valid_before_utc)
+            self._ends_us = unix_us(found.not_valid_after_utc)
+
+    def check(self) -> None:
+        """Report it once a day, when there is reason to."""
+        now_us, now_ns = self._clock.unix_us(), self._clock.monotonic_ns()
+        least_us = min(CERTIFICATE_LEFT_S * 1e6, (self._ends_us - self._begins_us) / 3)
+        if not self._ends_us or now_ns < self._due_ns or self._ends_us - now_us > least_us:
+            return
+        self._due_ns = now_ns + round(CERTIFICATE_S * 1e9)
+        is_over = self._ends_us <= now_us
+        text = (
+            f"the certificate of node {self._node} of the cluster {'has ended' if is_over else 'ends'} on "
+            f"{datetime.fromtimestamp(self._ends_us / 1e6, UTC):%Y-%m-%d %H:%M} UTC; no connection is made "
+            f"with it {'any more' if is_over else 'after that'}. Where the authority is: sla cluster invite "
+            f"{self._node} FILE; on {self._node}: sla cluster join --again FILE, then restart the node"
+        )
+        log.error("cluster-certificate-ends", node=self._node, until_us=self._ends_us)
+        self._report("cluster-certificate-ends", "critical" if is_over else "warning", text)
 
 
 def outvoted(node: str, parameters: Mapping[str, Mapping[str, str]], members: int) -> str:

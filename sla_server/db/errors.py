@@ -9,6 +9,7 @@
         ├── FenceLost              another server writes here now; nothing was written
         ├── ServerStandsBy         a command that writes was given to a server that does not act
         ├── OtherCluster           the lease of this database is another cluster's
+        ├── QueueCopied            this server's ingest queue is a copy of another server's
         ├── NotAlone               several servers use this database, and the file says that one does
         ├── SnapshotGone           rows of a snapshot cannot be read any more, or not from here
         ├── NoRightToPublish       the policy job's role lacks its rights; says which script grants them
@@ -135,6 +136,28 @@ class OtherCluster(DbError):
         )
 
 
+class QueueCopied(DbError):
+    """The ingest queue has another server's id, as on a machine that was copied with its data directory.
+
+    Cursors in the database go by that id: each of the two would take the other's for its own.
+
+    Attributes:
+        server: the node whose queue it is.
+    """
+
+    exit_status = 78  # EX_CONFIG of sysexits
+
+    def __init__(self, node: str, server: str) -> None:
+        self.server = server
+        renamed = f"UPDATE fences SET server = '{node}' WHERE name = 'gateways'"  # noqa: S608
+        super().__init__(
+            f"the ingest queue of node {node} is a copy of that of node {server}, which acted last. A "
+            "machine that was copied needs a data directory of its own: stop this server, remove the files "
+            f"of its queue ('ingest' and 'ingest.index'; {server} has what is in them), and start it again. "
+            f'If node {server} was renamed to {node}, run "{renamed}" in the database first'
+        )
+
+
 class NotAlone(DbError):
     """Servers take over from each other on this database, and this one's file does not say so.
 
@@ -150,7 +173,7 @@ class NotAlone(DbError):
             f"servers take over from each other on this database (that of node {server} acted last), and "  # noqa: S608
             "[cluster.takeover] enabled is not true here: both would write. Set it, with the nodes of the "
             "cluster in [cluster]. If all others were stopped for good, and this server goes on alone, run "
-            "'DELETE FROM fences' in the database first"
+            "\"UPDATE fences SET fence = 0 WHERE name = 'gateways'\" in the database first"
         )
 
 

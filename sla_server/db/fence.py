@@ -23,14 +23,17 @@ refused from then on (``OtherCluster``).
 
 A server over a database of its own has no fence. It looks as it starts that no other one has taken one
 (``check_alone``), as its jobs do, and every few seconds from then on (``OthersWatch``): one that was started
-since is reported, and an event. It ends nothing: gateways may know no other server than this one.
+since is reported, and an event. It ends nothing: gateways may know no other server than this one. One that
+was one of several, and goes on alone, has the fence of the last term set to 0 by its operator; the row's
+queue stays, so what of its own queue the others have had counts for nothing, as before (``take_alone``).
 
 What a former term leaves. Cuts that are in the ingest queue of a server and not in SQL when another server
 takes over come to that one again, from the agents: they are acknowledged only once they are in SQL
 (``receiver``). In the queue they are *refused* from then on. ``take`` moves the cursors ``sql`` and
 ``records`` beyond them, and keeps their numbers in ``consumed``, key ``QUEUE/refused/N``, until the cursor
 ``parquet`` has passed them, too: records N+1 to ``queue_seq`` count for nothing. Key ``QUEUE/former`` has the
-newest record of before: the cuts that follow it are not the next ones of their gateways.
+newest record of before: the cuts that follow it are not the next ones of their gateways, and what records up
+to it say of high waters counts for nothing, either: SQL has what was stored of them.
 
 What a crash can leave: ``take`` is one transaction.
 """
@@ -41,13 +44,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
-from sqlalchemy import Connection, Engine, delete, event, inspect, select, text
+from sqlalchemy import Connection, Engine, delete, event, inspect, select, text, update
 
 from pmdaemon.reserve import raise_event
 from pmdaemon.wire.messages.server import Problem
 from sla_server.db import schema
 from sla_server.db.engine import begin, translated
-from sla_server.db.errors import DatabaseUnavailable, FenceLost, NotAlone, OtherCluster, ServerStandsBy
+from sla_server.db.errors import (
+    DatabaseUnavailable,
+    FenceLost,
+    NotAlone,
+    OtherCluster,
+    QueueCopied,
+    ServerStandsBy,
+)
 from sla_server.db.ingest.records import event_row
 from sla_server.db.upsert import upsert
 from sla_server.lease_file import LeaseFile
@@ -142,6 +152,7 @@ class Fence:
         Raises:
             FenceLost: a higher one was taken.
             OtherCluster: the lease is not this cluster's.
+            QueueCopied: the queue is a copy of that of another server.
             DatabaseUnavailable: come again.
         """
         with begin(engine) as connection:
@@ -150,10 +161,11 @@ class Fence:
             # There is always a row to lock: else two that are the first ones would not wait for each other.
             upsert(connection, schema.fences, [{"name": NAME}])
             found = _taken(connection, for_update=True)
-            taken = found if found is not None and found[0] else None
-            self._claim(connection, taken[1] if taken else "", now_us)
-            if taken is not None and taken[0] > self.number:
-                raise FenceLost(self.number, taken[0], taken[1])
+            taken = found or (0, "", "")
+            self._claim(connection, taken[1], now_us)
+            self._refuse(taken)
+            if taken[2] == queue_id and taken[1] not in ("", self.server):
+                raise QueueCopied(self.server, taken[1])
             row = {
                 "name": NAME,
                 "fence": self.number,
@@ -161,12 +173,11 @@ class Fence:
                 "queue": queue_id,
                 "since_us": now_us,
             }
-            if taken is None or (taken[0], taken[2]) != (self.number, queue_id):
+            if (taken[0], taken[2]) != (self.number, queue_id):
                 upsert(connection, schema.fences, [row], set_=("fence", "server", "queue", "since_us"))
-            if taken is not None and taken[2] != queue_id:
+            if taken[2] not in ("", queue_id):
                 _refuse_rest(connection, queue_id, newest_seq)
-            former_seq = _cursor(connection, f"{queue_id}/former")
-            return FormerTerms(_refused(connection, queue_id), former_seq)
+            return _former_terms(connection, queue_id)
 
     def _is_claimed(self, connection: Connection, server: str) -> bool:
         """Whether the lease is that of this server's cluster; False: nobody has said whose it is."""
@@ -253,6 +264,31 @@ def check_alone(engine: Engine) -> None:
     """
     with begin(engine) as connection:
         _check_alone(connection)
+
+
+def take_alone(engine: Engine, queue_id: str, newest_seq: int) -> FormerTerms:
+    """What of the queue of a server without others is refused: it may have been one of several.
+
+    The row of the fence then still names the queue that was written from last.
+
+    Args:
+        engine: of the database, with its schema.
+        queue_id: of this server's ingest queue.
+        newest_seq: newest record in it.
+
+    Raises:
+        NotAlone: a server has taken a fence here.
+        DatabaseUnavailable: come again.
+    """
+    with begin(engine) as connection:
+        taken = _taken(connection, for_update=True)
+        if taken is not None and taken[0]:
+            raise NotAlone(taken[1])
+        if taken is not None and taken[2] not in ("", queue_id):
+            _refuse_rest(connection, queue_id, newest_seq)
+            own = update(schema.fences).where(schema.fences.c.name == NAME)
+            connection.execute(own.values(queue=queue_id, server=""))  # alone, it has no name of a node
+        return _former_terms(connection, queue_id)
 
 
 class OthersWatch:
@@ -366,6 +402,10 @@ def _refused(connection: Connection, queue_id: str) -> Refused:
     connection.execute(delete(table).where(of_queue & (table.c.queue_seq <= passed)))
     rows = connection.execute(select(table.c.queue, table.c.queue_seq).where(of_queue))
     return tuple(sorted((int(str(row[0]).removeprefix(prefix)), int(row[1])) for row in rows))
+
+
+def _former_terms(connection: Connection, queue_id: str) -> FormerTerms:
+    return FormerTerms(_refused(connection, queue_id), _cursor(connection, f"{queue_id}/former"))
 
 
 def _cursor(connection: Connection, key: str) -> int:

@@ -45,7 +45,7 @@ from sla_server.db.archive.upkeep import ArchiveUpkeep, storage_lock
 from sla_server.db.archive.writer import CutFileWriter
 from sla_server.db.engine import make_engine, prepare_files
 from sla_server.db.errors import DatabaseDamaged, DatabaseUnavailable, DbError, FilesUnavailable, StorageBusy
-from sla_server.db.fence import Fence, OthersWatch, check_alone
+from sla_server.db.fence import Fence, OthersWatch, check_alone, take_alone
 from sla_server.db.gateway_list import REFRESH_S, GatewayListFile
 from sla_server.db.ingest.intake import HighWater, IngestIntake
 from sla_server.db.ingest.outage import DatabaseOutage, OutageMark
@@ -232,7 +232,10 @@ def open_manager(
             elif not is_guarded:
                 fence.check(engine)
             migrate.upgrade(engine)
-            if fence is not None and not is_guarded:
+            if fence is None:
+                former = take_alone(engine, queue.queue_id, queue.synced_seq)
+                queue.refused, queue.former_seq = former.refused, former.newest_seq
+            elif not is_guarded:
                 former = fence.take(engine, queue.queue_id, queue.synced_seq, clock.unix_us())
                 queue.refused, queue.former_seq = former.refused, former.newest_seq
                 fence.guard(engine)
@@ -244,9 +247,10 @@ def open_manager(
             reader = SqlReader(engine)
             dropped = {row["gateway_id"]: row["dropped_cuts"] for row in reader.gateways()}
             intake = IngestIntake(secrets.randbits(62) + 1, HighWater(reader.watermarks()), dropped)
-            # Not of a queue that was damaged, brought back from an older copy, or one of several: SQL may
-            # know more.
-            is_complete = damage_event is None and queue.synced_seq >= store.newest_cursor and fence is None
+            # Not of a queue that was damaged, brought back from an older copy, or one of several, now or
+            # once: SQL may know more.
+            is_alone = fence is None and not queue.former_seq
+            is_complete = damage_event is None and queue.synced_seq >= store.newest_cursor and is_alone
             corrected = intake.recover(_queue_records(queue), cursors[0], is_complete=is_complete)
             store.correct_watermarks(corrected)
             _sweep(archive, files, reader, clock.unix_us())
@@ -363,8 +367,12 @@ def _wait(limit_s: float, stop: Stop, report: Callable[[Problem], None], problem
 
 
 def _queue_records(queue: IngestQueue) -> Iterator[IngestRecord]:
-    """All records, also those that are in SQL and not deleted yet."""
-    reader = queue.reader(0)
+    """All records of this server's last terms, also those that are in SQL and not deleted yet.
+
+    None of terms after which another server has written: some of those were refused, and of the others SQL
+    knows what was stored.
+    """
+    reader = queue.reader(queue.former_seq)
     try:
         while records := reader.read(STEP_BYTES):
             yield from records

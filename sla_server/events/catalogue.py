@@ -400,6 +400,12 @@ DELIVERY: Final = {
     "silence-ended": EventKind("info", "A silence was ended."),
 }
 CLUSTER: Final = {
+    "cluster-certificate-ends": EventKind(
+        "warning",
+        "The certificate of this node of the cluster ends within 30 days, or has ended; said once a day.",
+        "`sla cluster invite`, `sla cluster join --again`, restart the node: `docs/operations/cluster.md`.",
+        varies="critical once it has ended",
+    ),
     "cluster-engine-died": EventKind(
         "warning",
         "The engine of this node of the cluster ended by itself and is started again.",

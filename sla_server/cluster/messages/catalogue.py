@@ -108,6 +108,17 @@ class Destination:
         """The JetStream stream that has them."""
         return names.stream_name(self.domain or self.name)
 
+    def engine_identity(self, identity: str) -> str:
+        """A message's identity as the engine knows it: once for all destinations of a domain.
+
+        A message may go from one of them to another under the identity that it has.
+        """
+        return f"{self.name}:{identity}" if self.domain else identity
+
+    def own_identity(self, engine_identity: str) -> str:
+        """The identity that its sender knows it by."""
+        return engine_identity.removeprefix(f"{self.name}:") if self.domain else engine_identity
+
     def encode(self) -> bytes:
         """Its document."""
         return json.dumps(dataclasses.asdict(self) | {"kind": self.kind.value}, sort_keys=True).encode()

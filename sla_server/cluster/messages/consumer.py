@@ -14,6 +14,7 @@ Lock ``_changed`` of a consumer guards its messages that are ready; all else bel
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import threading
 import time
 from collections import deque
@@ -30,15 +31,19 @@ from sla_server.cluster.messages.catalogue import Catalogue, Destination
 from sla_server.cluster.messages.credit import BlockedBy, PullLedger, ReceiveShares
 from sla_server.cluster.messages.errors import BadSettings, SessionClosed
 from sla_server.cluster.messages.feed import PULL_S, DestinationFeed, Received, StoreDead, Visibility
-from sla_server.cluster.messages.link import EngineLink
-from sla_server.cluster.messages.producer import EXPIRES
+from sla_server.cluster.messages.fragments import FIRST_IDENTITY, fragments_identity
+from sla_server.cluster.messages.link import EngineLink, size_bytes
+from sla_server.cluster.messages.producer import EXPIRES, IDENTITY
+from sla_server.cluster.messages.transaction_records import MARK
 
 log = structlog.get_logger("messages")
 ORIGIN: Final = "Sla-Origin"
 REASON: Final = "Sla-Reason"
 CREDIT: Final = 100
 CREDIT_BYTES: Final = 16 << 20
-ACK_WAIT_S: Final = 10.0
+ACK_WAIT_S: Final = 20.0
+"""Longer than a failover (12 s) and what passes before and after it until the engine hears of what is held
+(``keep_s``). With less, what a living session holds may be handed to another one when a node dies."""
 MAX_DELIVERIES: Final = 10
 AGAIN_S: Final = (0.1, 60.0)
 """What a handler fails at comes again after the first; after twice as long each time, at most the last. Ten
@@ -195,6 +200,29 @@ def cause_of_death(headers: Mapping[str, str], deliveries: int, max_deliveries: 
     if deliveries > max_deliveries:
         return f"handed out {max_deliveries} times and never acknowledged"
     return ""
+
+
+def headers_of_copy(received: Received, reason: str, limit_bytes: int) -> dict[str, str]:
+    """Of the copy of a dead message in ``_DMQ``, which with its data has ``limit_bytes`` at most. Pure.
+
+    A message may be as large as the engine takes it, and its copy must not stay away for that: then the
+    reason is shorter, and a long identity a digest.
+    """
+    found = {
+        key: value
+        for key, value in received.headers.items()
+        if not key.startswith("Nats-") and key != MARK  # the copy is visible whatever becomes of the mark
+    }
+    identity = f"dead:{received.destination}:{received.identity}"
+    found |= {ORIGIN: received.destination, REASON: "", FIRST_IDENTITY: fragments_identity(received)}
+    whole = " ".join(reason.split()).encode(errors="replace")
+    room_bytes = limit_bytes - size_bytes(received.data, found | {IDENTITY: identity})
+    if room_bytes < len(whole):
+        digest = f"dead:{hashlib.sha256(identity.encode()).hexdigest()[:32]}"
+        room_bytes += len(identity.encode()) - len(digest)
+        identity = digest
+    found[REASON] = whole[: max(0, room_bytes)].decode(errors="ignore")
+    return found | {IDENTITY: identity}
 
 
 def run_handler(consumer: Consumer, received: Received, handler: Callable[[Received], None]) -> None:

@@ -10,6 +10,7 @@ ClusterError (sla_server.cluster.errors)
     ├── DestinationMissing        no destination of that name
     ├── DestinationDiffers        it exists with other settings
     ├── MirrorRefused             there cannot be such a mirror, or it cannot be promoted
+    ├── SubscriberRefused         there is no such subscriber, or it cannot be ended now
     ├── DestinationFull           it refuses more until some is consumed (retryable)
     ├── PayloadTooLarge           it does not fit into one message of the engine
     ├── FragmentsDamaged          fragments are missing, or not what was sent
@@ -115,6 +116,10 @@ class DestinationDiffers(MessagesError):
 
 class MirrorRefused(MessagesError):
     """There cannot be such a mirror, there is none, or it cannot be promoted now; it says what to do."""
+
+
+class SubscriberRefused(MessagesError):
+    """There is no such subscriber, or it cannot be ended now; it says what to do."""
 
 
 class DestinationFull(MessagesError):

@@ -6,9 +6,10 @@ who ask.
 
 *Resuming.* The engine remembers, under the consumer's name, what was acknowledged. What was handed out and
 not acknowledged comes again, after ``ack_wait_s`` or when the feed ends; as long as the session lives, it
-keeps the engine from that. An acknowledgement is repeated until it is confirmed. What comes again all the
-same is recognised by its identity: handed out already, it is dropped; acknowledged already, it is
-acknowledged again and dropped (``Seen``).
+keeps the engine from that, also over a failover if ``ack_wait_s`` is no less than by default. An
+acknowledgement is repeated until it is confirmed. What comes again all the same is recognised by its
+identity: handed out already, it is dropped; acknowledged already, it is acknowledged again and dropped
+(``Seen``).
 
 *Consumers that are made again.* The primary of a destination may be lost for good, and the engine's consumer
 with it (``mirror_promotion``). What a session still holds of the former one cannot be acknowledged
@@ -64,6 +65,7 @@ ACK_LIMIT_S: Final = 60.0
 SEEN: Final = 10_000
 """Identities that a feed remembers; what comes again after a failover is at most its credit."""
 PULL_S: Final = 5.0
+KEEP_S: Final = 3.0
 _CREATE_S: Final = 60.0
 _NO_MORE: Final = ("404", "408")
 _COMPLETED: Final = "Batch Completed"
@@ -316,7 +318,7 @@ class DestinationFeed:
     async def _keep_held(self) -> None:
         """Keep the engine from handing out again what is held here."""
         while True:
-            await asyncio.sleep(self._consumer.ack_wait_s / 3)
+            await asyncio.sleep(keep_s(self._consumer.ack_wait_s))
             try:
                 for received in list(self._held.values()):
                     await self.link.client.publish(received.reply, b"+WPI")
@@ -437,7 +439,8 @@ class DestinationFeed:
 
     def _deliver(self, message: nats.aio.msg.Msg) -> None:
         headers = message.headers or {}
-        identity = headers.get(IDENTITY) or f"{self.destination.stream}:{message.metadata.sequence.stream}"
+        identity = self.destination.own_identity(headers.get(IDENTITY, ""))
+        identity = identity or f"{self.destination.stream}:{message.metadata.sequence.stream}"
         self._ledger.deliver(size := size_bytes(message.data, headers))
         if identity in self._seen or identity in self._held:
             self.doubles += 1
@@ -500,6 +503,11 @@ class DestinationFeed:
         task = asyncio.create_task(self.link.client.publish(reply, b"+ACK"))
         self._repeats.add(task)  # the loop itself keeps no task alive
         task.add_done_callback(self._repeats.discard)
+
+
+def keep_s(ack_wait_s: float) -> float:
+    """How often the engine hears of what is held. Pure."""
+    return min(KEEP_S, ack_wait_s / 3)
 
 
 def refusal_of(headers: Mapping[str, str]) -> str:

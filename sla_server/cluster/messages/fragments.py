@@ -10,6 +10,18 @@ are there.
     sla.f.IDENTITY.0 ... sla.f.IDENTITY.N-1     fragments of FRAGMENT_BYTES, the last one shorter
     the destination's subject                   manifest: header Sla-Fragments: N SIZE SHA256 LAST, no payload
 
+*Early.* A message may go to its destination with the first fragments, so that it is read before the last has
+come. Then the commit is a record behind all of them, and the manifest in the header is the word ``early``:
+
+::
+
+    the destination's subject                   header Sla-Fragments: early, no payload
+    sla.f.IDENTITY.end                          N SIZE SHA256 LAST, or that it has failed
+
+A reader waits at the fragment that has not come, for ``STALLED_S`` at most: a sender that has died says
+nothing. What was read of such a message is not used, as ever before its end. The record is stored once, so a
+sender that had no answer to "complete" does not make it "failed".
+
 What a crash leaves: fragments without a manifest, or whose manifest was acknowledged. The engine removes each
 ``ORPHANS_S`` after it was stored; so a manifest must be consumed within this time, too.
 
@@ -20,7 +32,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterator
+import itertools
+import time
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, Final, NamedTuple
 
 import nats.errors
@@ -28,7 +42,8 @@ import nats.js.api
 import nats.js.errors
 import structlog
 
-from sla_server.cluster.errors import ClusterError
+from pmdaemon.runtime.clock import Deadline
+from sla_server.cluster.errors import ClusterError, ClusterRefused
 from sla_server.cluster.messages import names
 from sla_server.cluster.messages.errors import DestinationFull, FragmentsDamaged
 from sla_server.cluster.messages.feed import Received
@@ -38,6 +53,9 @@ from sla_server.cluster.messages.producer import IDENTITY, SEND_LIMIT_S
 log = structlog.get_logger("messages")
 STREAM: Final = names.stream_name(names.FRAGMENTS)
 MANIFEST: Final = "Sla-Fragments"
+EARLY: Final = "early"
+END: Final = "end"
+FAILED: Final = b"failed"
 _NO_MESSAGE: Final = 10037
 FIRST_IDENTITY: Final = "Sla-Identity"
 """Of a dead message: the one that it was sent with."""
@@ -45,6 +63,9 @@ FRAGMENT_BYTES: Final = 256 << 10
 FRAGMENTS_AT_ONCE: Final = 16
 """4 MiB of memory on either side."""
 ORPHANS_S: Final = 86_400.0
+STALLED_S: Final = 2 * SEND_LIMIT_S
+"""A sender gives a fragment up in half of it, and says so."""
+AGAIN_S: Final = 0.1
 DISCARD_S: Final = 5.0  # a failed send says so soon; what is left goes after a day
 
 
@@ -79,11 +100,15 @@ class Manifest(NamedTuple):
 
 
 class Assembly:
-    """Checks that fragments are those of the manifest, one after the other. Pure."""
+    """Checks that fragments are those of the manifest, one after the other. Pure.
 
-    def __init__(self, identity: str, manifest: Manifest) -> None:
+    Attributes:
+        manifest: None: it is not known yet.
+    """
+
+    def __init__(self, identity: str, manifest: Manifest | None) -> None:
         self._identity = identity
-        self._manifest = manifest
+        self.manifest = manifest
         self._digest = hashlib.sha256()
         self._size_bytes = 0
 
@@ -95,9 +120,9 @@ class Assembly:
         """
         self._size_bytes += len(fragment)
         self._digest.update(fragment)
-        if self._size_bytes > self._manifest.size_bytes:
+        if self.manifest is not None and self._size_bytes > self.manifest.size_bytes:
             raise FragmentsDamaged(
-                self._identity, f"it is longer than the {self._manifest.size_bytes} bytes sent"
+                self._identity, f"it is longer than the {self.manifest.size_bytes} bytes sent"
             )
 
     def finish(self) -> None:
@@ -106,15 +131,16 @@ class Assembly:
         Raises:
             FragmentsDamaged: they are not what was sent.
         """
-        if self._size_bytes != self._manifest.size_bytes:
-            problem = f"{self._size_bytes} of {self._manifest.size_bytes} bytes came"
+        assert self.manifest is not None  # whoever finishes has read it
+        if self._size_bytes != self.manifest.size_bytes:
+            problem = f"{self._size_bytes} of {self.manifest.size_bytes} bytes came"
             raise FragmentsDamaged(self._identity, problem)
-        if self._digest.hexdigest() != self._manifest.digest:
+        if self._digest.hexdigest() != self.manifest.digest:
             raise FragmentsDamaged(self._identity, "its digest differs from that of what was sent")
 
 
-def fragment_subject(identity: str, place: int) -> str:
-    """Where one fragment is stored."""
+def fragment_subject(identity: str, place: int | str) -> str:
+    """Where one fragment is stored, or the record at their end."""
     return f"sla.f.{identity}.{place}"
 
 
@@ -159,7 +185,58 @@ class FragmentStore:
             self.discard(identity)
             raise
 
-    def _store(self, identity: str, source: BinaryIO) -> Manifest:
+    def store_early(self, identity: str, source: BinaryIO, announce: Callable[[], None]) -> None:
+        """Store all of ``source``; ``announce`` sends ``EARLY``, once the first of it is stored.
+
+        Raises:
+            DestinationFull, NotConfirmed, OSError: as of ``store``; consumers find that it has failed.
+            ClusterError: of ``announce``.
+        """
+        is_announced = False
+
+        def announce_once() -> None:
+            nonlocal is_announced
+            if not is_announced:
+                is_announced = True  # whatever becomes of it, a consumer may have it
+                announce()
+
+        try:
+            manifest = self._store(identity, source, announce_once)
+            announce_once()
+            self._store_end(identity, manifest.encode().encode(), SEND_LIMIT_S)
+        except BaseException:
+            if is_announced:
+                self._fail(identity)
+            else:
+                self.discard(identity)
+            raise
+
+    def _store_end(self, identity: str, data: bytes, limit_s: float) -> None:
+        subject = fragment_subject(identity, END)
+        what = f"the end of {identity}"
+        stored = self._link.store(
+            subject, data, {IDENTITY: subject}, stream=STREAM, what=what, limit_s=limit_s
+        )
+        try:
+            self._link.run(stored)
+        except ClusterRefused as exc:
+            if isinstance(exc.__cause__, nats.errors.Error) and classify(exc.__cause__) is Trouble.FULL:
+                raise DestinationFull(STREAM, str(exc.__cause__)) from exc
+            raise
+
+    def _fail(self, identity: str) -> None:
+        """Let readers know; without it they find out after ``STALLED_S``. Fragments go after ``ORPHANS_S``.
+
+        They stay: a record "complete" that had no answer may be stored, and then they are a whole message.
+        """
+        try:
+            self._store_end(identity, FAILED, DISCARD_S)
+        except (ClusterError, OSError) as exc:
+            log.info("fragments-left", identity=identity, until_s=ORPHANS_S, problem=str(exc))
+
+    def _store(
+        self, identity: str, source: BinaryIO, announce: Callable[[], None] = lambda: None
+    ) -> Manifest:
         self._link.run(self._link.retry(self._make_stream, "the stream of fragments", SEND_LIMIT_S))
         digest, size_bytes, place, last_sequence = hashlib.sha256(), 0, 0, 0
         while group := _read_group(source):
@@ -168,24 +245,77 @@ class FragmentStore:
                 size_bytes += len(fragment)
             last_sequence = max(last_sequence, self._link.run(self._store_group(identity, place, group)))
             place += len(group)
+            announce()
         return Manifest(place, size_bytes, digest.hexdigest(), last_sequence)
 
     def read(self, received: Received) -> Iterator[bytes]:
         """The fragments of a received message, in order, as they come; the digest is known only at the end.
 
         Raises:
-            FragmentsDamaged: at the fragment that is missing, or at the end.
+            FragmentsDamaged: at the fragment that is missing, or at the end; or its sender has failed.
             NotConfirmed: no node answers.
         """
-        manifest = Manifest.parse(received.identity, received.headers.get(MANIFEST, ""))
-        assembly = Assembly(received.identity, manifest)
-        for first in range(0, manifest.fragments, FRAGMENTS_AT_ONCE):
+        text, identity, place = received.headers.get(MANIFEST, ""), fragments_identity(received), 0
+        assembly = Assembly(received.identity, None)
+        if text != EARLY:
+            assembly.manifest = Manifest.parse(received.identity, text)
+        stalled = Deadline(STALLED_S)
+        while (manifest := assembly.manifest) is None:
+            # Before the fragments: of a message that has its end all of them are there.
+            assembly.manifest = self._link.run(self._read_end(identity))
+            group = [] if assembly.manifest else self._link.run(self._read_there(identity, place))
+            for fragment in group:
+                assembly.add(fragment)
+                yield fragment
+            place += len(group)
+            if group:
+                stalled = Deadline(STALLED_S)
+            elif stalled.passed:
+                raise FragmentsDamaged(identity, f"its sender has stored no more of it for {STALLED_S:g} s")
+            elif assembly.manifest is None:
+                time.sleep(AGAIN_S)
+        for first in range(place, manifest.fragments, FRAGMENTS_AT_ONCE):
             places = range(first, min(first + FRAGMENTS_AT_ONCE, manifest.fragments))
-            group = self._read_group(fragments_identity(received), places, manifest.last_sequence)
-            for fragment in self._link.run(group):
+            for fragment in self._link.run(self._read_group(identity, places, manifest.last_sequence)):
                 assembly.add(fragment)
                 yield fragment
         assembly.finish()
+
+    async def _read_end(self, identity: str) -> Manifest | None:
+        """What the record at the end says; None: there is none yet.
+
+        Raises:
+            FragmentsDamaged: the sender has failed.
+        """
+        if (data := await self._read_one(identity, END)) == FAILED:
+            raise FragmentsDamaged(identity, "its sender has failed in the midst of it")
+        return None if data is None else Manifest.parse(identity, data.decode(errors="replace"))
+
+    async def _read_there(self, identity: str, first: int) -> list[bytes]:
+        """Fragments from this one on, as far as they have come; they are stored beside each other."""
+        if (fragment := await self._read_one(identity, first)) is None:
+            return []
+        places = range(first + 1, first + FRAGMENTS_AT_ONCE)
+        more = await asyncio.gather(*(self._read_one(identity, place) for place in places))
+        return [
+            fragment,
+            *(each for each in itertools.takewhile(lambda each: each is not None, more) if each),
+        ]
+
+    async def _read_one(self, identity: str, place: int | str) -> bytes | None:
+        """What is stored there; None: nothing, as far as the primary has come."""
+
+        async def attempt() -> bytes | None:
+            try:
+                return (
+                    await self._link.stream.get_last_msg(STREAM, fragment_subject(identity, place))
+                ).data or b""
+            except nats.js.errors.NotFoundError as exc:
+                if exc.err_code != _NO_MESSAGE:
+                    raise
+                return None
+
+        return await self._link.retry(attempt, f"fragment {place} of {identity}", SEND_LIMIT_S)
 
     def remove(self, identity: str, limit_s: float = SEND_LIMIT_S) -> None:
         """Remove a message's fragments at once; else they go after ``ORPHANS_S``."""

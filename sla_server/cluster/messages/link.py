@@ -52,6 +52,7 @@ ANSWER_S: Final = 2.0
 CONNECT_S: Final = 30.0
 CANCEL_S: Final = 1.0
 HEADERS_BYTES: Final = 512  # of the engine's limit, for headers that the library and a batch add
+BATCH_BYTES: Final = 128  # of these, for those of a batch and what the engine writes around them
 _PING_S: Final = 1  # two unanswered: a node that is stopped but not dead is left after 3 s
 _STORE_FAILED: Final = 10077
 _IN_PROCESS: Final = 10158
@@ -226,18 +227,23 @@ class EngineLink:
         return self.client.max_payload - HEADERS_BYTES
 
     @property
+    def copy_limit_bytes(self) -> int:
+        """Of a copy of a message, which has more headers than that one, of ``limit_bytes`` perhaps."""
+        return self.client.max_payload - BATCH_BYTES
+
+    @property
     def node(self) -> str:
         """Host and port of the node that is connected to, without user and password; "" if there is none."""
         url = self.client.connected_url
         return url.netloc.rpartition("@")[2] if url is not None else ""
 
-    def check_size(self, data: bytes, headers: Mapping[str, str]) -> None:
+    def check_size(self, data: bytes, headers: Mapping[str, str], *, is_copy: bool = False) -> None:
         """Refuse what the engine would: its answer makes the library close the connection for good.
 
         Raises:
             nats.errors.MaxPayloadError: it is too large.
         """
-        if size_bytes(data, headers) > self.limit_bytes:
+        if size_bytes(data, headers) > (self.copy_limit_bytes if is_copy else self.limit_bytes):
             raise nats.errors.MaxPayloadError
 
     async def store(
@@ -250,18 +256,20 @@ class EngineLink:
         what: str,
         limit_s: float,
         is_open: bool = False,
+        is_copy: bool = False,
     ) -> int:
         """Store one message with an identity, once, however often that must be asked for; its sequence.
 
         ``is_open``: a try of it, as in a batch, had no answer. It may be on its way for as long as a node
         hangs, and be stored when there is room again: then "full" does not say that it is not stored.
+        ``is_copy``: see ``copy_limit_bytes``.
 
         Raises:
             NotConfirmed: perhaps stored.
             nats.errors.MaxPayloadError: too large.
             nats.js.errors.APIError: the engine refuses it (``classify``: full or final).
         """
-        self.check_size(data, headers)
+        self.check_size(data, headers, is_copy=is_copy)
         stuck_since: Deadline | None = None
         self.forget_denial(subject)
 

@@ -69,6 +69,7 @@ class Outgoing:
 
     Attributes:
         is_open: a try of it had no answer (``EngineLink.store``).
+        is_copy: of a message that was stored before (``EngineLink.copy_limit_bytes``).
         size_bytes: with its headers, which are in memory and at the destination as the payload is.
     """
 
@@ -78,6 +79,7 @@ class Outgoing:
     deadline: Deadline
     limit_s: float
     is_open: bool = False
+    is_copy: bool = False
     done: concurrent.futures.Future[str] = dataclasses.field(default_factory=concurrent.futures.Future)
     size_bytes: int = 0
 
@@ -228,6 +230,7 @@ class Outbox:
                 what=what,
                 limit_s=message.deadline.left_s(),
                 is_open=message.is_open,
+                is_copy=message.is_copy,
             )
             self._finish(message, None)
         except MessagesError as exc:
@@ -305,6 +308,7 @@ class Producer:
             data: the payload.
             headers: of the caller; names that begin with ``Sla-`` or ``Nats-`` are reserved.
             identity: of a message whose send was not confirmed, to repeat it; at most ``DUPLICATES_S`` later.
+                Or that a message has elsewhere, to hand it on. It is known by destination.
             limit_s: for an answer, waiting for room included.
             expires_s: so long after this call it is handed out; later it goes to ``_DMQ``. By the clocks of
                 both machines.
@@ -356,7 +360,8 @@ class Producer:
         if identity and not _IDENTITY.fullmatch(identity):
             raise BadSettings("identity", identity, "it has 1 to 255 letters, digits, and - _ . : only")
         identity = identity or str(self._identifiers.make())
-        own = checked_headers(headers) | expiry(expires_s) | {IDENTITY: identity}
+        known_as = self._outbox.destination.engine_identity(identity)
+        own = checked_headers(headers) | expiry(expires_s) | {IDENTITY: known_as}
         return Outgoing(identity, bytes(data), own, Deadline(limit_s), limit_s)
 
 

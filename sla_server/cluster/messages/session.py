@@ -26,22 +26,21 @@ from typing import BinaryIO
 
 from pmdaemon.runtime.clock import Deadline, SystemClock
 from sla_server.cluster.errors import ClusterError
-from sla_server.cluster.messages import mirrors, names
+from sla_server.cluster.messages import mirrors, names, subscribers
 from sla_server.cluster.messages.catalogue import Catalogue, Destination
 from sla_server.cluster.messages.consumer import (
     ACK_WAIT_S,
     CREDIT,
     CREDIT_BYTES,
     MAX_DELIVERIES,
-    ORIGIN,
-    REASON,
     Consumer,
+    headers_of_copy,
     run_handler,
 )
 from sla_server.cluster.messages.credit import ReceiveShares
 from sla_server.cluster.messages.errors import DestinationFull, DestinationMissing, PayloadTooLarge
 from sla_server.cluster.messages.feed import Received
-from sla_server.cluster.messages.fragments import FIRST_IDENTITY, MANIFEST, FragmentStore, fragments_identity
+from sla_server.cluster.messages.fragments import EARLY, MANIFEST, FragmentStore, fragments_identity
 from sla_server.cluster.messages.identifiers import IdentifierSource
 from sla_server.cluster.messages.link import EngineLink
 from sla_server.cluster.messages.mirror_streams import mirror_name
@@ -218,6 +217,24 @@ class MessageSession:
             if mark is None or self.link.run(self._register.is_committed(Mark.parse(mark))):
                 yield message
 
+    def subscribers_of(self, name: str) -> tuple[subscribers.SubscriberRow, ...]:
+        """Of a topic: who they are, and what waits for each.
+
+        Raises:
+            DestinationMissing, SubscriberRefused: there is no such topic.
+            NotConfirmed: the cluster has no majority.
+        """
+        return self.link.run(subscribers.rows(self.link, self.catalogue, name))
+
+    def end_subscriber(self, name: str, subscriber: str) -> subscribers.SubscriberRow:
+        """Have a topic keep nothing more for a subscriber that does not come back; what it was.
+
+        Raises:
+            DestinationMissing, SubscriberRefused: there is none, or a program receives as it now.
+            NotConfirmed: perhaps it has ended; repeat it.
+        """
+        return self.link.run(subscribers.end(self.link, self.catalogue, name, subscriber))
+
     def producer(self, name: str) -> Producer:
         """Of a destination; all of one session share its order and its window.
 
@@ -247,7 +264,8 @@ class MessageSession:
             credit_bytes: likewise of their bytes with headers. Both are less if the session has so many
                 destinations that its own limits are (``received_messages``).
             ack_wait_s: after the death of the session what it held is handed out again after this time, or
-                the longest that another consumer of the destination has asked for.
+                the longest that another consumer of the destination has asked for. With less than
+                ``ACK_WAIT_S`` also what a living session holds, when a node dies and elections take longer.
             max_deliveries: so often handed out without an acknowledgement, a message goes to ``_DMQ``.
         """
         return self._add_consumer(
@@ -316,25 +334,40 @@ class MessageSession:
         headers: Mapping[str, str] | None = None,
         *,
         expires_s: float | None = None,
+        early: bool = False,
     ) -> str:
         """Store a message of any size, read from ``source`` piece by piece; returns its identity (C8).
+
+        Args:
+            name: of the destination.
+            source: blocks until it has something, or ends.
+            headers: as of ``Producer.send``.
+            expires_s: likewise.
+            early: consumers are given it with its first fragments, and may read those before the last has
+                come (``fragments``); of a release that does not know this they find it damaged.
 
         Raises:
             DestinationFull: there is no room for its fragments, or for the message at the destination.
             NotConfirmed: perhaps stored.
-            OSError: of ``source``; no consumer sees anything of it.
+            OSError: of ``source``; no consumer sees anything of it, or with ``early`` that it has failed.
         """
         names.check_name(name)
         outbox, identity = self._outbox(name), str(self.identifiers.make())
-        own = checked_headers(headers) | expiry(expires_s)
-        manifest = self._fragments.store(identity, source)
-        message = Outgoing(
-            identity,
-            b"",
-            own | {IDENTITY: identity, MANIFEST: manifest.encode()},
-            Deadline(SEND_LIMIT_S),
-            SEND_LIMIT_S,
-        )
+        known_as = outbox.destination.engine_identity(identity)
+        own = checked_headers(headers) | expiry(expires_s) | {IDENTITY: known_as}
+
+        def message_of(manifest: str) -> Outgoing:
+            return Outgoing(identity, b"", own | {MANIFEST: manifest}, Deadline(SEND_LIMIT_S), SEND_LIMIT_S)
+
+        def announce() -> None:
+            message = message_of(EARLY)
+            outbox.add(message, wait=True)
+            message.done.result()
+
+        if early:
+            self._fragments.store_early(identity, source, announce)
+            return identity
+        message = message_of(self._fragments.store(identity, source).encode())
         try:
             outbox.add(message, wait=True)
         except ClusterError:  # it was not sent at all
@@ -505,19 +538,9 @@ class MessageSession:
             self.link.run(self.catalogue.get(names.DEAD_MESSAGES))
         except DestinationMissing:  # for accounts, which may make none, a node has
             self.link.run(self.catalogue.create(Destination(names.DEAD_MESSAGES, replicas=self._replicas)))
-        headers = {
-            key: value
-            for key, value in received.headers.items()
-            if not key.startswith("Nats-") and key != MARK  # the copy is visible whatever becomes of the mark
-        }
-        headers |= {
-            ORIGIN: received.destination,
-            REASON: " ".join(reason.split()),
-            FIRST_IDENTITY: fragments_identity(received),
-        }
-        identity = f"dead:{received.destination}:{received.identity}"
+        headers = headers_of_copy(received, reason, self.link.copy_limit_bytes)
         message = Outgoing(
-            identity, received.data, headers | {IDENTITY: identity}, Deadline(SEND_LIMIT_S), SEND_LIMIT_S
+            headers[IDENTITY], received.data, headers, Deadline(SEND_LIMIT_S), SEND_LIMIT_S, is_copy=True
         )
         self._outbox(names.DEAD_MESSAGES).add(message, wait=True)
         message.done.result()

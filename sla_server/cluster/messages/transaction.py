@@ -178,7 +178,8 @@ class Transaction:
         self._check_open()
         destination = self._session.destination(name)
         identity = str(self._session.identifiers.make())
-        own = checked_headers(headers) | expiry(expires_s) | {IDENTITY: identity, MARK: str(self._mark)}
+        own = checked_headers(headers) | expiry(expires_s)
+        own |= {IDENTITY: destination.engine_identity(identity), MARK: str(self._mark)}
         size = size_bytes(data, own)
         if size > self._link.limit_bytes:
             raise PayloadTooLarge(size, self._link.limit_bytes)

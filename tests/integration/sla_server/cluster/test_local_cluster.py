@@ -12,8 +12,9 @@ from nats.js.api import StreamConfig
 from pmdaemon.runtime.clock import Deadline
 from sla_server.cluster import admin
 from sla_server.cluster.admin import Admin
-from sla_server.cluster.errors import ClusterRefused
+from sla_server.cluster.errors import ClusterRefused, StoredAlone
 from sla_server.cluster.membership import Membership
+from sla_server.cluster.node import STORE, check_store
 from tests.support.cluster import READY_S, LocalCluster
 
 
@@ -85,6 +86,27 @@ def test_a_killed_leader_loses_nothing(cluster: LocalCluster) -> None:
     cluster.restore()
     asyncio.run(_publish(cluster, "killed.a", range(40, 50)))
     assert asyncio.run(_stored(cluster, "killed")) == list(range(50))
+
+
+def test_what_an_engine_has_stored_alone_is_told_from_what_is_of_a_cluster(cluster: LocalCluster) -> None:
+    """By files of the engine: another layout of a later one has to be noticed here."""
+
+    async def add(url: str) -> None:
+        client = await nats.connect(url)
+        await client.jetstream(timeout=30).add_stream(StreamConfig(name="kept", subjects=["kept.>"]))
+        await client.close()
+
+    asyncio.run(_make(cluster, "of-all", "of-all.>"))
+    for node in cluster.nodes:
+        assert (node.directory / STORE / "jetstream" / "SLA" / "streams" / "of-all").is_dir()
+        check_store(node.config, node.directory)
+    with LocalCluster(size=1) as one:
+        one.wait_ready()
+        asyncio.run(add(one.url))
+        [node] = one.nodes
+        several = node.config.model_copy(update={"peers": cluster.nodes[0].config.peers})
+        with pytest.raises(StoredAlone, match="kept"):
+            check_store(several, node.directory)
 
 
 def _member(cluster: LocalCluster) -> Membership:

@@ -17,7 +17,8 @@ import pytest
 
 from pmdaemon.runtime.clock import Deadline
 from sla_server import config as configuration
-from sla_server.cluster import membership
+from sla_server.cluster import account_file, membership
+from sla_server.cluster.messages import Destination, DestinationKind, MessageSession
 from tests.support.cluster import READY_S, configurations
 from tests.support.node_processes import Nodes, done, make_members, sla, status
 
@@ -132,6 +133,33 @@ def test_accounts_are_made_changed_and_removed_by_commands(three: Nodes, tmp_pat
     wait_for(0, password)
     unknown = sla(three.paths[2], "account", "remove", "shop")
     assert "there is no account shop; there are none" in unknown.output
+
+
+def test_a_subscriber_is_listed_and_ended_by_commands(three: Nodes, tmp_path: Path) -> None:
+    secret = tmp_path / "papers.json"
+    assert sla(three.paths[0], "account", "add", "papers", str(secret), "--role", "admin").exit_code in (0, 1)
+    deadline = Deadline(READY_S)
+    while not all("papers" in (path.parent / "data/cluster/engine.conf").read_text() for path in three.paths):
+        assert not deadline.passed
+    connection = account_file.connection(secret)
+    topic = Destination("papers", DestinationKind.TOPIC, max_bytes=1 << 20)
+    with MessageSession(connection.urls, "papers", node=70, directory=tmp_path / "session") as session:
+        session.create(topic)
+        consumer = session.consumer("papers", "gone")
+        assert consumer.wait_ready(1, READY_S)
+        session.producer("papers").send(b"1")
+        consumer.close()
+    row: dict[str, object] = {}
+    while row.get("is_receiving", True):  # its last request is open for some seconds
+        assert not deadline.passed
+        [row] = json.loads(_until_done(three.paths[1], "subscriber", "list", "papers", "-o", "json"))[
+            "subscribers"
+        ]
+    assert (row["topic"], row["name"]) == ("papers", "gone")
+    said = _until_done(three.paths[1], "subscriber", "end", "papers", "gone", "--yes")
+    assert "gone subscribes to papers no more; 1 messages waited for it" in said
+    empty = _until_done(three.paths[2], "subscriber", "list", "papers", "-o", "json")
+    assert json.loads(empty)["subscribers"] == []
 
 
 def test_a_stream_is_moved_to_a_node_and_a_drained_node_leads_nothing(three: Nodes) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
+from sqlalchemy import text
 from structlog.testing import capture_logs
 
 from pmdaemon.mailbox import attach
@@ -21,11 +24,12 @@ from sla_server.db import process
 from sla_server.db.archive.store import open_files
 from sla_server.db.archive.upkeep import storage_lock
 from sla_server.db.config import DatabaseConfig
-from sla_server.db.engine import make_engine
+from sla_server.db.engine import begin, make_engine
 from sla_server.db.errors import DbError, NotAlone, SchemaTooNew
 from sla_server.db.fence import Fence
 from sla_server.db.ingest.queue import IngestQueue
 from sla_server.db.queries.reader import open_reader
+from sla_server.lease_file import FENCE
 from tests.support.dbmanager import Peer, Peers, Running, make_config
 from tests.support.samples import (
     EPOCH,
@@ -281,3 +285,88 @@ def test_a_server_whose_file_says_that_it_is_alone_does_not_start_beside_others(
     engine.dispose()
     with pytest.raises(NotAlone, match="that of node n2 acted last"):
         process.run(config, Stop())
+
+
+class Terms:
+    """The manager of server n1, term after term; another server, n2, may write in between."""
+
+    def __init__(self, config, monkeypatch):
+        self._config = config
+        self._monkeypatch = monkeypatch
+
+    @contextlib.contextmanager
+    def term(self, fence):
+        """One term; fence 0: it is alone."""
+        takeover = SimpleNamespace(enabled=True, lease_s=6.0)
+        self._config.cluster = SimpleNamespace(node="n1", takeover=takeover) if fence else None
+        self._monkeypatch.setenv(FENCE, str(fence or ""))
+        with contextlib.ExitStack() as stack:
+            yield process.open_manager(self._config, Stop(), stack)
+
+    def other_acts(self, fence):
+        engine = make_engine(self._config.database, self._config.data_dir)
+        Fence(fence, "n2").take(engine, "another", 0, 0)
+        engine.dispose()
+
+    def leave_others(self):
+        """As the text of ``NotAlone`` says."""
+        engine = make_engine(self._config.database, self._config.data_dir)
+        with begin(engine) as connection:
+            connection.execute(text("UPDATE fences SET fence = 0 WHERE name = 'gateways'"))
+        engine.dispose()
+
+
+def kept(manager, items):
+    """Cuts that come from agents: how many are new; they are in the queue then."""
+    absorbed = manager.intake.absorb([SimpleNamespace(sender="pair-0", payload=cuts_message(items))])
+    manager.queue.append_many(absorbed.records)
+    return manager.intake.counts["new"]
+
+
+def store_all(manager):
+    while manager.writer.step(final=True):
+        pass
+
+
+def test_refused_cuts_are_taken_from_the_agents_also_when_files_have_passed_them(config, reader, monkeypatch):
+    """Server n1 loses the lease with cuts 4 and 5 in its queue alone, and their agent is away meanwhile."""
+    items = [make_cut(seq) for seq in range(1, 6)]
+    others = [make_cut(seq, gw=gateway(2)) for seq in (1, 2)]
+    terms = Terms(config, monkeypatch)
+    with terms.term(5) as manager:
+        assert kept(manager, items[:3]) == 3
+        store_all(manager)
+        assert kept(manager, items[3:]) == 5
+    terms.other_acts(6)
+    with terms.term(7) as manager:
+        assert kept(manager, others) == 2
+        store_all(manager)
+        assert manager.writer.parquet_seq == manager.queue.synced_seq
+    with terms.term(7) as manager:  # a restart within the term
+        assert manager.queue.refused == ()
+        assert kept(manager, items[3:]) == 2
+        store_all(manager)
+    assert_database_holds(reader, items + others)
+
+
+def test_one_of_several_that_goes_on_alone_counts_nothing_that_the_others_have_had(
+    config, reader, monkeypatch
+):
+    items = [make_cut(seq) for seq in range(1, 6)]
+    terms = Terms(config, monkeypatch)
+    with terms.term(5) as manager:
+        kept(manager, items[:3])
+        store_all(manager)
+        kept(manager, items[3:])
+    terms.other_acts(6)
+    with pytest.raises(NotAlone, match="UPDATE fences SET fence = 0 WHERE name = 'gateways'"):
+        terms.term(0).__enter__()
+    terms.leave_others()
+    for _ in range(2):
+        with terms.term(0) as manager:
+            store_all(manager)
+    assert_database_holds(reader, items[:3])  # n2 may have had the others, and those it had not come again
+    with terms.term(0) as manager:
+        assert kept(manager, items[3:]) == 2
+        store_all(manager)
+    assert_database_holds(reader, items)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from click.testing import CliRunner
 
@@ -36,3 +38,18 @@ def test_no_log_line_reaches_the_terminal_as_a_command(capsys: pytest.CaptureFix
     cluster_log._print(record, is_late=False, output="table")
     assert "\x1b" not in (out := capsys.readouterr().out)
     assert out.count("pwned") == 2
+
+
+def test_a_node_that_invites_itself_is_shown_how_to_renew_its_certificate(tmp_path: Path) -> None:
+    config, file = tmp_path / "server.toml", tmp_path / "own"
+    config.write_text(
+        f'data_dir = "{tmp_path}/data"\n[cluster]\nnode = "n1"\n[[cluster.peers]]\nname = "n2"\n'
+        'listen = "127.0.0.1:1"\nroutes = "127.0.0.1:2"\n'
+    )
+    for command, said in (
+        (["init"], "for n2: sla cluster invite n2"),
+        (["invite", "n1", str(file)], f"Here: sla cluster join --again {file}; then restart the node"),
+        (["join", "--again", str(file)], "n1 is a member"),
+    ):
+        done = CliRunner().invoke(cli, ["--config", str(config), "cluster", *command])
+        assert (done.exit_code, said in done.output) == (0, True), done.output

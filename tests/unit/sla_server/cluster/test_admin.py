@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
+from nats.js import JetStreamManager
 from nats.js.api import StreamInfo
 
 from sla_server.cli.cluster import troubles
 from sla_server.cli.cluster_mirror import mirror_json
-from sla_server.cluster.admin import ClusterState, NodeRow, StreamRow, node_row, stream_row
+from sla_server.cluster.admin import (
+    ClusterState,
+    NodeRow,
+    StreamRow,
+    all_consumers,
+    node_row,
+    stream_row,
+)
 from sla_server.cluster.messages.mirrors import MirrorRow
 
 
@@ -144,3 +153,12 @@ def test_a_mirror_that_is_behind_is_no_copy_that_is_behind() -> None:
     assert troubles(state) == []
     assert mirror_json(row)["text"] == "asynchronous copy, 9 messages / 4 s behind"
     assert mirror_json(row)["kind"] == "asynchronous copy"
+
+
+def test_a_drain_looks_at_all_consumers_of_a_stream() -> None:
+    class Manager:
+        async def consumers_info(self, _stream: str, offset: int) -> list[int]:
+            return list(range(600))[offset : offset + 256]  # as many as the engine says at once
+
+    found = asyncio.run(all_consumers(cast(JetStreamManager, Manager()), "S"))
+    assert found == list(range(600))

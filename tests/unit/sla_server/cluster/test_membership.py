@@ -70,6 +70,20 @@ def test_with_tls_an_invitation_has_a_certificate_of_the_authority(tmp_path: Pat
     assert stat.S_IMODE(files.key.stat().st_mode) == 0o600
 
 
+def test_the_node_that_has_the_authority_renews_its_own_certificate(tmp_path: Path) -> None:
+    _invited(tmp_path, tls=True)
+    config, directory = _config(tls=True), tmp_path / "one"
+    former = membership.load(config, directory)
+    assert former.tls is not None
+    pem = former.tls.certificate.read_bytes()
+    path = tmp_path / "n1.invitation"
+    path.write_text(membership.invitation(config, directory, Authority(tmp_path / "ca"), "n1"))
+    membership.join(config, directory, path, again=True)
+    assert membership.load(config, directory) == former  # the same secrets, the same files
+    assert former.tls.certificate.read_bytes() != pem
+    contexts.node(former.tls.authority, former.tls.certificate)
+
+
 def test_tls_without_an_authority_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PkiError):
         membership.init(_config(tls=True), tmp_path / "one", Authority(tmp_path / "ca"))

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 import pytest
 
-from sla_server.cluster import essentials
+from pmdaemon.pki.authority import Authority
+from pmdaemon.runtime.clock import FakeClock
+from sla_server.cluster import essentials, membership
 from sla_server.cluster.admin import Admin, NodeRow
 from sla_server.cluster.config import ClusterConfig
 from sla_server.cluster.errors import EssentialsDiffer
 from sla_server.cluster.membership import Membership
-from sla_server.cluster.watch import ANSWER_S, NodeWatch, outvoted
+from sla_server.cluster.watch import ANSWER_S, CERTIFICATE_S, CertificateWatch, NodeWatch, outvoted
 
 A, B = {"replicas": "3"}, {"replicas": "5"}
 
@@ -75,3 +78,44 @@ def test_an_error_from_the_inside_of_the_library_does_not_end_the_node(
     monkeypatch.setattr(Admin, "nodes", nodes)
     NodeWatch(ClusterConfig(node="n1"), cast(Membership, None), lambda *_: None).check()
     assert asked == [ANSWER_S]
+
+
+DAY_US = 86_400_000_000
+MADE_US = 1_800_000_000_000_000
+
+
+def _certificate(tmp_path: Path, lifetime_s: float) -> membership.Membership:
+    config = ClusterConfig.model_validate({"node": "n1", "tls": {"enabled": True, "lifetime_s": lifetime_s}})
+    authority = Authority(tmp_path / "ca", clock=FakeClock(unix_us=MADE_US))
+    authority.init()
+    membership.init(config, tmp_path / "n1", authority)
+    return membership.load(config, tmp_path / "n1")
+
+
+@pytest.mark.parametrize(("lifetime_days", "first_day"), [(365, 335), (9, 6)])
+def test_a_certificate_that_ends_is_reported_once_a_day(
+    tmp_path: Path, lifetime_days: int, first_day: int
+) -> None:
+    clock = FakeClock(unix_us=MADE_US)
+    said: list[tuple[int, str, str]] = []
+    watch = CertificateWatch(
+        "n1",
+        _certificate(tmp_path, lifetime_days * 86_400.0).tls,
+        clock,
+        lambda kind, severity, text: said.append(((clock.unix_us() - MADE_US) // DAY_US, severity, text)),
+    )
+    for _ in range(lifetime_days + 2):
+        watch.check()
+        watch.check()
+        clock.advance(CERTIFICATE_S)
+    expected = [(day, "warning") for day in range(first_day, lifetime_days)]
+    expected += [(day, "critical") for day in (lifetime_days, lifetime_days + 1)]
+    assert [each[:2] for each in said] == expected
+    assert "sla cluster invite n1 FILE" in said[0][2]
+    assert "has ended" in said[-1][2]
+
+
+def test_a_node_without_tls_has_no_certificate_that_ends() -> None:
+    said: list[str] = []
+    CertificateWatch("n1", None, FakeClock(unix_us=MADE_US), lambda kind, *_: said.append(kind)).check()
+    assert said == []

@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from pmdaemon.runtime.clock import Deadline
 from sla_server.cluster.messages import (
     BlockedBy,
     Consumer,
@@ -26,7 +28,10 @@ from sla_server.cluster.messages.errors import (
     FragmentsDamaged,
     NotConfirmed,
     PayloadTooLarge,
+    SubscriberRefused,
 )
+from sla_server.cluster.messages.link import size_bytes
+from sla_server.cluster.messages.producer import IDENTITY
 from tests.support.cluster import LocalCluster
 
 LIMIT_S = 240.0
@@ -120,6 +125,30 @@ def test_a_repeated_send_is_stored_once(open_session: OpenSession) -> None:
     assert consumer.receive(0.5) is None
 
 
+def test_a_message_that_goes_on_under_its_identity_is_stored_in_the_same_domain_too(
+    open_session: OpenSession,
+) -> None:
+    """So a program moves messages from queue to queue that nobody handles twice; a domain is one stream."""
+    session = open_session()
+    for name in ("way.raw", "way.checked"):
+        session.create(Destination(name, domain="way", max_bytes=1 << 20))
+    raw, checked = session.producer("way.raw"), session.producer("way.checked")
+    identity = raw.send(b"1")
+    assert raw.send(b"1", identity=identity) == identity
+    received = session.consumer("way.raw", "checker").receive(LIMIT_S)
+    assert received is not None
+    assert received.identity == identity
+    for _ in range(2):  # as after a death before the acknowledgement
+        assert checked.send(received.data, identity=received.identity) == identity
+    received.acknowledge()
+    consumer = session.consumer("way.checked", "reader")
+    moved = consumer.receive(5.0)
+    assert moved is not None
+    assert (moved.data, moved.identity) == (b"1", identity)
+    moved.acknowledge()
+    assert consumer.receive(0.5) is None
+
+
 def test_what_was_given_up_is_not_stored_at_the_next_node(
     cluster: LocalCluster, open_session: OpenSession
 ) -> None:
@@ -193,6 +222,56 @@ def test_a_full_destination_refuses_and_goes_on(open_session: OpenSession) -> No
     assert numbers(consumer, 1) == [3]
 
 
+def test_a_subscriber_that_does_not_come_back_is_ended_and_its_topic_goes_on(
+    open_session: OpenSession,
+) -> None:
+    session = open_session()
+    session.create(small("weather", DestinationKind.TOPIC, max_messages=3))
+    session.create(small("a-queue"))
+    reader, gone = session.consumer("weather", "reader"), session.consumer("weather", "gone.for-good")
+    assert reader.wait_ready(1, LIMIT_S)
+    assert gone.wait_ready(1, LIMIT_S)
+    producer = session.producer("weather")
+    for number in range(3):
+        producer.send(b"%d" % number)
+    assert numbers(reader, 3) == [0, 1, 2]
+    with pytest.raises(SubscriberRefused, match="End it first"):
+        session.end_subscriber("weather", "reader")
+    gone.close()
+    with pytest.raises(DestinationFull):
+        producer.send(b"3")
+    there = {row.name: row.waiting + row.held for row in session.subscribers_of("weather")}
+    assert there == {"reader": 0, "gone.for-good": 3}
+    for name, subscriber in (("weather", "other"), ("a-queue", "gone.for-good")):
+        with pytest.raises(SubscriberRefused):
+            session.end_subscriber(name, subscriber)
+
+    def ended() -> bool:  # its last request may be open for some seconds
+        try:
+            session.end_subscriber("weather", "gone.for-good")
+        except SubscriberRefused:
+            return False
+        return True
+
+    deadline = Deadline(LIMIT_S)
+    while not ended():
+        assert not deadline.passed
+        time.sleep(0.2)
+    assert [row.name for row in session.subscribers_of("weather")] == ["reader"]
+
+    def has_room() -> bool:
+        try:
+            producer.send(b"3", limit_s=SEND_S)
+        except DestinationFull:  # for a second after a refusal nobody asks the engine
+            return False
+        return True
+
+    while not has_room():
+        assert not deadline.passed
+        time.sleep(0.2)
+    assert numbers(reader, 1) == [3]
+
+
 def test_a_slow_consumer_has_its_credit_and_stops_no_other(open_session: OpenSession) -> None:
     session = open_session()
     session.create(small("news", DestinationKind.TOPIC))
@@ -215,7 +294,7 @@ def test_a_slow_consumer_has_its_credit_and_stops_no_other(open_session: OpenSes
 def test_credit_in_bytes(open_session: OpenSession) -> None:
     """Two of the first size fit, and what is larger than all credit comes alone."""
     session = open_session()
-    session.create(small("heavy"))
+    session.create(Destination("heavy", max_bytes=8 << 20))
     producer = session.producer("heavy")
     for size in (3000, 3000, 3000, 20_000, 10):
         producer.send(bytes(size))
@@ -279,6 +358,25 @@ def test_dead_messages_have_origin_and_reason(open_session: OpenSession) -> None
     second.acknowledge()
     with pytest.raises(BadName, match="reserved"):
         session.producer("_DMQ")
+
+
+def test_the_largest_message_can_be_dead_and_sent_again(open_session: OpenSession) -> None:
+    session = open_session()
+    session.create(Destination("heavy", max_bytes=8 << 20))
+    most = bytes(session.link.limit_bytes - size_bytes(b"", {IDENTITY: "0" * 32}))
+    with pytest.raises(PayloadTooLarge):
+        session.producer("heavy").send(most + b"0")
+    session.producer("heavy").send(most)
+    consumer = session.consumer("heavy", "reader")
+    received = consumer.receive(LIMIT_S)
+    assert received is not None
+    received.reject("cannot be read " + "y" * 1000)
+    dead = session.consumer("_DMQ", "undertaker").receive(LIMIT_S)
+    assert dead is not None
+    assert dead.data == most
+    assert dead.headers["Sla-Reason"].startswith("cannot be read")
+    dead.acknowledge()
+    assert consumer.receive(0.5) is None
 
 
 def test_what_has_expired_is_dead(open_session: OpenSession) -> None:
@@ -413,3 +511,38 @@ def test_a_large_message_travels_in_fragments(cluster: LocalCluster, open_sessio
     with pytest.raises(FragmentsDamaged, match="not stored"):
         next(receiving.read_large(received))
     assert consumer.receive(0.5) is None
+
+
+class _HeldSource(io.BytesIO):
+    """Has its last bytes only when it is let go."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.go = threading.Event()
+        self._size = len(data)
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if self.tell() + (size or 0) >= self._size:
+            assert self.go.wait(LIMIT_S)
+        return super().read(size)
+
+
+def test_a_large_message_is_consumed_before_the_last_of_it_has_come(open_session: OpenSession) -> None:
+    sending, receiving = open_session("sending"), open_session("receiving")
+    sending.create(small("early-films"))
+    film = bytes(range(256)) * 20_000
+    source, sent = _HeldSource(film), list[str]()
+    thread = threading.Thread(
+        target=lambda: sent.append(sending.send_large("early-films", source, early=True))
+    )
+    thread.start()
+    received = receiving.consumer("early-films", "cinema").receive(LIMIT_S)
+    assert received is not None
+    pieces = receiving.read_large(received)
+    start = next(pieces)
+    assert sent == []
+    source.go.set()
+    assert start + b"".join(pieces) == film
+    thread.join(LIMIT_S)
+    assert sent == [received.identity]
+    receiving.acknowledge_large(received)

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import delete, event, select, text
+from sqlalchemy import delete, event, select, text, update
 
 from pmdaemon.runtime.clock import Deadline
 from sla_server.db import schema
 from sla_server.db.archive.store import LocalFiles
 from sla_server.db.backup import _Unfiled
 from sla_server.db.engine import begin, make_engine, translated
-from sla_server.db.errors import DatabaseUnavailable, FenceLost, NotAlone, OtherCluster
-from sla_server.db.fence import FENCE_LOCK, NOT_ALONE, Fence, OthersWatch, check_alone
+from sla_server.db.errors import DatabaseUnavailable, FenceLost, NotAlone, OtherCluster, QueueCopied
+from sla_server.db.fence import FENCE_LOCK, NOT_ALONE, Fence, OthersWatch, check_alone, take_alone
 from sla_server.db.policies import open_policies
 from sla_server.db.queries.reader import SqlReader
 from tests.support.database import Rig, archived, identity
@@ -246,6 +246,33 @@ def test_a_server_whose_file_says_that_it_is_alone_does_not_write_beside_others(
     engine.dispose()
 
 
+def _leave_others(engine: Any) -> None:
+    """As the text of ``NotAlone`` says."""
+    with begin(engine) as connection:
+        connection.execute(update(schema.fences).where(schema.fences.c.name == "gateways").values(fence=0))
+
+
+def test_whoever_goes_on_alone_or_comes_after_it_refuses_what_others_have_had(
+    database: Any, tmp_path: Path
+) -> None:
+    engine = make_engine(database.config, tmp_path)
+    assert take_alone(engine, "q2", 4).refused == ()  # never one of several
+    Fence(5, "n1").take(engine, "q1", 0, 0)
+    with pytest.raises(NotAlone):
+        take_alone(engine, "q2", 4)
+    _leave_others(engine)
+    for _ in range(2):
+        former = take_alone(engine, "q2", 4)
+        assert (former.refused, former.newest_seq) == (((0, 4),), 4)
+    assert take_alone(engine, "q2", 6).refused == ((0, 4),)  # what it has got since is its own
+    assert Fence(6, "n1").take(engine, "q1", 7, 0).refused == ((0, 7),)
+    _leave_others(engine)
+    take_alone(engine, "q2", 6)
+    # One of several again: what came while it was alone, 7 and 8, is its own.
+    assert Fence(7, "n2").take(engine, "q2", 8, 0).refused == ((0, 4), (4, 6))
+    engine.dispose()
+
+
 def test_a_server_that_runs_alone_notices_that_another_one_has_begun_to_act(
     database: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,11 +289,10 @@ def test_a_server_that_runs_alone_notices_that_another_one_has_begun_to_act(
         assert (watch.problem.what, watch.problem.since_us) == (NOT_ALONE, 2)
         assert "that of node n1 acted last" in watch.problem.reason
     assert [(row["kind"], row["severity"]) for row in raised] == [(NOT_ALONE, "critical")]  # once
-    with begin(engine) as connection:
-        connection.execute(delete(schema.fences))  # as the text says
+    _leave_others(engine)
     watch.check(4)
     assert watch.problem is None
-    Fence(6, "n2").take(engine, "q1", 0, 0)
+    Fence(6, "n2").take(engine, "q2", 0, 0)
     watch.check(5)
     assert len(raised) == 2
     assert raised[0]["event_id"] != raised[1]["event_id"]
@@ -300,6 +326,19 @@ def test_a_new_queue_within_a_term_is_the_one_that_writes_from_then_on(database:
     Fence(5, "n1").take(engine, "q1", 0, 0)
     assert Fence(5, "n1").take(engine, "q2", 0, 0).refused == ()
     assert Fence(5, "n1").take(engine, "q2", 9, 0).refused == ()
+    engine.dispose()
+
+
+def test_a_machine_that_was_copied_with_its_queue_does_not_act_with_it(database: Any, tmp_path: Path) -> None:
+    """Cursors go by the queue's id: each of both would pass what only the other one has."""
+    engine = make_engine(database.config, tmp_path)
+    Fence(5, "n1").take(engine, "q1", 8, 0)
+    for _ in range(2):
+        with pytest.raises(QueueCopied, match="copy of that of node n1") as caught:
+            Fence(6, "n2").take(engine, "q1", 5, 0)
+        assert caught.value.exit_status == 78
+    Fence(7, "n2").take(engine, "q2", 0, 0)  # its own, made anew
+    Fence(8, "n1").take(engine, "q1", 8, 0)
     engine.dispose()
 
 

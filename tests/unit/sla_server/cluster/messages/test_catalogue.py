@@ -160,3 +160,13 @@ def test_a_document_that_was_removed_by_hand_keeps_none_behind_it_from_being_fou
 
     asyncio.run(run())
     assert found == ["b", "a"]
+
+
+def test_an_identity_is_known_by_destination_where_several_share_a_stream() -> None:
+    first, second = Destination("a.b", domain="d"), Destination("a.c", domain="d")
+    known = [first.engine_identity("x:1"), second.engine_identity("x:1")]
+    assert known == ["a.b:x:1", "a.c:x:1"]
+    assert [first.own_identity(known[0]), second.own_identity(known[1])] == ["x:1", "x:1"]
+    assert first.own_identity("x:1") == "x:1"  # of a former release
+    alone = Destination("a.b")
+    assert alone.engine_identity("a.b:1") == alone.own_identity("a.b:1") == "a.b:1"

@@ -14,7 +14,15 @@ from nats.js.api import ConsumerConfig
 
 from pmdaemon.runtime.backoff import Backoff
 from sla_server.cluster.messages.catalogue import Destination, DestinationKind
-from sla_server.cluster.messages.consumer import Consumer, cause_of_death, run_handler
+from sla_server.cluster.messages.consumer import (
+    ACK_WAIT_S,
+    ORIGIN,
+    REASON,
+    Consumer,
+    cause_of_death,
+    headers_of_copy,
+    run_handler,
+)
 from sla_server.cluster.messages.credit import BlockedBy, ReceiveShares
 from sla_server.cluster.messages.errors import DestinationFull, NotConfirmed
 from sla_server.cluster.messages.feed import (
@@ -24,12 +32,14 @@ from sla_server.cluster.messages.feed import (
     Seen,
     Visibility,
     engine_name,
+    keep_s,
     refusal_of,
 )
-from sla_server.cluster.messages.link import ANSWER_S, EngineLink
+from sla_server.cluster.messages.link import ANSWER_S, BATCH_BYTES, HEADERS_BYTES, EngineLink, size_bytes
 from sla_server.cluster.messages.mirror_streams import PROMOTED_LAST
 from sla_server.cluster.messages.names import Selector
-from sla_server.cluster.messages.producer import EXPIRES
+from sla_server.cluster.messages.producer import EXPIRES, IDENTITY
+from sla_server.cluster.messages.transaction import DECISION_S
 from sla_server.cluster.messages.transaction_records import Mark
 
 
@@ -39,6 +49,42 @@ def test_cause_of_death() -> None:
     assert cause_of_death({EXPIRES: "100"}, 1, 3, 99) == ""
     assert cause_of_death({EXPIRES: "100"}, 1, 3, 100) == "expired"
     assert cause_of_death({EXPIRES: "soon"}, 1, 3, 100) == ""
+
+
+@pytest.mark.parametrize("destination", ["q", "q" * 120])
+@pytest.mark.parametrize("identity", ["ab" * 16, "x" * 255])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_dead_message_as_large_as_any_has_a_copy(destination: str, identity: str, again: bool) -> None:
+    """Else it would be handed out and kept back for ever."""
+    limit_bytes = 1 << 20
+    headers = {IDENTITY: identity, "Kind": "bad"}
+    data = bytes(limit_bytes - HEADERS_BYTES - size_bytes(b"", headers))
+    if again:  # it was sent again from _DMQ, with the first one's identity beside a short one
+        headers |= {"Sla-Identity": identity, IDENTITY: "again:SLA___DMQ:123456789"}
+    alive = SimpleNamespace(destination=destination, identity=headers[IDENTITY], data=data, headers=headers)
+    copies = [
+        headers_of_copy(cast(Received, alive), "cannot be read: é" + "y" * more, limit_bytes - BATCH_BYTES)
+        for more in (0, 0, 5000)
+    ]
+    for copy in copies:
+        assert size_bytes(data, copy) <= limit_bytes - BATCH_BYTES
+        assert (copy[ORIGIN], copy["Sla-Identity"], copy["Kind"]) == (destination, identity, "bad")
+        assert copy[REASON].startswith("cannot be read: é")
+        assert copy[IDENTITY].startswith("dead:")
+    assert copies[0] == copies[1]
+
+
+def test_a_small_dead_message_says_all_of_it() -> None:
+    headers = {IDENTITY: "ab", "Nats-Expected-Stream": "S", "Sla-Transaction": "t", "Kind": "bad"}
+    alive = SimpleNamespace(destination="q", identity="ab", data=b"1", headers=headers)
+    copy = headers_of_copy(cast(Received, alive), "two\nlines", 1000)
+    assert copy == {
+        "Kind": "bad",
+        ORIGIN: "q",
+        REASON: "two lines",
+        "Sla-Identity": "ab",
+        IDENTITY: "dead:q:ab",
+    }
 
 
 def test_the_oldest_identity_is_forgotten_first() -> None:
@@ -118,6 +164,12 @@ class FakeConsumer:
 
     def add_ready_feed(self) -> None:
         self.ready_feeds += 1
+
+
+def test_what_is_held_is_kept_over_a_failover() -> None:
+    """The engine heard of it some time before, and hears of it again some time after the election."""
+    assert 2 * keep_s(ACK_WAIT_S) + DECISION_S < ACK_WAIT_S
+    assert keep_s(1.0) < 0.5  # some rounds may be late
 
 
 def feed_of(link: FakeLink, consumer: FakeConsumer, visibility: object = None) -> DestinationFeed:

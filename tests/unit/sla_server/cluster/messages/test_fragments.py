@@ -14,10 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sla_server.cluster.messages.errors import DestinationFull, FragmentsDamaged
+from sla_server.cluster.messages import fragments
+from sla_server.cluster.messages.errors import DestinationFull, FragmentsDamaged, NotConfirmed
 from sla_server.cluster.messages.feed import Received
 from sla_server.cluster.messages.fragments import (
+    EARLY,
     FRAGMENT_BYTES,
+    FRAGMENTS_AT_ONCE,
     Assembly,
     FragmentStore,
     Manifest,
@@ -91,6 +94,8 @@ class FakeLink:
         pass
 
     async def store(self, subject: str, data: bytes, *_more: object, **_options: object) -> int:
+        if subject in self.fragments:  # known by its identity
+            return len(self.fragments)
         if len(self.fragments) >= self.room:
             raise nats.js.errors.APIError(code=503, err_code=10077, description="maximum bytes exceeded")
         self.fragments[subject] = data
@@ -151,4 +156,72 @@ def test_a_source_that_has_nothing_just_now_is_not_taken_for_its_end() -> None:
     source = SimpleNamespace(read=lambda _size: pieces.pop(0))
     with pytest.raises(BlockingIOError, match="give one that waits"):
         store.store("one", cast(BinaryIO, source))
+    assert link.fragments == {}
+
+
+EARLY_ONE = cast(Received, SimpleNamespace(identity="abc", headers={"Sla-Fragments": EARLY}))
+FILM = bytes(range(256)) * (FRAGMENT_BYTES // 256) * (2 * FRAGMENTS_AT_ONCE) + b"the end"
+
+
+def test_what_is_sent_early_is_read_before_the_last_fragment_has_come() -> None:
+    link, found = FakeLink(), list[bytes]()
+    store = FragmentStore(cast(EngineLink, link), 3, 1 << 20)
+    reading = store.read(EARLY_ONE)
+
+    def announce() -> None:
+        assert len(link.fragments) == FRAGMENTS_AT_ONCE
+        found.extend(next(reading) for _ in range(FRAGMENTS_AT_ONCE))
+
+    store.store_early("abc", io.BytesIO(FILM), announce)
+    assert b"".join([*found, *reading]) == FILM
+    assert b"".join(store.read(EARLY_ONE)) == FILM  # as one that was handed out later
+    store.remove("abc")
+    assert link.fragments == {}
+
+
+def test_an_early_message_of_nothing_has_an_end() -> None:
+    announced: list[str] = []
+    store = FragmentStore(cast(EngineLink, FakeLink()), 3, 1 << 20)
+    store.store_early("abc", io.BytesIO(b""), lambda: announced.append("abc"))
+    assert announced == ["abc"]
+    assert list(store.read(EARLY_ONE)) == []
+
+
+def test_readers_of_an_early_message_find_that_its_sender_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces: list[bytes | None] = [b"1" * FRAGMENT_BYTES] * FRAGMENTS_AT_ONCE + [None]
+    source = SimpleNamespace(read=lambda _size: pieces.pop(0))
+    store = FragmentStore(cast(EngineLink, FakeLink()), 3, 1 << 20)
+    with pytest.raises(BlockingIOError):
+        store.store_early("abc", cast(BinaryIO, source), lambda: None)
+    with pytest.raises(FragmentsDamaged, match="its sender has failed"):
+        list(store.read(EARLY_ONE))
+    link = FakeLink()
+    link.fragments[fragment_subject("abc", 0)] = b"1"  # a sender that has died says nothing
+    monkeypatch.setattr(fragments, "STALLED_S", 0.0)
+    reading = FragmentStore(cast(EngineLink, link), 3, 1 << 20).read(EARLY_ONE)
+    assert next(reading) == b"1"
+    with pytest.raises(FragmentsDamaged, match="has stored no more of it"):
+        next(reading)
+
+
+def test_an_end_that_had_no_answer_is_not_made_a_failure() -> None:
+    class Unanswered(FakeLink):
+        async def store(self, subject: str, data: bytes, *more: object, **options: object) -> int:
+            stored = await super().store(subject, data, *more, **options)
+            if subject.endswith(".end"):
+                raise NotConfirmed(subject, 60, "no answer")
+            return stored
+
+    store = FragmentStore(cast(EngineLink, Unanswered()), 3, 1 << 20)
+    with pytest.raises(NotConfirmed):
+        store.store_early("abc", io.BytesIO(FILM), lambda: None)
+    assert b"".join(store.read(EARLY_ONE)) == FILM
+
+
+def test_an_early_message_that_no_consumer_may_have_leaves_no_fragments() -> None:
+    link = FakeLink()
+    link.room = 4
+    store = FragmentStore(cast(EngineLink, link), 3, 1 << 20)
+    with pytest.raises(DestinationFull):
+        store.store_early("abc", io.BytesIO(FILM), lambda: None)
     assert link.fragments == {}

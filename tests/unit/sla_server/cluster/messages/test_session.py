@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from sla_server.cluster.messages.catalogue import Destination
 from sla_server.cluster.messages.errors import DestinationFull, MessagesError, NotConfirmed
 from sla_server.cluster.messages.fragments import Manifest
 from sla_server.cluster.messages.producer import Outgoing
@@ -60,7 +61,7 @@ def test_a_large_message_that_was_refused_leaves_no_fragments(
     parts: dict[str, object] = {
         "identifiers": SimpleNamespace(make=lambda: 7),
         "_fragments": SimpleNamespace(store=lambda *_: Manifest(1, 1, "x"), discard=removed.append),
-        "_outbox": lambda _name: SimpleNamespace(add=add),
+        "_outbox": lambda _name: SimpleNamespace(add=add, destination=Destination("q")),
     }
     for name, value in parts.items():
         setattr(session, name, value)
