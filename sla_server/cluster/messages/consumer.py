@@ -31,7 +31,7 @@ from sla_server.cluster.messages.credit import BlockedBy, PullLedger, ReceiveSha
 from sla_server.cluster.messages.errors import BadSettings, SessionClosed
 from sla_server.cluster.messages.feed import PULL_S, DestinationFeed, Received, StoreDead, Visibility
 from sla_server.cluster.messages.link import EngineLink
-from sla_server.cluster.messages.producer import EXPIRES
+from sla_server.cluster.messages.producer import EXPIRES, MOST_DIGITS
 
 log = structlog.get_logger("messages")
 ORIGIN: Final = "Sla-Origin"
@@ -190,7 +190,8 @@ class Consumer:
 def cause_of_death(headers: Mapping[str, str], deliveries: int, max_deliveries: int, now_unix_us: int) -> str:
     """Why a message is not handed out any more; "" if it is. Pure."""
     expires = headers.get(EXPIRES, "")
-    if expires.isascii() and expires.isdigit() and int(expires) <= now_unix_us:
+    is_time = expires.isascii() and expires.isdigit() and len(expires) <= MOST_DIGITS
+    if is_time and int(expires) <= now_unix_us:
         return "expired"
     if deliveries > max_deliveries:
         return f"handed out {max_deliveries} times and never acknowledged"
