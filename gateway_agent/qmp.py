@@ -190,7 +190,10 @@ async def connect(path: str) -> tuple[QMPClient, str]:
         QemuUnusable: there is none, or it does not greet.
     """
     client = QMPClient(readbuflen=MOST_ANSWER_BYTES)
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError as exc:  # out of descriptors: the other monitors go on
+        raise QemuUnusable(path, _in_words(exc)) from exc
     try:
         sock.setblocking(False)
         async with asyncio.timeout(CONNECT_S):

@@ -208,7 +208,11 @@ class PeerConnection:
         self._opened(connected)
 
     def _dial(self, address: str | tuple[str, int]) -> None:
-        dialled = socket.socket(_family(address), socket.SOCK_STREAM)
+        try:
+            dialled = socket.socket(_family(address), socket.SOCK_STREAM)
+        except OSError as exc:  # out of descriptors: what is open goes on
+            self._failed(exc.strerror or str(exc))
+            return
         dialled.setblocking(False)
         self._socket = dialled
         code = dialled.connect_ex(address)

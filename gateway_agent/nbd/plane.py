@@ -19,6 +19,7 @@ from __future__ import annotations
 from pmdaemon.runtime import lean_structlog  # noqa: F401 - before structlog: see there
 
 # isort: split
+import contextlib
 import os
 import socket
 from functools import partial
@@ -492,7 +493,9 @@ class Plane:
     def _enforce(self, now_ns: int) -> None:
         former = self._former.number
         if not self.listens:  # this process is one of them, and the next one is beside it
-            former = max(len(former_sockets(self._config.control_socket)), 1)
+            former = 1
+            with contextlib.suppress(OSError):  # without descriptors: it is this one alone, most of the time
+                former = max(former, len(former_sockets(self._config.control_socket)))
         self._caps.processes = 1 + former
         self._cuts.set_generation(self._caps.generation)
         for name, volume in self._exports.volumes.items():

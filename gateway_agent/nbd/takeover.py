@@ -143,12 +143,19 @@ def former_processes(path: str) -> int:
 
     Args:
         path: control socket of the plane; theirs are beside it, as NAME.PID.sock.
+
+    Raises:
+        OSError: there is no descriptor to look for them.
     """
     return sum(map(_listens, former_sockets(path)))
 
 
 def former_sockets(path: str) -> list[Path]:
-    """Their control sockets, also of those that have ended without removing theirs."""
+    """Their control sockets, also of those that have ended without removing theirs.
+
+    Raises:
+        OSError: see ``former_processes``.
+    """
     own = Path(path)
     return list(own.parent.glob(f"{glob.escape(own.stem)}.*.sock"))
 
@@ -193,7 +200,12 @@ class FormerProcesses:
             self._loop.at(self, self._loop.clock.monotonic_ns() + AGAIN_NS, self._check)
 
     def _check(self, now_ns: int) -> None:
-        before, self.number = self.number, former_processes(self._path)
+        before = self.number
+        try:
+            self.number = former_processes(self._path)
+        except OSError:  # without descriptors nothing is known; they are looked for again
+            self._plan()
+            return
         if self._pid is not None and os.path.exists(f"/proc/{self._pid}"):
             own = Path(self._path)
             self.number += not own.with_name(f"{own.stem}.{self._pid}.sock").exists()
@@ -208,14 +220,14 @@ class FormerProcesses:
 
 
 def _listens(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as sock:
-        sock.setblocking(False)
-        try:
+    try:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.setblocking(False)
             sock.connect(str(path))
-        except (FileNotFoundError, ConnectionRefusedError):  # it has ended
-            return False
-        except OSError:  # its queue is full, or it is another user's: it may
-            pass
+    except (FileNotFoundError, ConnectionRefusedError):  # it has ended
+        return False
+    except OSError:  # its queue is full, it is another user's, or this process has no descriptor: it may
+        pass
     return True
 
 

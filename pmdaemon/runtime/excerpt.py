@@ -12,6 +12,7 @@ from typing import Any, Final
 
 EXCERPT_CHARACTERS: Final = 60
 _REPLACEMENT: Final = "\ufffd"
+_MOST_BITS: Final = 512
 
 
 class _Bounded(reprlib.Repr):
@@ -22,6 +23,12 @@ class _Bounded(reprlib.Repr):
         self.maxlevel = 3
         self.maxdict = self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = 4
         self.maxstring = self.maxlong = self.maxother = EXCERPT_CHARACTERS
+
+    def repr_int(self, x: int, level: int) -> str:
+        """Python refuses to write thousands of digits, and hundreds say no more than their number."""
+        return (
+            super().repr_int(x, level) if x.bit_length() <= _MOST_BITS else f"<int of {x.bit_length()} bits>"
+        )
 
     def repr_bytes(self, x: bytes, _level: int) -> str:
         """The first bytes alone are formatted."""

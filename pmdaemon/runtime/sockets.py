@@ -13,17 +13,22 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import math
 import os
+import select
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.excerpt import printable
+
+if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
 
 log = structlog.get_logger("sockets")
 
@@ -86,6 +91,17 @@ def accept(
         pause(ACCEPT_PAUSE_NS)
         return None
     return sock, peer
+
+
+def wait_readable(sources: Iterable[FileDescriptorLike], limit_s: float | None = None) -> bool:
+    """Whether one of them can be read, or has ended, within the limit.
+
+    Of any descriptor: ``select.select`` raises ValueError for those above 1023.
+    """
+    waiting = select.poll()
+    for source in sources:
+        waiting.register(source, select.POLLIN)
+    return bool(waiting.poll(None if limit_s is None else math.ceil(limit_s * 1000)))
 
 
 def dial_error(sock: socket.socket) -> int:

@@ -102,9 +102,11 @@ class Stop:
             os.set_inheritable(parent_fd, False)
 
         def watch() -> None:
+            ends = select.poll()  # of descriptors of any number, unlike select.select
+            ends.register(parent_fd, select.POLLIN)
+            ends.register(self._read_fd, select.POLLIN)
             while not self.is_set():
-                readable, _, _ = select.select([parent_fd, self._read_fd], [], [])
-                if parent_fd in readable:
+                if parent_fd in dict(ends.poll()):
                     self.set("the parent process is gone")
 
         thread = threading.Thread(target=watch, name="watch-parent", daemon=True)

@@ -24,7 +24,7 @@ from nats.aio.client import Client
 
 from pmdaemon.errors import SlaError
 from pmdaemon.runtime.clock import Deadline
-from sla_server.cluster.errors import ClusterRefused
+from sla_server.cluster.errors import UNREADABLE, ClusterRefused
 from sla_server.cluster.messages import names
 
 log = structlog.get_logger("cluster")
@@ -80,7 +80,7 @@ class NodeAnswer:
             return cls(
                 str(found["node"]), int(found["expected"]), dict(found["result"]), str(found["problem"])
             )
-        except (KeyError, TypeError) as exc:
+        except UNREADABLE as exc:
             raise ValueError(f"no answer to a command: {exc!r}") from exc
 
 
@@ -124,7 +124,7 @@ class CommandTable:
         try:
             found = json.loads(data)
             command, arguments = str(found["command"]), dict(found["arguments"])
-        except (ValueError, KeyError, TypeError) as exc:
+        except UNREADABLE as exc:
             return NodeAnswer(self._node, expected, {}, f"no command: {exc!r}")
         handler = self._handlers.get(command)
         if handler is None:
@@ -132,7 +132,7 @@ class CommandTable:
             return NodeAnswer(self._node, expected, {}, f"there is no command {command!r}; there are {known}")
         try:
             return NodeAnswer(self._node, expected, await handler(arguments))
-        except (SlaError, OSError, ValueError, KeyError) as exc:
+        except (SlaError, OSError, *UNREADABLE) as exc:  # whoever asks waits for the answer
             log.warning("cluster-command-failed", command=command, problem=repr(exc))
             return NodeAnswer(self._node, expected, {}, f"{command}: {exc}")
 

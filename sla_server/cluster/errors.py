@@ -19,8 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from pmdaemon.errors import SlaError
+
+UNREADABLE: Final = (LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
+"""What reading a document of another program may end in: Python takes infinities and deep lists for JSON."""
 
 
 class ClusterError(SlaError):

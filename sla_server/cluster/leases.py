@@ -46,7 +46,7 @@ import structlog
 from nats.aio.client import Client
 
 from pmdaemon.runtime.clock import Clock, boot_ns
-from sla_server.cluster.errors import ClusterError, ClusterRefused
+from sla_server.cluster.errors import UNREADABLE, ClusterError, ClusterRefused
 
 log = structlog.get_logger("cluster")
 BUCKET: Final = "SLA_LEASES"
@@ -99,7 +99,7 @@ class LeaseRecord:
                 str(found.get("page", "")),
                 str(found.get("links", "")),
             )
-        except (KeyError, TypeError) as exc:
+        except UNREADABLE as exc:
             raise ValueError(f"no record of a lease: {exc!r}") from exc
 
 

@@ -23,7 +23,6 @@ import fcntl
 import json
 import os
 import secrets
-import select
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +33,7 @@ import structlog
 from pmdaemon.runtime import logs, watchdog
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.files import make_directory, write_whole
+from pmdaemon.runtime.sockets import wait_readable
 from pmdaemon.runtime.threads import ThreadGroup, ThreadInbox
 
 log = structlog.get_logger("cluster")
@@ -113,7 +113,7 @@ class LogCopy:
     def _run(self) -> None:
         while True:
             watchdog.beat()
-            select.select([self._inbox], [], [], _WAIT_S)
+            wait_readable((self._inbox,), _WAIT_S)
             items = self._inbox.drain()
             lines = [item for item in items if item is not None]
             self._waiting = max(0, self._waiting - len(lines))

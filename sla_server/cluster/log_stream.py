@@ -30,7 +30,7 @@ import nats.js.errors
 import structlog
 from nats.aio.client import Client
 
-from sla_server.cluster.errors import ClusterRefused
+from sla_server.cluster.errors import UNREADABLE, ClusterRefused
 from sla_server.cluster.log_spool import LEVELS, LogRecord, LogSpool
 from sla_server.cluster.messages import names
 
@@ -89,7 +89,7 @@ def decode(node: str, data: bytes) -> list[LogRecord]:
         rows = [
             (int(at), int(counter), str(level), str(line)) for at, counter, level, line in json.loads(data)
         ]
-    except TypeError as exc:
+    except UNREADABLE as exc:
         raise ValueError(f"no log records: {exc}") from exc
     return [LogRecord(at, node, counter, level, line) for at, counter, level, line in rows]
 

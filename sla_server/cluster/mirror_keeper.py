@@ -14,10 +14,12 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+import nats.errors
 import structlog
 from nats.aio.client import Client
 
 from pmdaemon.runtime.clock import Clock
+from sla_server.cluster.errors import ClusterError
 from sla_server.cluster.messages.catalogue import Catalogue
 from sla_server.cluster.messages.link import BorrowedLink, EngineLink
 from sla_server.cluster.messages.mirror_records import observe, recorded
@@ -28,6 +30,7 @@ log = structlog.get_logger("cluster")
 ROUND_S: Final = 2.0
 IDLE_S: Final = 10.0
 """Without a mirror here; one that is made meanwhile is found then."""
+FAILURES: Final = (ClusterError, OSError, nats.errors.Error)
 
 
 class MirrorKeeper:
@@ -45,6 +48,7 @@ class MirrorKeeper:
         self._clock = clock
         self._answers: dict[str, bool] = {}  # mirror: whether its primary does
         self._set_back: set[str] = set()
+        self._failed: set[str] = set()
 
     async def run(self, client: Client) -> None:
         """Go on until something fails; then it may be called again.
@@ -63,6 +67,9 @@ class MirrorKeeper:
         """Once for each mirror here, and each primary that is led from here; how many there are.
 
         ``safe`` has the queues that are known to have their consumer; new ones are added.
+
+        Raises:
+            ClusterError, nats.errors.Error, OSError: of one of them, when all had their turn.
         """
         names = await link.retry(lambda: recorded(link), "records of mirrors", LIMIT_S)
         own = [name for name in names if (parts := parts_of(name)) is not None and parts[1] == self._node]
@@ -70,10 +77,31 @@ class MirrorKeeper:
             log.info("mirror-removed", mirror=mirror)
             del self._answers[mirror]
             self._set_back.discard(mirror)
+            self._failed.discard(mirror)
+        led = 0
+        problem: Exception | None = None
         for mirror in own:
-            await self._keep(link, catalogue, mirror, safe)
-        primaries = {parts[0] for name in names if (parts := parts_of(name)) is not None}
-        return len(own) + sum([await self._sweep(link, stream) for stream in sorted(primaries)])
+            try:
+                await self._keep(link, catalogue, mirror, safe)
+                self._failed.discard(mirror)
+            except FAILURES as exc:
+                problem = self._has_failed(mirror, exc)
+        for stream in sorted({parts[0] for name in names if (parts := parts_of(name)) is not None}):
+            try:
+                led += await self._sweep(link, stream)
+                self._failed.discard(stream)
+            except FAILURES as exc:
+                problem = self._has_failed(stream, exc)
+        if problem is not None:
+            raise problem
+        return len(own) + led
+
+    def _has_failed(self, stream: str, problem: Exception) -> Exception:
+        """Of one stream, which must not keep the others from being looked after; said once."""
+        if stream not in self._failed:
+            self._failed.add(stream)
+            log.warning("mirror-round-failed", stream=stream, problem=str(problem) or type(problem).__name__)
+        return problem
 
     async def _sweep(self, link: EngineLink, stream: str) -> bool:
         """Whether the primary is led from here."""

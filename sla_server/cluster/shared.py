@@ -16,7 +16,7 @@ from typing import Any, Final
 import structlog
 
 from pmdaemon.runtime.files import write_whole
-from sla_server.cluster.errors import DocumentDamaged
+from sla_server.cluster.errors import UNREADABLE, DocumentDamaged
 
 log = structlog.get_logger("cluster")
 NAMES: Final = ("parameters", "accounts")
@@ -48,7 +48,7 @@ class SharedDocument:
         try:
             found = json.loads(text)
             revision, body = found["revision"], found["body"]
-        except (ValueError, KeyError, TypeError) as exc:
+        except UNREADABLE as exc:
             raise ValueError(f"no shared document: {exc!r}") from exc
         if not isinstance(revision, int) or revision < 0 or not isinstance(body, dict):
             raise ValueError("no shared document: it has a revision and a body")

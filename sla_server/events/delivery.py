@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import select
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -29,6 +28,7 @@ from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.files import make_directory, write_whole
 from pmdaemon.runtime.hangup import Hangup
+from pmdaemon.runtime.sockets import wait_readable
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadDidNotStop, ThreadGroup, ThreadInbox
 from sla_server.events import metrics
@@ -264,8 +264,7 @@ class Delivery:
             if hangup.take():
                 self._outlets.reopen()
             wait_s = min(wait_s, self._outlets.beat(is_well=self._is_well()))
-            wakers = [self._inbox.fileno(), stop.fileno(), hangup.fileno()]
-            select.select(wakers, [], [], min(wait_s, LONGEST_S))
+            wait_readable((self._inbox, stop, hangup), min(wait_s, LONGEST_S))
 
     def finish(self) -> None:
         """After the stop: the reserves once more, then some time for what is still under way.
@@ -280,7 +279,7 @@ class Delivery:
                 break  # dbmanager has ended before: its rows wait for the next start
             watchdog.beat()
             wait_s = min(self._step(), deadline.left_s())
-            select.select([self._inbox.fileno()], [], [], wait_s)
+            wait_readable((self._inbox,), wait_s)
 
     def close(self) -> None:
         """Keep the state, end the threads, let go of the files."""

@@ -5,6 +5,7 @@ of Java or Spark. It takes as much processor time as some starts of Spark, and 2
 
 One at a time, by a lock in the folder. What Java has not written to its end is never put in place: a maker
 that is killed, or has no room, leaves no archive, and perhaps half of one (``.new``), which the next removes.
+Java maps an archive and looks at a part of it: so it has its name when it and the one under it are on disk.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 
 from pmdaemon.errors import SlaError
+from pmdaemon.runtime.files import sync_directory, sync_file
 from sla_server.jobs import only_one
 from sla_server.policy_jobs import class_archive
 from sla_server.policy_jobs.errors import SparkFailed
@@ -77,7 +79,11 @@ def make_archive(folder: Path = class_archive.FOLDER) -> Path:
             )
         if not has_ended or not aside.exists():
             raise SparkFailed("Java wrote no archive of Spark's classes", log)
-        return aside.rename(archive)
+        for written in filter(Path.exists, (base, aside)):
+            sync_file(written)
+        aside.rename(archive)
+        sync_directory(folder)
+        return archive
 
 
 def _run(work: Path, log: Path, options: str) -> bool:

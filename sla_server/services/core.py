@@ -21,6 +21,7 @@ from pmdaemon.mailbox.sender import MailboxSender
 from pmdaemon.reserve import raise_event
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.excerpt import printable
+from pmdaemon.runtime.logs import LimitedLog
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.agent import CapSet
@@ -114,6 +115,7 @@ class Services:
         self._documents = documents
         self._live_rows = config.live_rows
         self.bad_frames = 0
+        self._bad_log = LimitedLog("services")
         self._outbox = outbox
         self._external_url = external_url
         self._requests = Requests(self, config.request_limit_s)
@@ -197,7 +199,8 @@ class Services:
     def _count_bad(self, sender: str, error: Exception) -> None:
         self.bad_frames += 1
         text = printable(f"{type(error).__name__}: {error}", 500)
-        log.error("bad-message", sender=sender, error=text, count=self.bad_frames)
+        now_ns = self._clock.monotonic_ns()  # a poll's answer may hold a thousand cuts of an agent gone wrong
+        self._bad_log.warning(now_ns, "bad-message", sender=sender, error=text, count=self.bad_frames)
 
     def _cuts(self, sender: str, message: frame.Frame, now_ns: int, _now_us: int) -> None:
         self._pairs.add(sender)

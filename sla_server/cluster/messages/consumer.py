@@ -33,7 +33,7 @@ from sla_server.cluster.messages.errors import BadSettings, SessionClosed
 from sla_server.cluster.messages.feed import PULL_S, DestinationFeed, Received, StoreDead, Visibility
 from sla_server.cluster.messages.fragments import FIRST_IDENTITY, fragments_identity
 from sla_server.cluster.messages.link import EngineLink, size_bytes
-from sla_server.cluster.messages.producer import EXPIRES, IDENTITY
+from sla_server.cluster.messages.producer import EXPIRES, IDENTITY, MOST_DIGITS
 from sla_server.cluster.messages.transaction_records import MARK
 
 log = structlog.get_logger("messages")
@@ -195,7 +195,8 @@ class Consumer:
 def cause_of_death(headers: Mapping[str, str], deliveries: int, max_deliveries: int, now_unix_us: int) -> str:
     """Why a message is not handed out any more; "" if it is. Pure."""
     expires = headers.get(EXPIRES, "")
-    if expires.isascii() and expires.isdigit() and int(expires) <= now_unix_us:
+    is_time = expires.isascii() and expires.isdigit() and len(expires) <= MOST_DIGITS
+    if is_time and int(expires) <= now_unix_us:
         return "expired"
     if deliveries > max_deliveries:
         return f"handed out {max_deliveries} times and never acknowledged"

@@ -48,7 +48,7 @@ from sla_server.cluster.messages import names
 from sla_server.cluster.messages.errors import DestinationFull, FragmentsDamaged
 from sla_server.cluster.messages.feed import Received
 from sla_server.cluster.messages.link import EngineLink, Trouble, classify
-from sla_server.cluster.messages.producer import IDENTITY, SEND_LIMIT_S
+from sla_server.cluster.messages.producer import IDENTITY, MOST_DIGITS, SEND_LIMIT_S
 
 log = structlog.get_logger("messages")
 STREAM: Final = names.stream_name(names.FRAGMENTS)
@@ -94,9 +94,13 @@ class Manifest(NamedTuple):
         """
         parts = text.split(" ")
         numbers = [*parts[:2], *parts[3:]]  # the last one is not in those of the first release
-        if len(parts) not in (3, 4) or not all(part.isascii() and part.isdigit() for part in numbers):
+        if len(parts) not in (3, 4) or not all(map(_is_number, numbers)):
             raise FragmentsDamaged(identity, f"its manifest {text[:80]!r} is none")
         return cls(int(parts[0]), int(parts[1]), parts[2], int(parts[3]) if len(parts) == 4 else 0)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS
 
 
 class Assembly:

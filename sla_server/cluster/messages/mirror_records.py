@@ -26,6 +26,7 @@ import nats.js.api
 import nats.js.errors
 
 from pmdaemon.runtime.clock import Clock
+from sla_server.cluster.errors import UNREADABLE
 from sla_server.cluster.messages.link import EngineLink
 from sla_server.cluster.messages.mirror_streams import (
     LIMIT_S,
@@ -93,7 +94,7 @@ class MirrorRecord:
                 bool(fields.get("is_set_back", False)),
                 str(fields.get("mirror_created", "")),
             )
-        except (KeyError, TypeError) as exc:
+        except UNREADABLE as exc:
             raise ValueError(f"no record of a mirror: {type(exc).__name__}") from exc
 
     def is_of(self, own: Info) -> bool:

@@ -59,6 +59,9 @@ SEND_LIMIT_S: Final = 60.0
 TOGETHER_S: Final = 6.0  # three tries
 FULL_FOR_S: Final = 1.0
 """So long a destination that has refused is taken for full; the next message asks it again."""
+MOST_DIGITS: Final = 18
+"""Of a number in a header, which any program with an account may have written: below 2^63, and int() refuses
+thousands of digits with an error of its own."""
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # as HTTP has them
 _IDENTITY: Final = re.compile(r"[A-Za-z0-9_.:-]{1,255}")  # also a part of subjects: no wildcards, no blanks
 

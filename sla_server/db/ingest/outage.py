@@ -17,6 +17,7 @@ import structlog
 
 from pmdaemon.reserve import raise_event
 from pmdaemon.runtime.backoff import doubled
+from pmdaemon.runtime.files import sync_directory
 from pmdaemon.wire.messages.server import DAMAGED, Problem
 from sla_server.db.ingest.records import event_row
 
@@ -43,6 +44,10 @@ class OutageMark:
         self._path = directory / FILE if directory is not None else None
         if self._path is not None and not self._path.exists():
             self.clear()
+            try:
+                sync_directory(self._path.parent)  # else a power cut may take the name, with what is in it
+            except OSError as exc:
+                log.warning("outage-mark-not-written", path=str(self._path), problem=str(exc))
 
     def set(self, since_us: int) -> None:
         """People are notified of an outage since that time.

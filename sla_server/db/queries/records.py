@@ -31,6 +31,7 @@ from sla_server.db import schema
 Value = Callable[[FromClause], ColumnElement[Any]]
 NEWEST: Final = "newest"
 OLDEST: Final = "oldest"
+MOST_DIGITS: Final = 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +165,14 @@ def cursor_of(records: RecordList, row: Mapping[str, Any]) -> str:
 def _place(records: RecordList, cursor: str) -> tuple[int, Any]:
     at_text, _, key_text = cursor.partition(":")
     is_number = records.table.c[records.key].type.python_type is int
-    if not at_text.isdigit() or not key_text or (is_number and not key_text.isdigit()):
+    if not _is_number(at_text) or not key_text or (is_number and not _is_number(key_text)):
         raise ValueError(f"{cursor!r} is no cursor; use the `next` of the page before")
     return int(at_text), int(key_text) if is_number else key_text
+
+
+def _is_number(text: str) -> bool:
+    """Digits of one that databases hold; what is larger would be an error of theirs."""
+    return text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS
 
 
 def _conditions(records: RecordList, wanted: Wanted) -> list[ColumnElement[bool]]:

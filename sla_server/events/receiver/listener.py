@@ -26,7 +26,6 @@ Threads: ``ev-post-N``, watched: at rest while they wait for a peer. State:
 from __future__ import annotations
 
 import contextlib
-import select
 import socket
 import ssl
 import threading
@@ -35,7 +34,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import h11
 import structlog
@@ -43,7 +42,7 @@ import structlog
 from pmdaemon.errors import ConfigError, SlaError
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Deadline
-from pmdaemon.runtime.sockets import accept, open_listener
+from pmdaemon.runtime.sockets import accept, open_listener, wait_readable
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
 from sla_server.events.receiver.handler import PostAnswer, PostHandler
@@ -122,8 +121,7 @@ class EventListener:
             rest_s = self._rest_until_s - time.monotonic()
             if rest_s > 0 and stop.wait(rest_s):
                 return
-            readers: list[Any] = [self._listener, stop]
-            select.select(readers, [], [])
+            wait_readable((self._listener, stop))
             accepted = accept(self._listener, self._rest)
             if accepted is None:
                 if self._rest_until_s <= time.monotonic():  # another thread was faster, or the peer has gone
@@ -246,7 +244,7 @@ class _Connection:
         """Whether something can be read, or the peer has gone, after so long at most."""
         if self._http.trailing_data[0] or (isinstance(self._sock, ssl.SSLSocket) and self._sock.pending()):
             return True
-        return bool(select.select([self._sock], [], [], wait_s)[0])
+        return wait_readable((self._sock,), wait_s)
 
     def head(self, deadline: Deadline) -> h11.Request | None:
         """The next request; None: the peer has closed.

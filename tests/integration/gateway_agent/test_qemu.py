@@ -7,6 +7,7 @@ A virtual machine's drives, which no storage daemon has, are tried against the s
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
 import socket
 import time
@@ -19,6 +20,7 @@ from click.testing import CliRunner
 from gateway_agent import qmp
 from gateway_agent.cli import cli
 from gateway_agent.enforcers.qemu import LimitedPlace
+from gateway_agent.errors import QemuUnusable
 from gateway_agent.link.caps import LeasedCaps
 from gateway_agent.link.qemu_client import QemuClient
 from gateway_agent.qemu import Command, Limits, QmpAnswer, QmpConnected, QmpEvent, QmpLost, ThrottleGroup
@@ -38,6 +40,21 @@ WAIT_S = 180.0
 def daemon(tmp_path: Path) -> Iterator[StorageDaemon]:
     with StorageDaemon(tmp_path) as running:
         yield running
+
+
+def test_without_descriptors_a_monitor_is_one_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread, and with it the link, would end of it, and all other monitors with them."""
+
+    def exhausted(*_args: object) -> socket.socket:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def ask() -> None:
+        with monkeypatch.context() as patch:  # the loop has its own sockets by now
+            patch.setattr(socket, "socket", exhausted)
+            await qmp.connect("/nowhere/qmp.sock")
+
+    with pytest.raises(QemuUnusable, match="Too many open files"):
+        asyncio.run(ask())
 
 
 class Monitor:

@@ -1,5 +1,6 @@
 """A plane's next process takes the sockets of the former one: each side by itself, and two real planes."""
 
+import errno
 import os
 import socket
 import sys
@@ -229,6 +230,26 @@ def test_ledgers_are_believed_again_when_all_former_processes_have_ended_and_a_f
     ours.flushed(ours.mark())
     assert ours.is_covered
     assert rig.loop.timers == {}
+
+
+@pytest.mark.parametrize("what", ["socket", "scandir"])
+def test_without_descriptors_former_processes_still_count_and_are_looked_for_again(
+    tmp_path, monkeypatch, what
+):
+    """Looked for no more, they would count for ever: caps would be shared with nobody, and stay halved."""
+    rig, own = Rig(), str(tmp_path / "nbd-0.sock")
+
+    def exhausted(*_args, **_options):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with listen_at(Address(path=str(tmp_path / "nbd-0.4711.sock")), 0o600):
+        former = FormerProcesses(rig.loop, own, rig.context, None)
+        with monkeypatch.context() as patch:
+            patch.setattr(socket if what == "socket" else os, what, exhausted)
+            rig.loop.fire(3)
+        assert (former.number, rig.context.other.may_serve) == (1, True)
+    rig.loop.fire(3)
+    assert (former.number, rig.context.other.may_serve) == (0, False)
 
 
 @pytest.mark.parametrize(

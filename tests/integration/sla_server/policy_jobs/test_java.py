@@ -258,6 +258,23 @@ def test_an_archive_is_put_in_place_when_java_has_written_all_of_it(
     ]
 
 
+def test_an_archive_has_its_name_when_it_is_on_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut would leave a part of it there, which Java maps and uses."""
+    java_that_writes(monkeypatch, folder, "whole", has_ended=True)
+    (folder / "java-classes.jsa").write_text("of Java's own classes")
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def watched(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    make_class_archive.make_archive(folder)
+    names = ("java-classes.jsa", "spark-classes.new", "")
+    assert [Path(each) for each in synced] == [folder / name for name in names]
+
+
 @pytest.mark.parametrize(("text", "has_ended"), [("ha", False), (None, True), (None, False)])
 def test_what_java_has_not_written_to_its_end_is_never_used(
     text: str | None, has_ended: bool, folder: Path, monkeypatch: pytest.MonkeyPatch

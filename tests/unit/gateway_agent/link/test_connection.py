@@ -52,6 +52,30 @@ def test_a_connection_that_was_reset_before_it_was_looked_at_is_dialled_again() 
     assert peer.told == []
 
 
+def test_without_descriptors_a_dial_fails_and_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The link would end of it, and with it the session and the other connections that are open."""
+    clock, peer, tries = FakeClock(), Silent(), []
+
+    def exhausted(*_args: object) -> socket.socket:
+        tries.append(clock.monotonic_ns())
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with selectors.DefaultSelector() as selector:
+        backoff = Backoff(1.0, 5.0, 0.0, random.Random(1))
+        connection = PeerConnection("pmdaemon", [("127.0.0.1", 9)], peer, backoff, selector, clock)
+        first_ns = clock.monotonic_ns()
+        with monkeypatch.context() as patch:
+            patch.setattr(socket, "socket", exhausted)
+            for _ in range(9):
+                connection.turn()
+            assert connection.due_ns == first_ns + 10**9
+            clock.advance(1.0)
+            connection.turn()
+        assert tries == [first_ns, first_ns + 10**9]
+        assert not selector.get_map()
+    assert peer.told == []
+
+
 class Dialling(PeerConnection):
     """Dials nothing; ``answers`` says which addresses take a connection."""
 

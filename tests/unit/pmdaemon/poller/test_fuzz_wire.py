@@ -15,6 +15,11 @@ def test_cases() -> None:
     assert CASES // 4 < refused < CASES  # neither everything nor nothing is refused
 
 
+def test_a_cut_whose_columns_cannot_be_true_is_refused_by_services_alone() -> None:
+    """Flipped bits have made a counter of more than 2^47; the pair that passes it on does not look at it."""
+    assert wire.one(77, 124607) in (True, False)
+
+
 def test_a_failure_names_seed_and_case(monkeypatch: pytest.MonkeyPatch) -> None:
     def defect(_chance: object) -> bool:
         raise KeyError("a defect")

@@ -56,3 +56,10 @@ def test_depth_and_size_cost_nothing() -> None:
 def test_lines_stay_lines() -> None:
     assert printable_lines("one\ttwo\n\x1b[2Jthree\r\n") == "one two\n\ufffd[2Jthree \n"
     assert printable("a\nb", 10) == "a b"
+
+
+def test_a_number_of_thousands_of_digits_is_named_by_its_size() -> None:
+    """Python refuses to write it; hexadecimal in a document makes one."""
+    assert excerpt(10**30) == str(10**30)
+    assert excerpt(10**5000) == excerpt(-(10**5000)) == "<int of 16610 bits>"
+    assert excerpt({10**5000: 1}) == "{<int of 16610 bits>: 1}"

@@ -155,7 +155,9 @@ def test_text_is_no_pattern_and_a_version_is_found_by_its_digits(database: Conne
     ]
 
 
-@pytest.mark.parametrize("before", ["x", "1", "1:", "a:1", "1:one"])
+@pytest.mark.parametrize(
+    "before", ["x", "1", "1:", "a:1", "1:one", "1:²", "²:1", f"1:{10**25}", f"{10**25}:1"]
+)
 def test_what_is_no_cursor_is_refused(before: str) -> None:
     with pytest.raises(ValueError, match="is no cursor"):
         listed(POLICIES, Wanted(before=before))

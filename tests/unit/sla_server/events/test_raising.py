@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -120,6 +121,20 @@ def test_a_start_without_an_outage_says_nothing(raised: Raised, tmp_path: Path) 
 def test_a_mark_of_any_content_is_no_outage(tmp_path: Path, content: str) -> None:
     (tmp_path / FILE).write_text(content)
     assert OutageMark(tmp_path).since_us() == 0
+
+
+def test_the_name_of_a_new_mark_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Content alone is not enough: a power cut would take the file, and with it that people were notified."""
+    synced: list[Path] = []
+
+    def fsync(fd: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{fd}")))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    OutageMark(tmp_path)
+    assert synced == [tmp_path / FILE, tmp_path]
+    OutageMark(tmp_path).set(7)
+    assert synced[2:] == [tmp_path / FILE]
 
 
 def test_a_mark_needs_no_room_on_the_disk_that_it_did_not_have_before(tmp_path: Path) -> None:

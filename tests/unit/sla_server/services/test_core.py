@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from pmdaemon.wire import cut as cuts
 from pmdaemon.wire.kinds import Kind
@@ -118,6 +119,28 @@ def test_a_cut_with_bad_columns_is_left_out_and_those_beside_it_are_not() -> Non
     bench.message(Kind.CUTS, header, a_cut(1) + cuts.encode(bad) + a_cut(3))
     assert [args[0].seq for name, args in bench.controller.calls if name == "add_cut"] == [1, 3]
     assert bench.core.bad_frames == 1
+
+
+def test_of_a_thousand_bad_cuts_some_are_in_the_log_and_all_are_counted() -> None:
+    """An agent gone wrong answers each poll with as many; a line for each would fill the disk."""
+    bench = Bench()
+    hist = np.array([(1, 0, 5)], cuts.HIST_DTYPE)
+    rows, missed = cuts.rows_array([]), np.zeros(0, cuts.MISSED_DTYPE)
+    bad = [
+        cuts.encode(cuts.Cut(GATEWAY, 5, seq, START_US, 1_000_000, 0, 0, rows, hist, missed))
+        for seq in range(1, 1001)
+    ]
+    each = {"recv_us": [1] * 500, "offset_us": [0] * 500, "live": [False] * 500}
+    with capture_logs() as logged:
+        for half in (bad[:500], bad[500:]):
+            bench.message(Kind.CUTS, {"pair": 0, "n": 500, **each}, b"".join(half))
+        bench.clock.advance(1)
+        bench.message(
+            Kind.CUTS, {"pair": 0, "n": 1, "recv_us": [1], "offset_us": [0], "live": [False]}, bad[0]
+        )
+    assert bench.core.bad_frames == 1001
+    events = [line["event"] for line in logged if line["event"] in ("bad-message", "log-suppressed")]
+    assert events == ["bad-message"] * 10 + ["log-suppressed", "bad-message"]
 
 
 def test_a_lease_goes_out_once_a_second_to_every_pair() -> None:

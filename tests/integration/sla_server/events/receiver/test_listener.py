@@ -7,6 +7,7 @@ import errno
 import http.client
 import json
 import os
+import resource
 import socket
 import ssl
 import time
@@ -105,6 +106,25 @@ def answer_of(sock: socket.socket) -> tuple[int, bytes]:
     response = http.client.HTTPResponse(sock)
     response.begin()
     return response.status, response.read()
+
+
+def test_a_relay_with_a_thousand_open_files_still_takes_events(rig: Listening) -> None:
+    """``select`` knows no descriptor above 1023, and a relay's many recipients have a connection each."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2048:
+        pytest.skip("this user may not have so many files open")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    many = [os.dup(rig.stop.fileno()) for _ in range(1024)]
+    try:
+        with rig.connect() as sock:
+            assert sock.fileno() > 1023
+            sock.sendall(request(content := content_of(1)) + content)
+            assert answer_of(sock) == (200, b"confirmed\n")
+    finally:
+        for fd in many:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(rig.taken) == 1
 
 
 def test_a_defect_of_ours_ends_the_connection_that_met_it(

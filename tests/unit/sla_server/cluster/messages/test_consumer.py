@@ -87,6 +87,12 @@ def test_a_small_dead_message_says_all_of_it() -> None:
     }
 
 
+def test_a_time_of_thousands_of_digits_ends_nothing_and_the_message_can_die() -> None:
+    """Any program with an account can write it; an error there would come with each time it is handed out."""
+    assert cause_of_death({EXPIRES: "9" * 5000}, 1, 3, 100) == ""
+    assert cause_of_death({EXPIRES: "9" * 5000}, 4, 3, 100).startswith("handed out 3 times")
+
+
 def test_the_oldest_identity_is_forgotten_first() -> None:
     seen = Seen(2)
     for identity in ("a", "b", "a", "c"):

@@ -58,7 +58,7 @@ def test_words() -> None:
     with pytest.raises(FragmentsDamaged, match="digest differs"):
         assembly.finish()
     assert Manifest.parse("abc", "1 2 y") == Manifest(1, 2, "y", 0)  # of the first release
-    for bad in ("", "1 2", "1 x y", "-1 2 y", "1 2 y z", "1 2 y 3 4"):
+    for bad in ("", "1 2", "1 x y", "-1 2 y", "1 2 y z", "1 2 y 3 4", f"1 {'9' * 5000} y"):
         with pytest.raises(FragmentsDamaged, match="manifest"):
             Manifest.parse("abc", bad)
     assert fragment_subject("abc", 3) == "sla.f.abc.3"

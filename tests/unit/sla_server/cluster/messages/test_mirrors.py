@@ -320,6 +320,28 @@ def test_its_node_says_once_that_a_primary_was_set_back_and_still_keeps_queues()
     assert link.seen.is_set_back
 
 
+def test_one_mirror_that_fails_keeps_none_of_the_others_from_being_looked_after() -> None:
+    """Its turn comes first each time; without theirs the others would neither be trimmed nor recorded."""
+    link = _pair(_state(6, 9, 4), _state(1, 9, 9))
+    listed = {f"$KV.{BUCKET}.{name}": 1 for name in ("SLA_0_mn1", "SLA_a_mn1")}
+    link.answers |= {
+        f"STREAM.INFO.KV_{BUCKET}": {"state": {"subjects": listed}},
+        "STREAM.INFO.SLA_0_mn1": nats.js.errors.APIError(code=400, err_code=10003),
+    }
+    engine = cast(EngineLink, link)
+    catalogue = Catalogue(engine, 3)
+    catalogue.refresh = link.nothing  # type: ignore[method-assign]
+    keeper = MirrorKeeper("n1", 3, SystemClock())
+    with capture_logs() as logged:
+        for _ in range(2):
+            with pytest.raises(nats.js.errors.APIError):
+                asyncio.run(keeper.round(engine, catalogue, set()))
+    assert [line["event"] for line in logged] == ["mirror-round-failed", "mirror-kept"]
+    purge = ("STREAM.PURGE.SLA_a_mn1", {"seq": 6})
+    assert [change for change in link.changes() if change[0].startswith("STREAM.PURGE")] == [purge, purge]
+    assert link.seen.primary_last == 9
+
+
 def test_a_primary_with_another_message_under_a_sequence_of_the_mirror_was_set_back() -> None:
     """It was emptied and has grown past the mirror between two looks."""
     link = _pair(_state(6, 20, 15), _state(1, 20, 20))
