@@ -60,8 +60,10 @@ PLENTY_RATIO: Final = 1.1
 """A rate this far above its floor can still give; what is left of the rest is not worth a step."""
 FELT_RATIO: Final = 0.8
 """Volumes that use less of C, and hold nothing back, do not feel it."""
-GREW_RATIO: Final = 1.75
-"""Use that differs by less is the same: of cuts that caps end soon, the sum of peaks is half too high."""
+GREW_RATIO: Final = 1.5
+"""Use that differs by less is the same: a cut of 250 ms may be off by a quarter."""
+SEVERAL_GREW_RATIO: Final = (3, 1.75)
+"""Of so many and more: each of their peaks is of another moment, so the sum is too high. See ADR 0073."""
 
 
 @dataclass(slots=True)
@@ -278,7 +280,9 @@ class BackendControl:
         Peaks, as caps end the cut in which it did so, and the next one, under caps, comes with it.
         """
         used = sum(n.peak for n in self.managed.values())
-        if used > max(GREW_RATIO * self.start, self.peaks):
+        several, ratio = SEVERAL_GREW_RATIO
+        ratio = ratio if len(self.managed) >= several else GREW_RATIO
+        if used > max(ratio * self.start, self.peaks):
             self.grew, self.start, self.ceiling = True, used, used
         self.is_learning = not self.gate.is_open
 

@@ -116,11 +116,21 @@ def begun(control: BackendControl) -> None:
 
 def test_what_a_neighbour_used_until_the_first_cut_held_is_what_it_wants(control):
     begun(control)
-    control.step([victim()], world(neighbour(cost=80.0, peak=260.0)), 101 * S)
-    assert control.start == 160.0, "no clearly more: of a cut that caps end soon, a few I/Os are as much"
+    control.step([victim()], world(neighbour(cost=80.0, peak=195.0)), 101 * S)
+    assert control.start == 160.0, "no clearly more"
     control.gate.confirm("B", 7, 7, 101 * S)  # the cut of before the caps came with the one that shows them
     control.step([victim(Need.UNKNOWN)], world(neighbour(cost=80.0, peak=360.0)), 102 * S)
     assert (control.allowed, control.start, control.ceiling) == (80.0, 360.0, 360.0)
+
+
+@pytest.mark.parametrize(("count", "learned"), [(1, 1.6 * 600), (2, 1.6 * 600), (3, 600), (4, 600)])
+def test_peaks_of_several_are_of_several_moments_and_their_sum_is_too_high(control, count, learned):
+    names, each = [f"batch-{n}" for n in range(count)], 600.0 / count
+    control.step([victim()], world(*(neighbour(name, each) for name in names)), 100 * S)
+    control.gate.wait_for("B", 7, 100 * S)
+    peaks = [neighbour(name, each / 2, peak=1.6 * each) for name in names]
+    control.step([victim(Need.UNKNOWN)], world(*peaks), 101 * S)
+    assert control.start == pytest.approx(learned)
 
 
 def test_once_the_first_cut_holds_more_than_it_lets_through_is_no_use_to_learn_from(control):
