@@ -62,8 +62,8 @@ FELT_RATIO: Final = 0.8
 """Volumes that use less of C, and hold nothing back, do not feel it."""
 GREW_RATIO: Final = 1.5
 """Use that differs by less is the same: a cut of 250 ms may be off by a quarter."""
-SEVERAL_GREW_RATIO: Final = (3, 1.75)
-"""Of so many and more: each of their peaks is of another moment, so the sum is too high. See ADR 0073."""
+SEVERAL_GREW_RATIO: Final = 1.75
+"""Of three and more, none with two thirds of it: each peak is of another moment. See ADR 0073."""
 
 
 @dataclass(slots=True)
@@ -279,9 +279,9 @@ class BackendControl:
         Else a neighbour whose first second broke the promise would be kept to what it used in that second.
         Peaks, as caps end the cut in which it did so, and the next one, under caps, comes with it.
         """
-        used = sum(n.peak for n in self.managed.values())
-        several, ratio = SEVERAL_GREW_RATIO
-        ratio = ratio if len(self.managed) >= several else GREW_RATIO
+        peaks = [n.peak for n in self.managed.values()]
+        used, has_most = sum(peaks), max(peaks, default=0.0)
+        ratio = SEVERAL_GREW_RATIO if len(peaks) > 2 and has_most < 2 * used / 3 else GREW_RATIO
         if used > max(ratio * self.start, self.peaks):
             self.grew, self.start, self.ceiling = True, used, used
         self.is_learning = not self.gate.is_open

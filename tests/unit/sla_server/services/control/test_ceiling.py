@@ -133,6 +133,14 @@ def test_peaks_of_several_are_of_several_moments_and_their_sum_is_too_high(contr
     assert control.start == pytest.approx(learned)
 
 
+def test_of_several_one_that_has_just_begun_and_uses_most_is_learned_as_if_alone(control):
+    modest = [neighbour(name, 60.0, peak=65.0) for name in ("modest", "other")]
+    control.step([victim()], world(neighbour(cost=180.0), *modest), 100 * S)
+    control.gate.wait_for("B", 7, 100 * S)
+    control.step([victim(Need.UNKNOWN)], world(neighbour(cost=90.0, peak=360.0), *modest), 101 * S)
+    assert control.start == pytest.approx(360.0 + 2 * 65.0)
+
+
 def test_once_the_first_cut_holds_more_than_it_lets_through_is_no_use_to_learn_from(control):
     begun(control)
     control.gate.confirm("B", 7, 7, 101 * S)
