@@ -11,6 +11,7 @@ from sla_server.cli.cluster_node import ask, copies, resolved
 from sla_server.cli.formatting import Column, build, console
 from sla_server.cli.groups import Commands
 from sla_server.cli.output import DATA_OUTPUT, print_json
+from sla_server.explanation.words import plural
 
 if TYPE_CHECKING:  # nats and asyncio's client, for the commands that ask nodes
     from sla_server.cluster.admin import Admin
@@ -74,4 +75,6 @@ def end(topic: str, name: str, yes: bool) -> None:
             return await subscribers.end(link, catalogue, topic, name)
 
     row = ask(ended)
-    click.echo(f"{name} subscribes to {topic} no more; {row.waiting + row.held:,} messages waited for it")
+    click.echo(
+        f"{name} subscribes to {topic} no more; {plural(row.waiting + row.held, 'message')} waited for it"
+    )

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from fnmatch import fnmatchcase
 from itertools import islice
 from typing import Final
 
@@ -161,7 +160,7 @@ class _ByVolume:
         """Those about this volume; one may come twice."""
         yield from self._naming.get(volume, ())
         for patterns, item in self._patterned:
-            if EVERYONE in patterns or any(fnmatchcase(volume, pattern) for pattern in patterns):
+            if matches(volume, patterns):
                 yield item
 
 

@@ -104,7 +104,7 @@ def drag(driver: Chrome, plot: str, share: float) -> None:
 
 
 def shows_all_by_double_click(driver: Chrome, plot: str, all_ms: int) -> bool:
-    """Clicked anew at each try: a page that is slow may see the two clicks too far apart to be one."""
+    """Clicks again at each try: a page that is slow may see the two clicks too far apart to be one."""
     if abs(span_ms(driver, plot) - all_ms) < 1_000:
         return True
     area = driver.find_element(By.CSS_SELECTOR, f"#{plot} .nsewdrag")

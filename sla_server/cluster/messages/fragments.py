@@ -274,9 +274,10 @@ class FragmentStore:
             place += len(group)
             if group:
                 stalled = Deadline(STALLED_S)
-            elif stalled.passed:
-                raise FragmentsDamaged(identity, f"its sender has stored no more of it for {STALLED_S:g} s")
             elif assembly.manifest is None:
+                if stalled.passed:
+                    problem = f"its sender has stored no more of it for {STALLED_S:g} s"
+                    raise FragmentsDamaged(identity, problem)
                 time.sleep(AGAIN_S)
         for first in range(place, manifest.fragments, FRAGMENTS_AT_ONCE):
             places = range(first, min(first + FRAGMENTS_AT_ONCE, manifest.fragments))

@@ -5,7 +5,7 @@ so is one of 8 ms if the storage takes 7 without neighbours. So what is *far*, a
 rise (*park*), are shares of the room above the least ``r`` that was seen under caps: where that is low, as it
 mostly is, the settings hold as they are. It is the least of the promise itself, or of the worst of all, if
 that is lower: of many, only some are seen in each step. Windows over the threshold count for neither: they
-say nothing of storage without neighbours, and what is smoothed from them on is too high for a minute.
+say nothing of storage without neighbours, and what is smoothed from them on is too high for forty steps.
 See docs/adr/0066-far-from-trouble-on-slow-storage.md and 0073.
 
 Pure. Of one loop; changed only by the controller's one thread.

@@ -157,7 +157,7 @@ def test_a_subscriber_is_listed_and_ended_by_commands(three: Nodes, tmp_path: Pa
         ]
     assert (row["topic"], row["name"]) == ("papers", "gone")
     said = _until_done(three.paths[1], "subscriber", "end", "papers", "gone", "--yes")
-    assert "gone subscribes to papers no more; 1 messages waited for it" in said
+    assert "gone subscribes to papers no more; 1 message waited for it" in said
     empty = _until_done(three.paths[2], "subscriber", "list", "papers", "-o", "json")
     assert json.loads(empty)["subscribers"] == []
 

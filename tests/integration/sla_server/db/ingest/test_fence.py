@@ -337,7 +337,7 @@ def test_a_machine_that_was_copied_with_its_queue_does_not_act_with_it(database:
         with pytest.raises(QueueCopied, match="copy of that of node n1") as caught:
             Fence(6, "n2").take(engine, "q1", 5, 0)
         assert caught.value.exit_status == 78
-    Fence(7, "n2").take(engine, "q2", 0, 0)  # its own, made anew
+    Fence(7, "n2").take(engine, "q2", 0, 0)  # its own, made again
     Fence(8, "n1").take(engine, "q1", 8, 0)
     engine.dispose()
 

@@ -204,6 +204,13 @@ def test_readers_of_an_early_message_find_that_its_sender_has_failed(monkeypatch
         next(reading)
 
 
+def test_an_early_message_whose_end_comes_late_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FragmentStore(cast(EngineLink, FakeLink()), 3, 1 << 20)
+    store.store_early("abc", io.BytesIO(FILM), lambda: None)
+    monkeypatch.setattr(fragments, "STALLED_S", 0.0)  # the time was over when the end was found
+    assert b"".join(store.read(EARLY_ONE)) == FILM
+
+
 def test_an_end_that_had_no_answer_is_not_made_a_failure() -> None:
     class Unanswered(FakeLink):
         async def store(self, subject: str, data: bytes, *more: object, **options: object) -> int:

@@ -280,7 +280,7 @@ def beside_slow(control: BackendControl, r: float) -> float:
 
 
 def test_what_was_late_while_the_queue_drained_says_nothing_of_storage_without_neighbours(control):
-    """Smoothed from there on, r would be above the threshold for a minute, and C never park."""
+    """Smoothed from there on, r would be above the threshold for some forty steps, and C not park."""
     start(control)
     control.step([victim(Need.HOLD, r=20.0)], BUSY, 101 * S)
     control.step([clear(r=0.3)], BUSY, 102 * S)
