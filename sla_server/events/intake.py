@@ -145,6 +145,7 @@ class EventIntake:
         Raises:
             QueuePoisoned: the disk fails.
         """
+        self._order.read_clock()  # once: places of both periods are compared with each other
         self._list()
         self.passed_ns = self._clock.monotonic_ns()
         initial = [reader for path, reader in self._readers.items() if INITIAL in path.name]
@@ -253,7 +254,6 @@ class EventIntake:
         What is raised while the reserves are read waits for the next pass: something that was raised before
         it may lie in a reserve that was read already.
         """
-        self._order.read_clock()
         tails, streams = [reader.tail() for reader in readers], list[list[_Found]]()
         for reader, tail in zip(readers, tails, strict=True):
             name = reader.name

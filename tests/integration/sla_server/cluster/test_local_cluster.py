@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import nats
 import nats.errors
@@ -97,8 +98,11 @@ def test_what_an_engine_has_stored_alone_is_told_from_what_is_of_a_cluster(clust
         await client.close()
 
     asyncio.run(_make(cluster, "of-all", "of-all.>"))
-    for node in cluster.nodes:
-        assert (node.directory / STORE / "jetstream" / "SLA" / "streams" / "of-all").is_dir()
+    deadline = Deadline(READY_S)
+    for node in cluster.nodes:  # that it leads, the leader says before the last follower has begun
+        while not (node.directory / STORE / "jetstream" / "SLA" / "streams" / "of-all").is_dir():
+            assert not deadline.passed, node.config.node
+            time.sleep(0.05)
         check_store(node.config, node.directory)
     with LocalCluster(size=1) as one:
         one.wait_ready()

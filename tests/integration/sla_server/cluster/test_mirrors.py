@@ -20,6 +20,7 @@ from sla_server.cluster.messages.mirror_records import record
 from sla_server.cluster.messages.mirror_streams import delete_stream, promoted_last
 from sla_server.cluster.messages.mirrors import trim
 from sla_server.cluster.messages.transaction import MOST_LIMIT_S
+from sla_server.cluster.messages.transaction_records import STREAM as TRANSACTIONS
 from tests.support.cluster import READY_S, configurations
 from tests.support.node_processes import Nodes, done, make_members, sla, status
 
@@ -81,6 +82,16 @@ def _leader(nodes: Nodes, stream: str) -> str:
             if row["name"] == stream and row["leader"]:
                 return str(row["leader"])
         assert not deadline.passed, stream
+
+
+def _wait_complete(nodes: Nodes, stream: str) -> None:
+    """Each node has it: one that has nothing of it yet makes no majority with another (design/cluster.md)."""
+    deadline = Deadline(LIMIT_S)
+    while True:
+        rows = status(_path(nodes)).get("streams", ())
+        if any(row["name"] == stream and len(row["current"]) == len(nodes.paths) - 1 for row in rows):
+            return
+        assert not deadline.passed, rows
 
 
 def _mirror(nodes: Nodes, name: str, ready: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
@@ -254,6 +265,8 @@ def test_what_a_transaction_has_acknowledged_comes_from_no_promoted_mirror_again
     session.create(queue)
     primary, node, name = _add(nodes, queue)
     sent = _send(session, "tolls", range(10))
+    assert not session.outcome("none", LIMIT_S)  # makes the register
+    _wait_complete(nodes, TRANSACTIONS)
     _mirror(nodes, name, lambda row: row["messages"] == 10 and not row["behind_messages"])
     consumer = session.consumer("tolls", "reader")
     nodes.end(node, signal.SIGKILL)

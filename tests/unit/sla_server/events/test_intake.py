@@ -23,12 +23,22 @@ from tests.support.deliveries import QUEUE_BYTES, event
 from tests.support.faulty_disk import Crashed, FaultDisk
 
 
+class SetBackClock(FakeClock):
+    """Set back by a second whenever it is read."""
+
+    def unix_us(self) -> int:
+        self.step_wall(-1)
+        return super().unix_us()
+
+
 class Rigged:
     """Reserves in a folder, queues on a FaultDisk."""
 
-    def __init__(self, folder: Path, data_bytes: int = QUEUE_BYTES) -> None:
+    def __init__(
+        self, folder: Path, data_bytes: int = QUEUE_BYTES, clock: type[FakeClock] = FakeClock
+    ) -> None:
         self.folder = folder
-        self.clock = FakeClock()
+        self.clock = clock()
         self.disk = FaultDisk()
         self.data_bytes = data_bytes
         self.point = ""
@@ -122,10 +132,12 @@ def test_a_pass_takes_the_reserves_of_all_processes_in_the_order_of_time(rig: Ri
     assert rig.ids(rig.normal) == ["e1", "e2", "e3"]
 
 
+@pytest.mark.parametrize("clock", [FakeClock, SetBackClock])
 def test_an_end_of_the_initialization_period_is_accepted_behind_a_beginning_that_nobody_has_taken_yet(
-    rig: Rigged,
+    tmp_path: Path, clock: type[FakeClock]
 ) -> None:
     """A process and delivery died at once: the beginning is in the other reserve."""
+    rig = Rigged(tmp_path, clock=clock)
     former = EventRaiser(rig.folder, "services")
     former.initialized()
     former.record(event(1, "storage-fault").row())
