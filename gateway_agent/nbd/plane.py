@@ -58,6 +58,7 @@ from pmdaemon.runtime import logs
 from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.failures import failure_recorded, outermost
 from pmdaemon.runtime.hangup import Hangup
+from pmdaemon.runtime.open_files import raise_open_files
 from pmdaemon.runtime.sockets import accept
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire.messages.costs import Costs
@@ -67,6 +68,7 @@ from pmdaemon.wire.messages.planes import DpHandOver, DpHello
 
 log = structlog.get_logger("plane")
 SCRATCH_BYTES: Final = (1 << 20) + 4096  # the largest receive, a header before it
+OPEN_FILES: Final = 65_536  # a client takes one, or more before an upstream; a volume two for its file
 MAX_ACCEPTS: Final = 16  # at a time, so that a crowd of new clients does not hold up those that work
 CLIENT_MODE: Final = 0o660  # of Unix sockets for clients
 CONTROL_MODE: Final = 0o600
@@ -561,6 +563,7 @@ def main(path: Path, plane: str, takes_over: bool) -> None:
 
 def _serve(part: PlanePart, plane: str, takes_over: bool) -> None:
     logs.configure(plane)
+    raise_open_files(OPEN_FILES)  # a shell gives 1,024, which 500 clients before upstreams use up
     stop = Stop()
     stop.install_signals()
     hangup = Hangup()
