@@ -13,6 +13,7 @@ import os
 import random
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -304,6 +305,37 @@ def test_a_block_device_is_served_as_a_volume(setup, tmp_path):
             "qemu-io", "--format=raw", "-c", "write -z 0 1M", "-c", "discard 1M 1M", "-c", "flush", uri
         )
         assert Path(device).read_bytes()[:MIB] == bytes(MIB)
+    finally:
+        run.stop_all()
+        setup.call("losetup", "--detach", device)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root uses loop devices")
+def test_a_block_device_that_the_host_uses_itself_is_said(setup, tmp_path):
+    """As with a file system on it: nothing keeps two that write to it apart."""
+    (tmp_path / "disk.img").write_bytes(bytes(SIZE))
+    device = setup.call("losetup", "--find", "--show", str(tmp_path / "disk.img")).strip()
+    file = tmp_path / "check.toml"
+    file.write_text(
+        f'name = "gw-a"\nstate_dir = "{tmp_path}/s"\nruntime_dir = "{tmp_path}/r"\n'
+        f'[[plane]]\nname = "nbd-0"\nlisten = "unix:{tmp_path}/x"\n'
+        f'[[export]]\nvolume = "vol-1"\nbackend = "b"\nfile = "{device}"\n'
+    )
+    run = Processes(tmp_path)
+
+    def said():
+        command = [sys.executable, "-m", "gateway_agent", "run", "--config", str(file), "--check-config"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+        assert "valid; 1 data plane, 1 volume" in done.stdout
+        return done.stderr
+
+    try:
+        assert said() == ""
+        mounted = os.open(device, os.O_RDONLY | os.O_EXCL)  # what mount does
+        assert f"warning: export vol-1: {device}: this host uses the device itself" in said()
+        run.plane([{"volume": "vol-1", "backend": "b", "file": device}])
+        wait_for("it is in the log", lambda: "device-in-use" in run.logs())
+        os.close(mounted)
     finally:
         run.stop_all()
         setup.call("losetup", "--detach", device)
