@@ -11,7 +11,9 @@ What the kernel does not do: it knows no latency of a group. In v1 writes of the
 root, not for the group that made them, and a limit does not hold for the groups within the group. From Linux
 6.10 on, v1 counts a device from the moment the first limit on it is written; so one is taken away there that
 is not there, before anything is counted. ``dm`` and ``md`` devices are limited at their own level; a limit on
-the device below them would hold back all its users.
+the device below them would hold back all its users. Of partitions the kernel keeps nothing by group: v2 has
+no counts of one, which looks like no I/O, and a limit on one is refused. So the whole disk of a partition is
+meant, with all that the group does on it.
 
 Nothing here has state but the paths. Thread: any; each call reads or writes some small files.
 
@@ -28,7 +30,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from gateway_agent.containers import CONTAINERS, container_id
-from gateway_agent.devices import device_number
+from gateway_agent.devices import device_number, whole_disk
 from gateway_agent.errors import GroupUnusable
 
 ROOT: Final = Path("/sys/fs/cgroup")
@@ -179,7 +181,9 @@ class Group:
             )
         if isinstance(exc, FileNotFoundError):
             return GroupUnusable(
-                str(self.path), f"it has no {what}: enable the controller with +io in cgroup.subtree_control"
+                str(self.path),
+                f"it has no {what}: enable the controller with +io in cgroup.subtree_control; of a systemd "
+                "unit with IOAccounting=yes",
             )
         return GroupUnusable(str(self.path), f"{what}: {exc.strerror}")
 
@@ -191,14 +195,14 @@ def find_group(name: str, device: str, root: Path = ROOT, containers: Path = CON
         name: ``/sys/fs/cgroup/...``, ``mysql.service``, ``system.slice/mysql.service``, ``batch.slice``,
             ``container:ID`` (12 digits of the ID at least: as docker, podman and Kubernetes put it into the
             name of the group), ``container:NAME``, or a pattern that one group alone has.
-        device: as ``devices.device_number`` takes it.
+        device: as ``devices.device_number`` takes it; of a partition its whole disk is meant.
         root: where the kernel's tree is mounted.
         containers: as ``containers.container_id`` takes it.
 
     Raises:
         GroupUnusable: there is none, or several.
     """
-    number = device_number(device)
+    number = whole_disk(device_number(device))
     tree, is_v2 = _tree(root)
     if name.startswith("/"):
         path = Path(name)

@@ -15,7 +15,7 @@ from gateway_agent import agent, cgroups, upgrade
 from gateway_agent.config import load_agent, parse_server
 from gateway_agent.errors import GroupUnusable, ReloadFailed, UpgradeFailed
 from gateway_agent.link import state_files
-from gateway_agent.reload import check_files
+from gateway_agent.reload import check_files, files_in_use
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.config import show
@@ -47,6 +47,8 @@ def run(path: Path, show_config: bool, check_config: bool, is_probe: bool) -> No
         elif check_config:
             config.check_certificates()
             check_files(config.export)
+            for problem in files_in_use(config.export):
+                click.echo(f"warning: {problem}", err=True)
             planes, volumes = len(config.plane), len(config.export)
             click.echo(f"{path}: valid; {_counted(planes, 'data plane')}, {_counted(volumes, 'volume')}")
         else:

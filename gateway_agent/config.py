@@ -87,6 +87,10 @@ class PlaneEntry(ListenerSecurity):
 
     @model_validator(mode="after")
     def _is_safe(self) -> PlaneEntry:
+        if self.socket_group and not any(parse_listen(text).path for text in self.listen):
+            raise ValueError(
+                "socket_group is about Unix sockets, and listen has none; add unix:PATH, or remove it"
+            )
         for text in self.listen:
             address = parse_listen(text)
             if self.tls == "off" and not self.plain_networks and may_be_far(address):
@@ -373,6 +377,7 @@ class AgentConfig(StrictModel):
         for name in names:
             self._check_plane_name(name)
         self._check_addresses()
+        self._check_sockets()
         self._check_number_of_exports()
         volumes = [export.volume for export in self.export]
         if len(set(volumes)) != len(volumes):
@@ -401,6 +406,17 @@ class AgentConfig(StrictModel):
                             "give each its own port or path"
                         )
                 seen.append((plane.name, text, address))
+
+    def _check_sockets(self) -> None:
+        """Members of a group that may use a socket must be able to reach it."""
+        for plane in self.plane:
+            for path in [Path(parse_listen(text).path) for text in plane.listen if plane.socket_group]:
+                for key, closed in (("runtime_dir", self.runtime_dir), ("state_dir", self.state_dir)):
+                    if path.is_relative_to(closed):
+                        raise ValueError(
+                            f"plane {plane.name}: {path} is in {key}, which only the agent may enter, so "
+                            f"that socket_group {plane.socket_group} cannot use it; choose another folder"
+                        )
 
     def _check_groups(self) -> None:
         seen: set[str] = set()

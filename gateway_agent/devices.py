@@ -4,6 +4,8 @@
     /dev/mapper/vg0-data        device-mapper, also vg0-data     vg0/data        LVM, also /dev/vg0/data
     /dev/disk/by-id/..., by-uuid, by-path, by-label, by-partuuid: links that udev makes
 
+    sda1, /dev/disk/by-uuid/... of a file system, as a rule: partitions; ``whole_disk`` says what they are on
+
 Kernel names of ``dm`` and ``md`` devices, and of disks in general, may be others after the next boot; what is
 to be promised of a device should have one of the other names. In containers and on hosts without udev the
 links are missing; names of device-mapper are found in /sys there.
@@ -52,6 +54,14 @@ def device_number(device: str) -> str:
             if number:
                 return number
     raise DeviceNotFound(device)
+
+
+def whole_disk(number: str) -> str:
+    """MAJOR:MINOR of the disk that a partition is on; that of any other device is its own."""
+    folder = SYS / "dev/block" / number
+    if not (folder / "partition").exists():
+        return number
+    return _text(folder.resolve().parent / "dev") or number
 
 
 def kernel_name(device: str) -> str:

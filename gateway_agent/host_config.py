@@ -98,7 +98,7 @@ class CgroupEntry(StrictModel):
     or a pattern that one group alone has (``docker-4f1d*.scope``)."""
     device: str
     """Block device: ``sda``, ``/dev/mapper/vg-lv``, ``vg/lv``, ``/dev/disk/by-id/...``, a device-mapper name,
-    or ``MAJOR:MINOR``."""
+    or ``MAJOR:MINOR``. Of a partition its whole disk counts, as in the kernel."""
     backend: Name
     """What this device shares with others: judging and throttling go by it."""
     labels: Labels

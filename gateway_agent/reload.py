@@ -203,6 +203,14 @@ def check_files(exports: Iterable[ExportConfig]) -> None:
             VolumeStorage(export.volume, export.file, read_only=export.read_only).release()
 
 
+def files_in_use(exports: Iterable[ExportConfig]) -> list[str]:
+    """What to warn of, for people: block devices to be written to that this host uses itself."""
+    from gateway_agent.nbd.storage import IN_USE, is_in_use  # see check_files
+
+    written = [(export.volume, export.file) for export in exports if export.file and not export.read_only]
+    return [f"export {volume}: {path}: {IN_USE}" for volume, path in written if is_in_use(path)]
+
+
 def _check_addresses(current: AgentConfig, wanted: AgentConfig) -> None:
     """See that what is new can be listened on: bind it and let it go.
 

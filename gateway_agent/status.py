@@ -388,6 +388,9 @@ def _client_lines(volumes: list[tuple[PlaneReport, ReportedVolume]]) -> Iterator
                 more = each.member_count - len(each.members)
                 listed = ", ".join(each.members) + (f" and {more:,} more" if more else "")
                 yield from _folded("  ", f"{each.client} of {volume.volume}: {listed}")
+            if each.errors_per_s:  # rates and latency look as ever while each I/O fails at once
+                failing = f"{each.errors_per_s:,.1f} requests a second end with an error"
+                yield from _folded("  ", f"{each.client} of {volume.volume}: {failing}")
 
 
 def _rates_of(streams: Sequence[ReportedStream]) -> tuple[str, str, str, str, str]:
@@ -415,18 +418,19 @@ def _cap_lines(volumes: list[tuple[PlaneReport, ReportedVolume]]) -> Iterator[st
         targets |= {f"{volume.volume}/{client}": caps for client, caps in volume.client_caps.items()}
         if volume.group is not None:  # a plane of before does not say it
             targets[f"group {volume.group.group}"] = volume.group.caps
-        found = [(target, *_caps_of(caps), lease) for target, caps in targets.items() if not caps.is_open]
+        found = [(name, *_caps_of(caps, lease)) for name, caps in targets.items() if not caps.is_open]
         if (group := volume.configured_group) is not None:
-            found.append((f"group {group.group}", *_caps_of(group.caps), "configured"))
+            found.append((f"group {group.group}", *_caps_of(group.caps, "configured")))
         rows += [row for row in found if row not in rows]
     if len(rows) > 1:
         yield ""
         yield from _table(rows, right=(1, 2, 3))
 
 
-def _caps_of(caps: Rates) -> tuple[str, str, str]:
+def _caps_of(caps: Rates, lease: str) -> tuple[str, str, str, str]:
     ops, cost = (DASH if rate is None else f"{rate:,.0f}" for rate in (caps.ops_per_s, caps.cost_per_s))
-    return ops, DASH if caps.bytes_per_s is None else f"{caps.bytes_per_s / 1e6:,.1f}", cost
+    size = DASH if caps.bytes_per_s is None else f"{caps.bytes_per_s / 1e6:,.1f}"
+    return ops, size, cost, lease if caps.burst_s is None else f"{lease}, burst {seconds(caps.burst_s)}"
 
 
 def _pressure_lines(said: dict[str, float] | None) -> Iterator[str]:

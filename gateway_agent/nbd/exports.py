@@ -27,7 +27,7 @@ from gateway_agent.nbd.file_session import FileSession
 from gateway_agent.nbd.proxy_session import ProxySession
 from gateway_agent.nbd.session import NbdSession
 from gateway_agent.nbd.sockets import Connection, uses_tls
-from gateway_agent.nbd.storage import VolumeStorage
+from gateway_agent.nbd.storage import IN_USE, VolumeStorage, is_in_use
 from gateway_agent.nbd.storage_jobs import LoopRunner, SyncedRunner, WorkerPool
 from gateway_agent.nbd.upstream import Upstream, UpstreamOpening
 from gateway_agent.nbd.upstream_tls import UpstreamTls
@@ -336,6 +336,8 @@ class ExportTable:
         except OSError as exc:
             raise BackingFileError(name, export.file, exc.strerror or str(exc)) from exc
         fresh = VolumeStorage(name, export.file, read_only=export.read_only)
+        if not export.read_only and is_in_use(export.file):
+            log.warning("device-in-use", volume=name, device=export.file, text=IN_USE)
         if storage is not None:
             storage.release()
         elif export.workers:

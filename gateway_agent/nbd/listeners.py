@@ -5,7 +5,7 @@
     offer     plain, or TLS by STARTTLS                                TLS only
     require   TLS only                                                 TLS only
 
-Unix sockets are always plain: the mode of their file says who may connect. ``ListenerSecurity`` is what the
+Unix sockets are always plain: the group of their file says who may connect. ``ListenerSecurity`` is what the
 operator writes; ``ListenerGuard`` applies it, one for each plane, in the loop's thread.
 
 The files of certificates are read at the start, and again for the next handshake when one was replaced. What
@@ -30,7 +30,7 @@ from gateway_agent.nbd.access import ClientIdentity, is_within, why_refused
 from gateway_agent.nbd.handshake import TLS_REQUIRED
 from gateway_agent.nbd.loop import EventLoop
 from gateway_agent.nbd.protocol import TlsMode
-from gateway_agent.nbd.sockets import parse_network
+from gateway_agent.nbd.sockets import group_id, parse_network
 from gateway_agent.nbd.tls import (
     FileStates,
     TlsConnection,
@@ -63,7 +63,7 @@ _VERIFY: Final = {
 
 
 class ListenerSecurity(StrictModel):
-    """Settings of a plane's TCP listeners."""
+    """Settings of a plane's listeners: who may connect, and how."""
 
     tls: TlsMode = "off"
     """TLS for NBD clients over TCP: ``off``, ``offer``, or ``require``. Unix sockets are always plain."""
@@ -84,6 +84,10 @@ class ListenerSecurity(StrictModel):
     plain_networks: tuple[str, ...] = ()
     """Networks whose clients may do without TLS (``10.0.0.0/8``). Whoever can listen there reads what is
     stored, and can change it. Clients of this host always may, unless ``tls`` is ``require``."""
+
+    socket_group: str = ""
+    """Group of this host whose members may connect by Unix sockets (mode 0660), which are in a folder that
+    they may enter; empty: the agent's own. The agent's user must be a member, or root."""
 
     @field_validator("plain_networks")
     @classmethod
@@ -124,13 +128,22 @@ class ListenerSecurity(StrictModel):
         return self.tls != "off" and self.client_certificates != "none"
 
     def check(self, plane: str) -> None:
-        """See that the files of certificates can be used.
+        """See that the files of certificates, and the group of Unix sockets, can be used.
 
         Raises:
             ConfigError: names the setting of ``[[plane]]`` and what is wrong with it.
         """
         if self.tls != "off":
             _load(self, plane)
+        self.socket_gid(plane)
+
+    def socket_gid(self, plane: str) -> int:
+        """The number of ``socket_group``.
+
+        Raises:
+            ConfigError: see ``check``.
+        """
+        return group_id(self.socket_group, f"[[plane]] {plane} socket_group")
 
 
 def server_context(security: ListenerSecurity, plane: str) -> ssl.SSLContext:

@@ -58,6 +58,7 @@ from pmdaemon.runtime import logs
 from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.failures import failure_recorded, outermost
 from pmdaemon.runtime.hangup import Hangup
+from pmdaemon.runtime.open_files import raise_open_files
 from pmdaemon.runtime.sockets import accept
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire.messages.costs import Costs
@@ -67,6 +68,7 @@ from pmdaemon.wire.messages.planes import DpHandOver, DpHello
 
 log = structlog.get_logger("plane")
 SCRATCH_BYTES: Final = (1 << 20) + 4096  # the largest receive, a header before it
+OPEN_FILES: Final = 65_536  # a client takes one, or more before an upstream; a volume two for its file
 MAX_ACCEPTS: Final = 16  # at a time, so that a crowd of new clients does not hold up those that work
 CLIENT_MODE: Final = 0o660  # of Unix sockets for clients
 CONTROL_MODE: Final = 0o600
@@ -128,6 +130,7 @@ class Plane:
         self._thresholds: PlaneThresholds | None = None
         self._costs: Costs | None = None
         self._listeners: dict[str, socket.socket] = {}
+        self._socket_gid = config.security.socket_gid(config.plane)
         if inherited is not None:
             self._succeed(inherited)
         for text in config.listen:
@@ -320,9 +323,13 @@ class Plane:
         Raises:
             ConfigError: it cannot be used; nothing was changed.
         """
+        gid = self._socket_gid
+        if config.security.socket_group != self._config.security.socket_group:  # clients wait for the look-up
+            gid = config.security.socket_gid(config.plane)
         self._guard.apply(config.security)
         self._config = config
         self._problems.clear()
+        self._give_sockets(gid)
         self._listen_at(config.listen if config.exports else [])
         for volume in self._exports.apply(config):
             self._exports.ask(volume)
@@ -335,6 +342,18 @@ class Plane:
         self._control.send_hello()
         if not config.exports:
             self._stop_when_drained(self._clock.monotonic_ns())
+
+    def _give_sockets(self, gid: int) -> None:
+        """Let members of another group connect; who is connected stays."""
+        if gid == self._socket_gid:
+            return
+        self._socket_gid = gid
+        for text, sock in self._listeners.items():
+            if path := bound_address(sock).path:
+                try:
+                    os.chown(path, -1, gid if gid >= 0 else os.getegid())
+                except OSError as exc:
+                    self._problems[f"group of {text}"] = f"{text}: socket_group: {exc.strerror}"
 
     def _stop_when_drained(self, now_ns: int) -> None:
         if self._exports.names:  # it has got exports again
@@ -371,7 +390,7 @@ class Plane:
 
     def _listen(self, text: str) -> None:
         setting = f"[[plane]] {self._config.plane} listen"
-        self._watch(text, listen_at(parse_listen(text), CLIENT_MODE, setting))
+        self._watch(text, listen_at(parse_listen(text), CLIENT_MODE, setting, self._socket_gid))
 
     def _watch(self, text: str, sock: socket.socket) -> None:
         self._listeners[text] = sock
@@ -561,6 +580,7 @@ def main(path: Path, plane: str, takes_over: bool) -> None:
 
 def _serve(part: PlanePart, plane: str, takes_over: bool) -> None:
     logs.configure(plane)
+    raise_open_files(OPEN_FILES)  # a shell gives 1,024, which 500 clients before upstreams use up
     stop = Stop()
     stop.install_signals()
     hangup = Hangup()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import grp
 import ipaddress
 import os
 import re
@@ -170,13 +171,35 @@ def parse_network(text: str) -> IpNetwork:
         ) from exc
 
 
-def listen_at(address: Address, mode: int, setting: str = "") -> socket.socket:
+def group_id(name: str, setting: str) -> int:
+    """Number of a group of this host to which this process may give its files; -1 without a name.
+
+    It is looked up where the host has its groups, which may take long if that is another host.
+
+    Raises:
+        ConfigError: there is no such group, or this process may not.
+    """
+    if not name:
+        return -1
+    try:
+        found = grp.getgrnam(name).gr_gid
+    except (KeyError, ValueError) as exc:
+        fix = "Write one that `getent group` lists, or make it with groupadd"
+        raise ConfigError(setting, f"this host has no group {name!r}", fix) from exc
+    if os.geteuid() and found not in (os.getegid(), *os.getgroups()):
+        fix = f"Make its user a member: SupplementaryGroups={name} in its unit, or usermod -aG"
+        raise ConfigError(setting, f"this process is not in group {name}, so it may give it nothing", fix)
+    return found
+
+
+def listen_at(address: Address, mode: int, setting: str = "", gid: int = -1) -> socket.socket:
     """A non-blocking listening socket. A stale Unix socket file (no process listens behind it) is replaced.
 
     Args:
         address: where.
         mode: permissions of a Unix socket.
         setting: that the address comes from, for the error.
+        gid: group of a Unix socket; -1: that of any file that this process makes there.
 
     Raises:
         ConfigError: the address is in use (the error says by which process), or cannot be used.
@@ -186,7 +209,7 @@ def listen_at(address: Address, mode: int, setting: str = "") -> socket.socket:
             family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
             sock = socket.create_server((address.host, address.port), family=family, backlog=_BACKLOG)
         else:
-            sock = _listen_unix(address.path, mode)
+            sock = _listen_unix(address.path, mode, gid)
     except OSError as exc:
         why = exc.strerror or str(exc) if address.path else why_not(exc, address.host, address.port)
         fix = "Stop that process, or choose another address" if exc.errno == errno.EADDRINUSE else ""
@@ -197,12 +220,14 @@ def listen_at(address: Address, mode: int, setting: str = "") -> socket.socket:
     return sock
 
 
-def _listen_unix(path: str, mode: int) -> socket.socket:
+def _listen_unix(path: str, mode: int, gid: int) -> socket.socket:
     _remove_stale(path)
     sock = socket.socket(socket.AF_UNIX)
     previous = os.umask(0o777 & ~mode)  # from its first moment the socket has its final permissions
     try:
         sock.bind(path)
+        if gid >= 0:
+            os.chown(path, -1, gid)
         sock.listen(_BACKLOG)
     except OSError:
         sock.close()

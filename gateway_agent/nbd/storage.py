@@ -55,6 +55,10 @@ _RANGE_BYTES: Final = 64 << 20  # given back, or made zero by the file itself, a
 _CACHE_BYTES: Final = 1 << 20  # the kernel reads about so much ahead for one call
 HOLE_BYTES: Final = 64 << 10  # smaller holes of a read are read; a look for one costs as much as some 4 KiB
 
+IN_USE: Final = (
+    "this host uses the device itself (mounted, or a part of LVM, RAID or multipath): two that write to it "
+    "destroy what is there"
+)
 Extent = tuple[int, int]
 """Length in bytes, and state as in a block status chunk."""
 _DATA: Final = 0
@@ -78,6 +82,20 @@ def _fallocate(fd: int, mode: int, offset: int, length: int) -> int:
 def _check_kind(mode: int) -> None:
     if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
         raise ValueError("it is neither a regular file nor a block device")
+
+
+def is_in_use(path: str) -> bool:
+    """Whether this host uses a block device itself: as file system, swap, or a part of LVM, RAID, multipath.
+
+    The kernel gives such a one to no other exclusive user; programs that only open it are not seen.
+    """
+    try:
+        if not stat.S_ISBLK(os.stat(path).st_mode):
+            return False
+        os.close(os.open(path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC))
+    except OSError as exc:
+        return exc.errno == errno.EBUSY
+    return False
 
 
 class _SharedSync:

@@ -17,7 +17,7 @@ def raise_open_files(wanted: int) -> int:
     """Raise RLIMIT_NOFILE to ``wanted`` or as far as the hard limit allows; returns the limit in force.
 
     Raises:
-        ConfigError: the hard limit is too low to serve any gateway.
+        ConfigError: the hard limit is too low to serve anything.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = hard == resource.RLIM_INFINITY
@@ -30,5 +30,5 @@ def raise_open_files(wanted: int) -> int:
     target = max(soft, wanted if unlimited else min(wanted, hard))
     resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
     if target < wanted:
-        log.warning("open-files-limited", limit=target, wanted=wanted, gateways_at_most=target - 50)
+        log.warning("open-files-limited", limit=target, wanted=wanted, connections_at_most=target - 50)
     return target

@@ -20,7 +20,8 @@ from pmdaemon.wire.messages.planes import DpHello
 from pmdaemon.wire.rates import NO_CAPS, Rates
 
 Entry = TypeVar("Entry")
-_SHOWN_RATES: Final = ("ops_per_s", "bytes_per_s", "cost_per_s")
+_SHOWN_RATES: Final = ("ops_per_s", "bytes_per_s", "cost_per_s", "burst_s")
+"""Of ``Rates``, in its order."""
 
 
 @dataclass(frozen=True, slots=True)

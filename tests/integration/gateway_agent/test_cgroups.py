@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import stat
 import subprocess
 import time
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ import pytest
 
 from gateway_agent.cgroups import ROOT, IoLimits, find_group
 from gateway_agent.errors import GroupUnusable
-from tests.support.control_group import ControlGroup, control_group, why_not
+from tests.support.control_group import SIZE_BYTES, ControlGroup, control_group, why_not
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is one")
 
@@ -46,6 +48,30 @@ def test_names_of_the_device(real: ControlGroup) -> None:
         ["lsblk", "-no", "MAJ:MIN", real.device], capture_output=True, text=True, check=True
     )
     assert numbers == {found.stdout.strip()}
+
+
+def test_what_a_group_does_on_a_partition_is_counted_and_held(real: ControlGroup, tmp_path: Path) -> None:
+    name = Path(real.device).name
+    subprocess.run(["addpart", real.device, "1", "0", str(SIZE_BYTES // 512)], check=True)
+    try:
+        number = Path(f"/sys/class/block/{name}p1/dev").read_text().strip()
+        major, minor = map(int, number.split(":"))
+        node = tmp_path / "part"
+        os.mknod(node, 0o600 | stat.S_IFBLK, os.makedev(major, minor))
+        try:
+            node.open("rb").close()
+        except OSError as exc:
+            pytest.skip(f"no device node can be used in {tmp_path}: {exc.strerror}")
+        for device in (number, str(node)):
+            group = find_group(str(real.path), device)
+            before = group.counts()
+            assert ControlGroup(real.path, str(node)).read(times=50).wait(120) == 0
+            assert group.counts().reads - before.reads == 50
+            group.set_limits(IoLimits(read_iops=100))
+            assert group.limits() == IoLimits(read_iops=100)
+            group.set_limits(IoLimits())
+    finally:
+        subprocess.run(["delpart", real.device, "1"], check=True)
 
 
 @pytest.mark.skipif(not (ROOT / "blkio").is_dir(), reason="in v2 limits hold for the groups within")

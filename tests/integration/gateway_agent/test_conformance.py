@@ -8,15 +8,20 @@ clients see of structured replies is in other tests. Every wait is for an event,
 """
 
 import contextlib
+import errno
 import json
 import os
 import random
 import shutil
+import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from gateway_agent.nbd import protocol as p
+from tests.fuzz.nbd_clients import exactly, negotiate
 from tests.support.paths import ROOT
 from tests.support.planes import SIZE, Processes, can_connect, wait_for
 
@@ -251,6 +256,95 @@ def test_answers_to_wrong_requests_are_those_of_the_page(setup):
     assert found == documented()
 
 
+SPOKEN = ("file", "nbdkit itself", "qemu-nbd itself")
+"""Whose answers the columns of the page's tables are."""
+NO_EXPORT = "none-such"
+BEHIND_GREETING = {
+    "STARTTLS to a server without TLS": (3, p.option(p.Opt.STARTTLS)),
+    "SET_META_CONTEXT for an export that does not exist": (
+        3,
+        p.option(p.Opt.STRUCTURED_REPLY)
+        + p.option(p.Opt.SET_META_CONTEXT, p.meta_context_data(NO_EXPORT, ["none:such"])),
+    ),
+    "export name with a NUL": (3, p.option(p.Opt.GO, p.go_data("fi\0le"))),
+    "client without FIXED_NEWSTYLE": (0, p.option(p.Opt.LIST)),
+    "option above 64 KiB": (3, p.option(4711, bytes(65_537))),
+}
+"""Flags and options of a client, by the case of the page; the answer to the last option counts."""
+BEHIND_GO = {
+    "a flush with an offset or length": p.request(p.Cmd.FLUSH, 1, 512, 512),
+    "length 0 (the protocol leaves it open)": p.request(p.Cmd.READ, 1, 0, 0),
+}
+ALIKE = {
+    "SET_META_CONTEXT for an export that does not exist": {"as for any other": "ACK"},
+    "option above 64 KiB": {
+        "as without the excess data: ERR_UNSUP or ERR_INVALID": "ERR_UNSUP",
+        "as nbdkit": "ERR_UNSUP",
+    },
+    "length 0 (the protocol leaves it open)": {"served in file mode, else as the upstream": "served"},
+}
+"""Words of the page for an answer, where it says more than that."""
+
+
+def differences():
+    """The larger table of docs/formats/nbd.md: case to the answers of gateway, nbdkit and qemu-nbd."""
+    page = (ROOT / "docs" / "formats" / "nbd.md").read_text()
+    table = page.split("## Differences from nbdkit 1.32 and qemu-nbd 7.2 that the protocol allows\n")[1]
+    lines = [line for line in table.split("\n## ")[0].splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    assert all(len(row) == 5 and row[4] for row in rows), "each has its reason"
+    return {row[0]: [ALIKE.get(row[0], {}).get(cell, cell) for cell in row[1:4]] for row in rows}
+
+
+class Spoken(socket.socket):
+    """A connection to one of ``SPOKEN``."""
+
+    def __init__(self, setup, kind):
+        super().__init__(socket.AF_UNIX)
+        name = {"file": "gw", "nbdkit itself": "nbdkit", "qemu-nbd itself": "qemu"}[kind]
+        self.export = "file" if kind == "file" else ""
+        self.settimeout(LIMIT_S)
+        self.connect(str(setup.folder / f"{name}.sock"))
+
+    def answer_to(self, flags, options):
+        """The type of the last answer to some options, or ``closed``."""
+        exactly(self, p.GREETING.size)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has closed
+            self.sendall(p.CLIENT_FLAGS.pack(flags) + options)
+        last = p.OPTION.unpack_from(options, options.rindex(p.IHAVEOPT.to_bytes(8, "big")))[1]
+        try:
+            while True:
+                _, option, kind, length = p.OPTION_REPLY.unpack(exactly(self, p.OPTION_REPLY.size))
+                exactly(self, length)
+                if option == last:
+                    return p.Rep(kind).name
+        except (AssertionError, ConnectionError):
+            return "closed"
+
+    def error_of(self, request):
+        """How a request ends."""
+        negotiate(self, self.export)
+        self.sendall(request)
+        error = p.SIMPLE_REPLY.unpack(exactly(self, p.SIMPLE_REPLY_BYTES))[1]
+        return errno.errorcode[error] if error else "served"
+
+
+def test_differences_in_negotiation_and_in_odd_requests_are_those_of_the_page(setup):
+    found = {}
+    for case, said in BEHIND_GREETING.items():
+        found[case] = []
+        for kind in SPOKEN:
+            with Spoken(setup, kind) as sock:
+                found[case].append(sock.answer_to(*said))
+    for case, request in BEHIND_GO.items():
+        found[case] = []
+        for kind in SPOKEN:
+            with Spoken(setup, kind) as sock:
+                found[case].append(sock.error_of(request))
+    page = differences()
+    assert found == {case: page[case] for case in found}
+
+
 # -- a file system
 
 
@@ -304,6 +398,37 @@ def test_a_block_device_is_served_as_a_volume(setup, tmp_path):
             "qemu-io", "--format=raw", "-c", "write -z 0 1M", "-c", "discard 1M 1M", "-c", "flush", uri
         )
         assert Path(device).read_bytes()[:MIB] == bytes(MIB)
+    finally:
+        run.stop_all()
+        setup.call("losetup", "--detach", device)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root uses loop devices")
+def test_a_block_device_that_the_host_uses_itself_is_said(setup, tmp_path):
+    """As with a file system on it: nothing keeps two that write to it apart."""
+    (tmp_path / "disk.img").write_bytes(bytes(SIZE))
+    device = setup.call("losetup", "--find", "--show", str(tmp_path / "disk.img")).strip()
+    file = tmp_path / "check.toml"
+    file.write_text(
+        f'name = "gw-a"\nstate_dir = "{tmp_path}/s"\nruntime_dir = "{tmp_path}/r"\n'
+        f'[[plane]]\nname = "nbd-0"\nlisten = "unix:{tmp_path}/x"\n'
+        f'[[export]]\nvolume = "vol-1"\nbackend = "b"\nfile = "{device}"\n'
+    )
+    run = Processes(tmp_path)
+
+    def said():
+        command = [sys.executable, "-m", "gateway_agent", "run", "--config", str(file), "--check-config"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+        assert "valid; 1 data plane, 1 volume" in done.stdout
+        return done.stderr
+
+    try:
+        assert said() == ""
+        mounted = os.open(device, os.O_RDONLY | os.O_EXCL)  # what mount does
+        assert f"warning: export vol-1: {device}: this host uses the device itself" in said()
+        run.plane([{"volume": "vol-1", "backend": "b", "file": device}])
+        wait_for("it is in the log", lambda: "device-in-use" in run.logs())
+        os.close(mounted)
     finally:
         run.stop_all()
         setup.call("losetup", "--detach", device)

@@ -17,6 +17,7 @@ from gateway_agent.nbd.plane import Plane
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.config import load
+from tests.support.planes import Processes
 
 
 @pytest.fixture
@@ -122,3 +123,15 @@ def test_without_descriptors_a_plane_accepts_no_client_for_a_second(tmp_path):
             assert tries == [first_ns + number * 10**9 for number in range(second + 1)]
             clock.advance(1.0)
     plane.close()
+
+
+def test_a_plane_serves_more_clients_than_the_limit_of_descriptors_that_it_was_started_with(tmp_path):
+    (tmp_path / "disk.img").write_bytes(bytes(4096))
+    export = {"volume": "v", "backend": "b", "file": str(tmp_path / "disk.img")}
+    with Processes(tmp_path) as run:
+        run.plane([export], prefix=("prlimit", "--nofile=256:1024"))
+        clients = [run.client("v") for _ in range(300)]
+        for cookie, client in enumerate(clients):
+            client.sock.sendall(p.request(p.Cmd.READ, cookie, 0, 512))
+        for cookie, client in enumerate(clients):
+            assert client.exactly(16 + 512) == p.simple_reply(cookie) + bytes(512)

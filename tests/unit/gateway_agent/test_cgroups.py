@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway_agent import cgroups
+from gateway_agent import cgroups, devices
 from gateway_agent.cgroups import IoCounts, IoLimits, find_group
 from gateway_agent.errors import GroupUnusable
 
@@ -49,6 +49,26 @@ def test_what_a_group_did_and_its_limits(tmp_path: Path, version: int) -> None:
     group = find_group("batch.slice", DEVICE, root)
     assert group.counts() == IoCounts(reads=2, writes=1, read_bytes=8192, write_bytes=4096)
     assert group.limits() == LIMITS
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_group_on_a_partition_is_counted_and_limited_on_its_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    """The kernel has no line of a partition: as such it would look like a group that does nothing."""
+    disk = tmp_path / "sys/devices/dm"
+    part = disk / "dm3p1"
+    part.mkdir(parents=True)
+    (disk / "dev").write_text(f"{DEVICE}\n")
+    (part / "partition").write_text("1\n")
+    numbers = tmp_path / "sys/dev/block"
+    numbers.mkdir(parents=True)
+    (numbers / "259:4").symlink_to(part)
+    monkeypatch.setattr(devices, "SYS", tmp_path / "sys")  # a partition needs a disk
+    root = v2_tree(tmp_path, "batch.slice") if version == 2 else v1_tree(tmp_path, "batch.slice")
+    group = find_group("batch.slice", "259:4", root)
+    assert group.device == DEVICE
+    assert (group.counts().reads, group.limits()) == (2, LIMITS)
 
 
 def test_v2_limits_are_written_in_one_line(tmp_path: Path) -> None:
@@ -141,7 +161,9 @@ def test_a_host_without_the_controller(tmp_path: Path) -> None:
 def test_a_group_that_ended_and_one_without_the_controller(tmp_path: Path) -> None:
     group = find_group("a.slice", DEVICE, v2_tree(tmp_path, "a.slice"))
     (group.path / "io.stat").unlink()
-    with pytest.raises(GroupUnusable, match=r"enable the controller with \+io"):
+    with pytest.raises(
+        GroupUnusable, match=r"enable the controller with \+io in .* of a systemd unit with IOAccounting=yes"
+    ):
         group.counts()
     (group.path / "io.max").unlink()
     group.path.rmdir()

@@ -159,6 +159,13 @@ def test_a_plane_that_the_file_does_not_have_and_no_file(write, tmp_path):
         ("cost_write = 2.0", 'allow_names = ["db-1"]', "vol-1: allow_names needs certificates of clients"),
         ("cost_write = 2.0", 'allow_names = [""]', "fits no certificate"),
         ('name = "gw-a"', 'name = "gw-a"\nclient_rule = "tls-name"', "needs certificates of clients"),
+        (
+            'listen = "unix',
+            'socket_group = "kvm"\nlisten = "tcp:127.0.0.1:1"\n#',
+            r"plane\.0: .*listen has none; add unix:PATH",
+        ),
+        ('/nbd.sock"', '/run/nbd.sock"\nsocket_group = "kvm"', "is in runtime_dir, which only the agent may"),
+        ('/nbd.sock"', '/state/a/b"\nsocket_group = "kvm"', "is in state_dir, which only the agent may"),
     ],
 )
 def test_mistakes_are_named(write, old, new, problem):
@@ -323,6 +330,13 @@ def test_a_plane_gets_the_settings_of_its_listeners_and_the_stored_authority(wri
         load(AgentConfig, write(own), environment={}).plane_config("nbd-0").security.client_ca == "/own.pem"
     )
     assert load(AgentConfig, write(), environment={}).plane_config("nbd-0").security.tls == "off"
+
+
+def test_check_config_looks_for_the_group_of_unix_sockets(write):
+    path = write(old='/nbd.sock"', new='/nbd.sock"\nsocket_group = "no-such-group"')
+    result = CliRunner().invoke(cli, ["run", "--config", str(path), "--check-config"])
+    assert result.exit_code == ConfigError.exit_status
+    assert "[[plane]] nbd-0 socket_group: this host has no group 'no-such-group'" in result.output
 
 
 def test_networks_that_are_named_allow_plain_nbd(write):

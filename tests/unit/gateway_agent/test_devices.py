@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from gateway_agent import devices
-from gateway_agent.devices import device_number, kernel_name, name_of, size_bytes
+from gateway_agent.devices import device_number, kernel_name, name_of, size_bytes, whole_disk
 from gateway_agent.errors import DeviceNotFound, GroupUnusable
 
 
 @pytest.fixture
 def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """sda, and dm-3, which is the logical volume my-data of group vg0; no /dev."""
+    """sda with partition sda2, and dm-3, which is the logical volume my-data of group vg0; no /dev."""
     for name, number, mapper in (("sda", "8:0", ""), ("dm-3", "253:3", "vg0-my--data")):
         folder = tmp_path / "class/block" / name
         folder.mkdir(parents=True)
@@ -24,6 +24,13 @@ def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             (folder / "dm/name").write_text(mapper + "\n")
         (tmp_path / "dev/block").mkdir(parents=True, exist_ok=True)
         (tmp_path / "dev/block" / number).symlink_to(folder)
+    part = tmp_path / "class/block/sda/sda2"
+    part.mkdir()
+    (part / "dev").write_text("8:2\n")
+    (part / "size").write_text("1024\n")
+    (part / "partition").write_text("2\n")
+    (tmp_path / "class/block/sda2").symlink_to(part)
+    (tmp_path / "dev/block/8:2").symlink_to(part)
     monkeypatch.setattr(devices, "SYS", tmp_path)  # a device node needs root and a device
     monkeypatch.setattr(devices, "DEV", tmp_path / "none")
     return tmp_path
@@ -62,3 +69,16 @@ def test_a_device_that_is_none(name: str) -> None:
         device_number(name)
     assert isinstance(raised.value, GroupUnusable)
     assert (kernel_name(name), size_bytes(name)) == ("", 0)
+
+
+@pytest.mark.parametrize(
+    ("number", "disk"), [("8:2", "8:0"), ("8:0", "8:0"), ("253:3", "253:3"), ("9:9", "9:9")]
+)
+@pytest.mark.usefixtures("system")
+def test_the_disk_of_a_partition(number: str, disk: str) -> None:
+    assert whole_disk(number) == disk
+
+
+@pytest.mark.usefixtures("system")
+def test_a_partition_is_a_device_of_its_own_elsewhere() -> None:
+    assert (device_number("sda2"), kernel_name("sda2"), size_bytes("sda2")) == ("8:2", "sda2", 1024 * 512)

@@ -79,6 +79,17 @@ def test_volumes_clients_caps_and_the_server_are_shown():
     assert "vol-17/host-a            -    -           300 23 s, generation 7" in lines
 
 
+def test_requests_that_fail_are_said_and_how_long_a_cap_may_be_exceeded():
+    """Storage that fails at once looks fast, and a cap with a burst looks as if it did not hold."""
+    failing = STREAM | {"client": "host-b", "errors_per_s": 1_234.5}
+    busy = volume("vol-17", STREAM, failing, caps={"ops_per_s": 500.0, "burst_s": 30.0})
+    lines = shown(found(busy))
+    assert [line for line in lines if "error" in line] == [
+        "  host-b of vol-17: 1,234.5 requests a second end with an error"
+    ]
+    assert "vol-17          500    -             - 23 s, generation 7, burst 30.0s" in lines
+
+
 def test_storage_that_has_not_answered_is_named():
     """Else a volume without storage looks like one that is idle."""
     away = volume("vol-18", size_bytes=None, storage="nbd://127.0.0.1:10900/")

@@ -83,6 +83,14 @@ def test_what_is_read_is_what_was_written() -> None:
     assert found.report.volumes[1].size_bytes is None
 
 
+def test_the_burst_of_a_cap_is_said_where_it_has_one() -> None:
+    document = made().report.document()
+    document["volumes"][0]["caps"] = said = {"ops_per_s": 5.0, "burst_s": 30.0}
+    found = PlaneReport.parse(document, "nbd-0")
+    assert found.volumes[0].caps == Rates(ops_per_s=5.0, burst_s=30.0)
+    assert found.document()["volumes"][0]["caps"] == said
+
+
 def test_a_plane_of_before_leaves_keys_out() -> None:
     document = made().report.document()
     for key in ("config", "problems", "features", "handed_over", "leaving"):
