@@ -75,9 +75,9 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 
 @contextlib.contextmanager
-def whole_product(folder: Path, extra_toml: str = "") -> Iterator[Stage]:
+def whole_product(folder: Path, extra_toml: str = "", database_toml: str = "") -> Iterator[Stage]:
     """Server, two agents before one modelled disk, both agreements applied, observe mode."""
-    with Stage(folder, extra_toml=extra_toml) as running:
+    with Stage(folder, extra_toml=extra_toml, database_toml=database_toml) as running:
         running.start_disk()
         running.start_server()
         disk = running.disk_uri

@@ -1,4 +1,4 @@
-"""The main job, as states and order: broken promise, throttle, promise kept, release, policy."""
+"""The main job, as states and order: broken promise, throttle, promise kept, release."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.e2e.conftest import Driver
 from tests.support.paths import ROOT
 from tests.support.stage import GOLD_IOPS, GREEDY_DEPTH, Stage
-
-NOT_PUBLISHED = 81
 
 
 def gold_state(stage: Stage) -> str:
@@ -122,23 +118,3 @@ def test_the_agreements_are_judged_and_stored(stage: Stage) -> None:
     rows = stage.wait(judged, "judged slices")
     for row in rows:
         assert row["state"] == ("bad" if row["missed"] > 0.05 * row["n"] else "good")
-
-
-@pytest.mark.spark
-def test_the_policy_job_publishes_and_the_policy_is_put_in_force(stage: Stage) -> None:
-    done = stage.sla("policy", "run", check=False)
-    assert done.returncode in (0, NOT_PUBLISHED), done.stderr
-    stored = stage.get("policies")["items"]
-    version, is_published = stored[0]["version"], done.returncode == 0
-    assert f"policy version {version} {'' if is_published else 'not '}published" in done.stdout
-    tested = stored[0]["report"]["back_test"]
-    assert (tested["publish"], bool(tested["reason"])) == (is_published, True)
-    (run,) = stage.get("jobs")["items"]
-    assert (run["state"], run["version"]) == ("done" if is_published else "not-published", version)
-    assert run["rows"] > 0
-    if not is_published:  # what the tests before it have stored decides
-        stage.sla("policy", "pin", str(version))
-    policy = stage.wait(lambda: (stage.live() or {}).get("policy"), "the policy in force")
-    assert policy["version"] == version
-    capacity = stage.get(f"policies/{version}")["report"]["capacity"]
-    assert capacity, "a capacity, or the reason why there is none, for each promise"
