@@ -157,8 +157,13 @@ class Frames:
 
     @cached_property
     def points(self) -> DataFrame:
-        """Of ``transforms.promise_points``."""
-        return self._keep(transforms.promise_points(self.loads, self.rows.missed, self.promised))
+        """Of ``transforms.promise_points``, of intervals that have ended.
+
+        Of the one under way a part of the load is stored: with all of its misses that would be a backend
+        which breaks promises at little load.
+        """
+        ended = transforms.ended_slots(self.loads, self.read.slots_an_hour, self.read.hours.end_us)
+        return self._keep(transforms.promise_points(ended, self.rows.missed, self.promised))
 
     @cached_property
     def _cuts(self) -> DataFrame | None:

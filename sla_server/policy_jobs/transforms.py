@@ -254,6 +254,13 @@ def backend_slots(slots: DataFrame) -> DataFrame:
     )
 
 
+def ended_slots(slots: DataFrame, slots_an_hour: int, end_us: int) -> DataFrame:
+    """Those of the intervals that had ended then."""
+    from pyspark.sql import functions as F
+
+    return slots.where(F.col("at_us") <= end_us - US_AN_HOUR // slots_an_hour)
+
+
 def promise_points(loads: DataFrame, missed: DataFrame, promised: DataFrame) -> DataFrame:
     """How well each promise was kept at each total load of its backend.
 

@@ -109,7 +109,8 @@ class Bursty:
             missed=pa.Table.from_pylist(self.missed, schema=kind),
         )
         rows = replace(known.statistics(spark), cuts=spark.createDataFrame(cut_table(self.cuts)))
-        return rows, replace(known.inputs, bin_us=SECOND_US)
+        hours = replace(known.inputs.hours, end_us=MINUTES * SLOT_US)
+        return rows, replace(known.inputs, bin_us=SECOND_US, hours=hours)
 
 
 def capacities(spark: SparkSession, rows: inputs.Statistics, read: inputs.JobInputs) -> list[dict[str, Any]]:

@@ -24,8 +24,8 @@ from sla_server.db.queries.reader import SqlReader
 from sla_server.db.schema import HOUR_US
 from sla_server.db.statistics import StatisticsSnapshot
 from sla_server.policy_jobs import report_inputs_job
-from sla_server.policy_jobs.compute import STEPS, Found, compute
-from sla_server.policy_jobs.inputs import WAS, Statistics, lowest_known
+from sla_server.policy_jobs.compute import STEPS, Found, Frames, compute
+from sla_server.policy_jobs.inputs import CAPACITY, WAS, Statistics, lowest_known
 from sla_server.policy_jobs.sql_source import no_rows, rows_in_sql
 from sla_server.policy_jobs.step_job import Turns, stored_steps
 from sla_server.policy_jobs.stored_results import fresh
@@ -130,6 +130,37 @@ def test_a_row_in_several_parts_counts_once(spark: SparkSession, known: Found, t
     assert found.harms == expected.harms
     assert caps_of(found) == caps_of(expected)
     assert [row["volume"] for row in found.capped_rows()] == ["batch"]
+
+
+def test_an_interval_that_has_not_ended_says_nothing_of_a_capacity(spark: SparkSession) -> None:
+    """Half a minute of batch at its most: over a minute that is half of the load, and all of the misses."""
+    history = known_history()
+    under_way = [
+        {**row, "slot_us": 10 * SLOT_US} | {name: row[name] // 2 for name in SLOT_COLUMNS[2:]}
+        for row in history.slots.to_pylist()[-2:]
+    ]
+    (late,) = history.missed.to_pylist()[-1:]
+    late |= {"slot_us": 10 * SLOT_US, "counted": late["counted"] // 2, "missed": late["missed"] // 2}
+    more = replace(
+        history,
+        slots=pa.Table.from_pylist([*history.slots.to_pylist(), *under_way]),
+        missed=pa.Table.from_pylist([*history.missed.to_pylist(), late], schema=history.missed.schema),
+    )
+
+    def capacity(end_us: int) -> dict[str, Any]:
+        hours = replace(history.inputs.hours, end_us=end_us)
+        frames = Frames(spark, more.statistics(spark), replace(history.inputs, hours=hours))
+        try:
+            (row,) = STEPS[CAPACITY](frames).to_pylist()
+        finally:
+            frames.release()
+        return dict(row)
+
+    found = capacity(10 * SLOT_US + SLOT_US // 2)
+    assert (found["cost_per_s"], found["points"]) == (400.0, 10)
+    found = capacity(11 * SLOT_US)
+    assert found["points"] == 11
+    assert found["cost_per_s"] < 400.0, "once it has ended it counts"
 
 
 def test_a_volume_that_its_cap_holds_back_keeps_a_cap(spark: SparkSession, known: Found) -> None:
