@@ -199,13 +199,13 @@ def models(points: pa.Table, slots: pa.Table, demand: pa.Table, read: JobInputs)
     capacity = [model.with_former(row, {}) for row in seen]
     costs = groups(slots, ["backend"], grouped.cost_of).to_pylist()
     needs = {name: model.encode(each) for name, each in model.needs_of(capacity, read.promises).items()}
-    names, backends = demand["volume"].to_pylist(), demand["backend"].to_pylist()
     place = {name: number for number, name in enumerate(read.scope.classes["volume"].to_pylist())}
-    classes = read.scope.classes.drop_columns(["volume"]).take([place[name] for name in names])
-    known = demand.append_column("needs", pa.array([needs.get(name) for name in backends], pa.string()))
+    classes = read.scope.classes.drop_columns(["volume"])
+    classes = classes.take([place[name] for name in demand["volume"].to_pylist()])
     for field, column in zip(classes.schema, classes.columns, strict=True):
-        known = known.append_column(field, column)
-    caps = groups(known, ["backend"], grouped.caps_of)
+        demand = demand.append_column(field, column)
+    apart = pa.table({"backend": list(needs), "needs": list(needs.values())})
+    caps = groups(pa.concat_tables([demand, apart], promote_options="default"), ["backend"], grouped.caps_of)
     caps = caps.sort_by([("volume", "ascending"), ("hour_of_week", "ascending")])
     return Found(caps, capacity, costs, curves=curves)
 

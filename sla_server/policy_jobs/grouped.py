@@ -158,7 +158,22 @@ def _harms_together(rows: pa.Table) -> pa.Table:
             "used": pc.list_flatten(of_volumes["used"]),
         }
     )
-    return harms_of(rows.filter(pc.invert(is_of_volume)), uses)
+    rest = rows.filter(pc.invert(is_of_volume))
+    is_of_promise = pc.is_valid(rest["victims"])
+    intervals, promises = rest.filter(pc.invert(is_of_promise)), rest.filter(is_of_promise)
+    return harms_of(_with_lists(intervals, promises), uses)
+
+
+def _with_lists(intervals: pa.Table, promises: pa.Table) -> pa.Table:
+    """Beside each interval the ``victims`` of its promise: one of a few lists, none of which is copied."""
+    named, wanted = (
+        list(zip(*(table[name].to_pylist() for name in ("sla", "objective")), strict=True))
+        for table in (promises, intervals)
+    )
+    number = {key: place for place, key in enumerate(named)}
+    index = pa.array([number[key] for key in wanted], pa.int32())
+    lists = pa.DictionaryArray.from_arrays(index, promises["victims"].combine_chunks())
+    return intervals.set_column(intervals.column_names.index("victims"), "victims", lists)
 
 
 def harms_of(intervals: pa.Table, uses: pa.Table) -> pa.Table:
@@ -266,9 +281,11 @@ def cost_moments(slots: pa.Table) -> dict[str, Any]:
 
 def caps_of(demand: pa.Table) -> pa.Table:
     """Caps by hour of the week of the volumes of one backend; without a known capacity there is none."""
-    needs = model.decode(demand["needs"][0].as_py())
-    # Python objects of an hour at a time: of 10,000 volumes a week would be gigabytes, most of it ``needs``.
-    demand = demand.drop_columns("needs").sort_by([("hour_of_week", "ascending"), ("volume", "ascending")])
+    known = demand["needs"].drop_null()
+    needs = model.decode(known[0].as_py() if len(known) else None)
+    # Python objects of an hour at a time: of 10,000 volumes a week would be gigabytes.
+    demand = demand.filter(pc.is_valid(demand["volume"])).drop_columns("needs")
+    demand = demand.sort_by([("hour_of_week", "ascending"), ("volume", "ascending")])
     hours, begins = np.unique(demand["hour_of_week"].to_numpy(), return_index=True)
     parts = pairwise([*begins.tolist(), demand.num_rows])
     each_hour = (demand.slice(first, last - first).to_pylist() for first, last in parts)

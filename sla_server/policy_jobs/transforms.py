@@ -313,17 +313,23 @@ def intervals_to_attribute(points: DataFrame) -> DataFrame:
 
 
 def with_victims(intervals: DataFrame, promised: DataFrame) -> DataFrame:
-    """Intervals of ``intervals_to_attribute`` with the names of the promise's volumes.
+    """Intervals of ``intervals_to_attribute``, and the names of each promise's volumes in a row of its own.
+
+    They may be thousands: beside each of as many intervals they would not fit into the memory of a worker.
 
     Args:
         intervals: of broken promises.
         promised: of ``promised_streams``.
+
+    Returns:
+        columns of ``intervals``; and rows with backend, sla, objective and ``victims`` alone.
     """
     from pyspark.sql import functions as F
 
-    of_promise = ["backend", "sla", "objective"]
-    victims = promised.groupBy(*of_promise).agg(F.sort_array(F.collect_set("volume")).alias("victims"))
-    return intervals.join(F.broadcast(victims), of_promise)
+    victims = promised.groupBy("backend", "sla", "objective").agg(
+        F.sort_array(F.collect_set("volume")).alias("victims")
+    )
+    return intervals.unionByName(victims, allowMissingColumns=True)
 
 
 def uses_of_backends(slots: DataFrame, intervals: DataFrame) -> DataFrame:
@@ -375,6 +381,9 @@ def demand_under_limits(
 ) -> DataFrame:
     """Demand of all volumes with what decides on their caps.
 
+    What promises need of a backend is a row of its own: they may name thousands of volumes, and with each
+    hour of each of these a large backend would not fit into the memory of a worker.
+
     Args:
         demand: of ``expected_demand``.
         classes: of ``scope.Scope``.
@@ -382,12 +391,14 @@ def demand_under_limits(
         peaks: of ``cuts.peaks``.
 
     Returns:
-        columns of ``hourly_demand`` and of ``classes``, needs, and peak of volumes that have one.
+        columns of ``hourly_demand`` and of ``classes``, peak of volumes that have one; and the rows of
+        ``needs``, without a volume.
     """
     from pyspark.sql import functions as F
 
-    found = demand.join(F.broadcast(classes), "volume").join(F.broadcast(needs), "backend", "left")
-    return found if peaks is None else found.join(peaks, ["backend", "volume"], "left")
+    found = demand.join(F.broadcast(classes), "volume")
+    found = found if peaks is None else found.join(peaks, ["backend", "volume"], "left")
+    return found.unionByName(needs, allowMissingColumns=True)
 
 
 def period_sums(slices: DataFrame, spans: DataFrame) -> DataFrame:

@@ -61,6 +61,15 @@ def slots() -> list[dict[str, Any]]:
 
 
 def demand(needs: str | None = model.encode([GOLD])) -> list[dict[str, Any]]:
+    """Hours of volumes, and what promises need in a row of its own."""
+    return with_needs(hours_of_volumes(), needs)
+
+
+def with_needs(rows: list[dict[str, Any]], needs: str | None = model.encode([GOLD])) -> list[dict[str, Any]]:
+    return [*rows, *([{**dict.fromkeys(rows[0]), "backend": "disk", "needs": needs}] if needs else [])]
+
+
+def hours_of_volumes() -> list[dict[str, Any]]:
     volumes = [("erp", 100.0, 8.0), ("batch", 400.0, 1.0), ("web", 33.3, 1.0)]
     return [
         {
@@ -74,7 +83,7 @@ def demand(needs: str | None = model.encode([GOLD])) -> list[dict[str, Any]]:
             "floor_iops": 50.0,
             "floor_bytes_per_s": 0.0,
             "promised_iops": 150.0 if volume == "erp" else 0.0,
-            "needs": needs,
+            "needs": None,
         }
         for volume, p95, weight in volumes
         for hour in (0, 1, 2, 167)
@@ -134,8 +143,8 @@ def test_costs_are_those_the_slots_were_made_with() -> None:
 
 def test_a_backend_that_its_promises_fill_has_caps_that_can_be_published() -> None:
     """``PolicyStore.publish`` refuses a cap of 0, and with it the whole policy."""
-    rows = [{**row, "floor_iops": 0.0, "p95": max(row["p95"], 400.0)} for row in demand()]
-    found = grouped.caps_of(shuffled(rows, 1)).to_pylist()
+    rows = [{**row, "floor_iops": 0.0, "p95": max(row["p95"], 400.0)} for row in hours_of_volumes()]
+    found = grouped.caps_of(shuffled(with_needs(rows), 1)).to_pylist()
     caps = [row["cost_per_s"] for row in found if row["volume"] != "erp"]
     assert caps == pytest.approx([7.5] * 8), "a twentieth of 300, for two"
 
@@ -168,10 +177,9 @@ def test_the_greedy_volume_gets_what_the_protected_one_leaves() -> None:
 
 def test_caps_of_a_backend_are_those_of_its_rows_hour_by_hour() -> None:
     """Which come in any order; an hour at a time they are Python objects."""
-    rows = demand()
-    needs = model.decode(rows[0]["needs"])
-    found = model.caps_of_week(sorted(rows, key=lambda row: (row["hour_of_week"], row["volume"])), needs)
-    table = grouped.caps_of(shuffled(rows, 3))
+    rows = hours_of_volumes()
+    found = model.caps_of_week(sorted(rows, key=lambda row: (row["hour_of_week"], row["volume"])), [GOLD])
+    table = grouped.caps_of(shuffled(with_needs(rows), 3))
     assert table.schema == grouped.CAPS
     assert [
         (row["volume"], row["hour_of_week"], row["cost_per_s"], row["demand_p50"], row["demand_p95"])
@@ -194,6 +202,12 @@ def test_caps_of_a_backend_are_those_of_its_rows_hour_by_hour() -> None:
 def test_without_a_capacity_nothing_is_capped() -> None:
     found = grouped.caps_of(pa.Table.from_pylist(demand(None), schema=None))
     assert found["cost_per_s"].null_count == found.num_rows == 12
+
+
+def test_a_backend_with_promises_alone_has_no_caps() -> None:
+    """None of its volumes did any I/O in the window."""
+    found = grouped.caps_of(pa.Table.from_pylist(demand()).slice(12))
+    assert (found.schema, found.num_rows) == (grouped.CAPS, 0)
 
 
 def harm_tables(seed: int) -> tuple[pa.Table, pa.Table]:
