@@ -16,7 +16,7 @@ from sla_server import config as configuration
 from sla_server.db.engine import check_made
 from sla_server.db.fence import acting_fence
 from sla_server.db.policies import open_policies
-from sla_server.jobs import JobAnswer, job_command, noted, only_one
+from sla_server.jobs import JobAnswer, as_process, job_command, noted, only_one
 from sla_server.policy_jobs import back_test
 
 KIND: Final = "back-test"
@@ -64,4 +64,4 @@ def main(config: configuration.ResolvedConfig, who: str) -> JobAnswer:
 
 
 if __name__ == "__main__":
-    main()
+    as_process(main)

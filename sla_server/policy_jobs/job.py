@@ -20,7 +20,7 @@ from sla_server import config as configuration
 from sla_server.db.engine import check_made
 from sla_server.db.fence import acting_fence
 from sla_server.db.policies import open_policies
-from sla_server.jobs import JobAnswer, job_command, noted, only_one
+from sla_server.jobs import JobAnswer, as_process, job_command, noted, only_one
 from sla_server.policy_jobs import attribution, back_test, cost_model, publishing, stored_results
 from sla_server.policy_jobs.compute import STEPS, Found, compute
 from sla_server.policy_jobs.inputs import demand_in_force
@@ -135,4 +135,4 @@ def main(config: configuration.ResolvedConfig, who: str, as_of: int | None) -> J
 
 
 if __name__ == "__main__":
-    main()
+    as_process(main)

@@ -27,7 +27,7 @@ from sla_server.db.engine import check_made
 from sla_server.db.fence import acting_fence
 from sla_server.db.policies import open_policies
 from sla_server.db.statistics import StatisticsSnapshot
-from sla_server.jobs import JobAnswer, JobRun, job_command, noted, only_one
+from sla_server.jobs import JobAnswer, JobRun, as_process, job_command, noted, only_one
 from sla_server.policy_jobs import sql_source, stored_results, transforms
 from sla_server.policy_jobs.session import end_java, stderr_to
 from sla_server.policy_jobs.spark_run import on_spark, scratch
@@ -193,4 +193,4 @@ def main(config: configuration.ResolvedConfig, who: str) -> JobAnswer:
 
 
 if __name__ == "__main__":
-    main()
+    as_process(main)

@@ -18,7 +18,7 @@ from sla_server.db.engine import check_made
 from sla_server.db.errors import FileDamaged
 from sla_server.db.fence import acting_fence
 from sla_server.db.rollups import RollupStore, open_rollups
-from sla_server.jobs import JobAnswer, JobRun, job_command, noted, only_one
+from sla_server.jobs import JobAnswer, JobRun, as_process, job_command, noted, only_one
 from sla_server.policy_jobs import rollups
 from sla_server.policy_jobs.session import check_files, end_java, stderr_to
 from sla_server.policy_jobs.spark_run import on_spark, scratch
@@ -121,4 +121,4 @@ def main(config: configuration.ResolvedConfig, who: str) -> JobAnswer:
 
 
 if __name__ == "__main__":
-    main()
+    as_process(main)

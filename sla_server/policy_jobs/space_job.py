@@ -19,7 +19,7 @@ from sla_server import config as configuration
 from sla_server.db.engine import check_made
 from sla_server.db.fence import acting_fence
 from sla_server.db.policies import open_policies
-from sla_server.jobs import JobAnswer, job_command, noted, only_one
+from sla_server.jobs import JobAnswer, as_process, job_command, noted, only_one
 from sla_server.storage_resources.forecast import DAY_US, MOST_DAYS
 from sla_server.storage_resources.pools import SPACE_JOB, PoolKey
 from sla_server.storage_resources.worker import as_stored, forecast_of, usable_days
@@ -83,4 +83,4 @@ def main(config: configuration.ResolvedConfig, who: str) -> JobAnswer:
 
 
 if __name__ == "__main__":
-    main()
+    as_process(main)

@@ -26,7 +26,7 @@ from sla_server import config as configuration
 from sla_server.db.engine import check_made
 from sla_server.db.fence import acting_fence
 from sla_server.db.policies import PolicyStore, open_policies
-from sla_server.jobs import JobAnswer, JobRun, job_command, noted, only_one
+from sla_server.jobs import JobAnswer, JobRun, as_process, job_command, noted, only_one
 from sla_server.policy_jobs import attribution, cost_model, stored_results
 from sla_server.policy_jobs.compute import COSTS, DEMAND, HARMS, STEPS, Frames, split_curves
 from sla_server.policy_jobs.inputs import CAPACITY
@@ -215,4 +215,4 @@ def main(
 
 
 if __name__ == "__main__":
-    main()
+    as_process(main)

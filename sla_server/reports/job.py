@@ -18,7 +18,7 @@ from sla_server import config as configuration
 from sla_server.db.engine import check_made
 from sla_server.db.fence import acting_fence
 from sla_server.db.reports import ReportStore, open_reports
-from sla_server.jobs import JobAnswer, job_command, noted, only_one
+from sla_server.jobs import JobAnswer, as_process, job_command, noted, only_one
 from sla_server.reports.errors import ReportError
 from sla_server.reports.inputs import LAST
 from sla_server.reports.issue import due_periods, issue
@@ -116,4 +116,4 @@ def main(
 
 
 if __name__ == "__main__":
-    main()
+    as_process(main)
