@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from gateway_agent.cgroups import IoLimits, find_group
+from gateway_agent.cgroups import Group, IoLimits, find_group
 from tests.e2e.conftest import one_gateway
 from tests.support.control_group import ControlGroup, control_group, why_not
-from tests.support.stage import Stage
+from tests.support.stage import Stage, StageError
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is one")
 VOLUME = "cgroup:gateway-a:batch"
@@ -52,13 +52,22 @@ def row(stage: Stage) -> dict[str, Any]:
     return next((each for each in stage.live().get("volumes", []) if each["volume"] == VOLUME), {})
 
 
+def wait_held(stage: Stage, group: Group, what: str) -> None:
+    """Until the kernel holds the cap; a failure says what it holds, and what the server knows of it."""
+    try:
+        stage.wait(lambda: in_all(group.limits()) == CAP_IOPS, what)
+    except StageError as exc:
+        exc.add_note(f"{group.limits()}, {stage.snapshot()['throttles']}")
+        raise
+
+
 def test_a_greedy_group_is_counted_and_held(
     stage: Stage, real: ControlGroup, reader: subprocess.Popen[bytes]
 ) -> None:
     group = find_group(str(real.path), real.device)
     stage.wait(lambda: (row(stage).get("iops") or 0) > CAP_IOPS, "the rate of the group")
     stage.sla("throttle", "set", VOLUME, "--iops", str(CAP_IOPS), "--for", "10m", "--reason", "test")
-    stage.wait(lambda: in_all(group.limits()) == CAP_IOPS, "the limits of the kernel")
+    wait_held(stage, group, "the limits of the kernel")
     stage.wait(
         lambda: [each["state"] for each in stage.snapshot()["throttles"]] == ["seen"], "the cap, seen to hold"
     )
@@ -69,7 +78,7 @@ def test_a_greedy_group_is_counted_and_held(
 
     (link,) = stage.kill("gateway_agent.link")  # SIGKILL; its successor finds the limits, and gets the cap
     stage.wait(lambda: stage.pids("gateway_agent.link") not in ([], [link]), "another link")
-    stage.wait(lambda: in_all(group.limits()) == CAP_IOPS, "the limits again")
+    wait_held(stage, group, "the limits again")
     assert reader.poll() is None
 
     (agent,) = stage.running("gateway-a")
