@@ -414,7 +414,8 @@ def _cap_lines(volumes: list[tuple[PlaneReport, ReportedVolume]]) -> Iterator[st
         lease = "configured"
         if report.caps.lease_left_s is not None:
             lease = f"{report.caps.lease_left_s:.0f} s, generation {report.caps.generation}"
-        targets = {volume.volume: volume.caps}
+        targets = {f"client {client}": caps for client, caps in report.whole_clients.items()}
+        targets[volume.volume] = volume.caps
         targets |= {f"{volume.volume}/{client}": caps for client, caps in volume.client_caps.items()}
         if volume.group is not None:  # a plane of before does not say it
             targets[f"group {volume.group.group}"] = volume.group.caps

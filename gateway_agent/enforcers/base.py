@@ -30,6 +30,10 @@ class Enforcer(Protocol):
         """Volumes whose caps it enforces; it ignores all others."""
 
     @property
+    def tells_clients(self) -> bool:
+        """Whether it knows which client an I/O is of, and holds caps of whole clients."""
+
+    @property
     def took(self) -> int | None:
         """Generation that was certainly applied, None before the first."""
 

@@ -238,6 +238,7 @@ class CgroupEnforcer:
 
     name = "cgroup"
     reachable = True
+    tells_clients = False
 
     def __init__(self, groups: Sequence[LimitedGroup]) -> None:
         self._groups = groups

@@ -22,6 +22,8 @@ DENIALS: Final = 2  # the first answer may be a cut kept from before the caps
 class NbdEnforcer:
     """See ``Enforcer``. State: the generation sent last, which answers count for it, and what they said."""
 
+    tells_clients = True
+
     def __init__(
         self,
         name: str,
@@ -68,7 +70,8 @@ class NbdEnforcer:
         self._sent_gen, self.took, self._denials = caps.gen, None, 0
         # A question that is open now was sent before the caps: only the next one's answer proves anything.
         self._proof_at = self._source.questions + 1
-        self._send(DpCaps(caps.gen, lease_us, caps.caps, caps.clients, caps.groups).encode())
+        sets = caps.caps, caps.clients, caps.groups, caps.whole_clients
+        self._send(DpCaps(caps.gen, lease_us, *sets).encode())
 
     def renew_lease(self) -> None:
         """See ``Enforcer``."""

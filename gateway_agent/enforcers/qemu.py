@@ -152,6 +152,8 @@ class QemuEnforcer:
         enforce: sets the limits of all places, and calls ``confirm`` when they were read back.
     """
 
+    tells_clients = False
+
     def __init__(self, name: str, places: Sequence[LimitedPlace], enforce: Callable[[int], None]) -> None:
         self.name = name
         self.reachable = False

@@ -27,7 +27,7 @@ import structlog
 from gateway_agent.enforcers.base import Enforcer
 from gateway_agent.errors import StateFileBroken
 from gateway_agent.link import state_files
-from gateway_agent.link.group_shares import GroupShares, caps_of_plane
+from gateway_agent.link.group_shares import GroupShares, Parts, caps_of_plane
 from gateway_agent.sources.sample import Sample
 from pmdaemon.errors import MalformedFrame, WireError
 from pmdaemon.runtime.clock import boot_id, boot_ns
@@ -161,22 +161,24 @@ class LeasedCaps:
 
     def _hand_over(self, caps: CapSet, lease_us: int) -> None:
         self._is_cut_short = lease_us < caps.lease_us
-        parts = self._shares.parts(caps, self._planes())
+        parts = self._parts(caps)
         self._shares.sent(parts)
         for enforcer in self._enforcers:
             if enforcer.reachable:
                 enforcer.apply(caps_of_plane(caps, parts.get(enforcer.name, {})), lease_us)
 
-    def _planes(self) -> dict[str, frozenset[str]]:
-        return {enforcer.name: enforcer.volumes for enforcer in self._enforcers if enforcer.reachable}
+    def _parts(self, caps: CapSet) -> Parts:
+        reachable = [enforcer for enforcer in self._enforcers if enforcer.reachable]
+        planes = {enforcer.name: enforcer.volumes for enforcer in reachable}
+        return self._shares.parts(caps, planes, [each.name for each in reachable if each.tells_clients])
 
     def used(self, samples: Iterable[Sample], now_ns: int) -> None:
-        """Samples were collected: groups of several planes are divided by what their volumes use."""
+        """Samples were collected: what several planes share is divided by use."""
         self._shares.count(self._caps, samples)
         caps, left_us = self._caps, (self._lease_end_ns - now_ns) // 1000
-        if caps is None or not caps.groups or left_us <= 0 or self._ack_due:
+        if caps is None or not caps.is_shared or left_us <= 0 or self._ack_due:
             return
-        if self._shares.have_moved(self._shares.parts(caps, self._planes())):
+        if self._shares.have_moved(self._parts(caps)):
             self._hand_over(caps, left_us)
 
     def enforcer_connected(self, enforcer: Enforcer, now_ns: int) -> bool:
@@ -184,7 +186,7 @@ class LeasedCaps:
         left_us = (self._lease_end_ns - now_ns) // 1000
         if self._caps is None or left_us <= 0:
             return False
-        if self._caps.groups:  # whose parts at the other planes are smaller now
+        if self._caps.is_shared:  # the parts of groups at the other planes are smaller now
             self._hand_over(self._caps, left_us)
         else:
             self._is_cut_short |= left_us < self._caps.lease_us
@@ -211,7 +213,8 @@ class LeasedCaps:
     @property
     def lease_end_ns(self) -> int | None:
         """When the caps in force end without renewal; None when nothing is in force."""
-        return self._lease_end_ns if self._caps is not None and self._caps.volumes else None
+        is_empty = self._caps is None or not (self._caps.volumes or self._caps.whole_clients)
+        return None if is_empty else self._lease_end_ns
 
     @property
     def generation(self) -> int | None:

@@ -1,11 +1,13 @@
-"""Caps of groups whose volumes several planes serve: what part of a group's rates each plane has.
+"""Caps of groups and of whole clients that several planes serve: what part of their rates each plane has.
 
 The server divides a group between gateways, a plane shares its part between its volumes. Between the planes
 of a gateway the link divides, as the server does: by recent use, and a part by the weights of the volumes
 there. The parts follow the use, with every collection, and are sent again when one has changed by
-``LEAST_CHANGE``. After an upgrade two processes serve the volumes of a plane: they are two planes here.
+``LEAST_CHANGE``. After an upgrade two processes serve the volumes of a plane: they are two planes here. Of a
+whole client each plane has a part, since it may use any of them next: by its use, and of the rest equal ones.
 
-State: recent use of volumes that are in groups through each plane, and the parts sent last. No I/O, no clock.
+State: recent use of volumes that are in groups, and of whole clients, through each plane, and the parts sent
+last. A whole client is named as ``client_key`` says, which is no name of a volume or group. No I/O, no clock.
 Thread: the link's loop only.
 """
 
@@ -28,19 +30,25 @@ FORGOTTEN: Final = 0.001
 """Cost a second below which the use of a volume through a plane that is not collected any more is none."""
 
 Parts = Mapping[str, Mapping[str, float]]
-"""Of each plane, by its name: the part of each group."""
+"""Of each plane, by its name: the part of each group and whole client."""
+
+
+def client_key(client: str) -> str:
+    """A whole client beside names of volumes and groups, which hold no slash."""
+    return f"//{client}"
 
 
 class GroupShares:
     """See the module docstring."""
 
     def __init__(self) -> None:
-        self._use: dict[tuple[str, str], float] = {}  # cost a second, by plane and volume
+        self._use: dict[tuple[str, str], float] = {}  # cost a second, by plane and volume or client
         self._sent: Parts = {}
 
     def count(self, caps: CapSet | None, samples: Iterable[Sample]) -> None:
-        """Learn from what was collected what the volumes of groups use."""
+        """Learn from what was collected what the volumes of groups, and whole clients, use."""
         grouped = {volume for entry in (caps.groups if caps else None) or () for volume in entry["volumes"]}
+        grouped |= {client_key(entry["client"]) for entry in (caps.whole_clients if caps else None) or ()}
         known = {key for key, use in self._use.items() if key[1] in grouped and use >= FORGOTTEN}
         found = dict.fromkeys(known, 0.0)
         for sample in samples if grouped else ():
@@ -48,19 +56,31 @@ class GroupShares:
             seconds = max(sample.end_ns - sample.start_ns, 1_000_000) / 1e9
             costs = np.asarray(sample.counters[COL["cost_milli"]]).tolist()
             for stream, cost in zip(sample.streams, costs, strict=True):
-                if stream.volume in grouped:
-                    found[sample.source, stream.volume] += cost / 1000 / seconds
+                for name in grouped.intersection((stream.volume, client_key(stream.client))):
+                    found[sample.source, name] += cost / 1000 / seconds
         before = {key: self._use.get(key, use) for key, use in found.items()}
         self._use = {key: old + SMOOTHING * (found[key] - old) for key, old in before.items()}
 
-    def parts(self, caps: CapSet, planes: Mapping[str, Collection[str]]) -> Parts:
-        """What part of each group each plane has.
+    def parts(
+        self, caps: CapSet, planes: Mapping[str, Collection[str]], of_clients: Collection[str] = ()
+    ) -> Parts:
+        """What part of each group, and of each whole client, each plane has.
 
         Args:
             caps: with the groups.
             planes: volumes of each plane, by its name.
+            of_clients: planes that tell clients apart.
         """
         found: dict[str, dict[str, float]] = {name: {} for name in planes}
+        for entry in caps.whole_clients or ():
+            key = client_key(entry["client"])
+            use = {name: self._use.get((name, key), 0.0) for name in of_clients}
+            total_use = sum(use.values())
+            for name in of_clients:
+                part = 1 / len(of_clients)
+                if total_use > 0:
+                    part = BY_USE * use[name] / total_use + (1 - BY_USE) * part
+                found[name][key] = part
         for entry in caps.groups or ():
             weights: Mapping[str, float] = entry["volumes"]
             here = {name: [v for v in weights if v in volumes] for name, volumes in planes.items()}
@@ -94,11 +114,18 @@ class GroupShares:
 
 
 def caps_of_plane(caps: CapSet, parts: Mapping[str, float]) -> CapSet:
-    """The set as one plane gets it: of each group that it has volumes of its part, of the others nothing."""
-    if not caps.groups:
+    """The set as one plane gets it: of each group that it has volumes of its part, of the others nothing.
+
+    Of each whole client its part, if it tells clients apart.
+    """
+    if not caps.is_shared:
         return caps
-    groups = tuple(_scaled(entry, parts[entry["group"]]) for entry in caps.groups if entry["group"] in parts)
-    return replace(caps, groups=groups or None)
+    groups = tuple(
+        _scaled(each, parts[each["group"]]) for each in caps.groups or () if each["group"] in parts
+    )
+    keys = [(client_key(each["client"]), each) for each in caps.whole_clients or ()]
+    clients = tuple(_scaled(each, parts[key]) for key, each in keys if key in parts)
+    return replace(caps, groups=groups or None, whole_clients=clients or None)
 
 
 def _scaled(entry: dict[str, Any], part: float) -> dict[str, Any]:

@@ -13,7 +13,7 @@ of its part is lost; that ends with the former processes, after ``drain_s``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -29,7 +29,7 @@ NO_GROUPS: Final[Mapping[str, VolumeGroupCap]] = {}
 
 
 class CapsInForce:
-    """The caps of all volumes of one plane, of single clients of theirs, and of groups of them.
+    """The caps of a plane: of volumes, of single clients of theirs, of whole clients, and of groups.
 
     Attributes:
         static: by volume, from the configuration; ``static_groups`` the same of groups, by name.
@@ -45,6 +45,7 @@ class CapsInForce:
         self._clients: dict[str, dict[str, Rates]] = {}
         self._named: Mapping[str, Mapping[str, Sequence[str]]] = {}
         self._groups: Mapping[str, VolumeGroupCap] = {}
+        self._whole_clients: Mapping[str, Rates] = {}
         self._said: Header | None = None
         self._lease_ns = DEFAULT_LEASE_NS
         self.generation = NO_GENERATION
@@ -55,9 +56,10 @@ class CapsInForce:
         self._said = caps.said
         self.generation, self._lease_ns = caps.generation, caps.lease_ns
         self._server, self._clients, self._groups = caps.volumes, caps.clients, caps.groups
-        self._named = caps.named
+        self._named, self._whole_clients = caps.named, caps.whole_clients
         self.lease_end_ns = now_ns + caps.lease_ns
-        return len(caps.volumes) + sum(map(len, caps.clients.values())) + len(caps.groups)
+        of_clients = sum(map(len, caps.clients.values())) + len(caps.whole_clients)
+        return len(caps.volumes) + of_clients + len(caps.groups)
 
     def renew(self, now_ns: int) -> None:
         """The server lives: extend the lease of the set in force, if there is one."""
@@ -71,6 +73,7 @@ class CapsInForce:
         self._said = None
         self.generation, self.lease_end_ns = NO_GENERATION, None
         self._server, self._clients, self._groups, self._named = {}, {}, {}, {}
+        self._whole_clients = {}
         return True
 
     @property
@@ -95,9 +98,13 @@ class CapsInForce:
     def _part(self, rates: Rates) -> Rates:
         return rates if self.processes == 1 else rates.scaled(1 / self.processes)
 
-    @property
-    def cost_capped(self) -> frozenset[str]:
-        """Volumes whose cost the server limits: their own, that of a client, or that of their group."""
+    def cost_capped(self, volumes: Iterable[str]) -> frozenset[str]:
+        """Of the plane's volumes those whose cost the server limits: their own, a client's, their group's.
+
+        All of them if that of a whole client is limited, which may use any.
+        """
+        if any(rates.cost_per_s is not None for rates in self._whole_clients.values()):
+            return frozenset(volumes)
         own = (volume for volume, rates in self._server.items() if rates.cost_per_s is not None)
         of_clients = (
             volume
@@ -120,6 +127,11 @@ class CapsInForce:
         if self.processes == 1:
             return found
         return {key: replace(group, rates=self._part(group.rates)) for key, group in found.items()}
+
+    @property
+    def whole_clients(self) -> Mapping[str, Rates]:
+        """What holds for clients over all volumes that they use through the plane, beside all that."""
+        return {client: self._part(rates) for client, rates in self._whole_clients.items()}
 
     def named_clients(self, volume: str) -> Mapping[str, Sequence[str]]:
         """Globs of the clients that the cap of a glob is not for, by that glob."""

@@ -1,4 +1,4 @@
-"""Groups: several volumes of a plane under one cap, which they share by weight.
+"""Groups: several volumes of a plane under one cap, which they share by weight; and whole clients.
 
 A group's rates hold beside those of its volumes and of their clients: an I/O passes when all let it. While
 the group holds I/Os back, its volumes are served in fair order (``fair_order``): each gets the share of the
@@ -10,8 +10,14 @@ on. Groups come and go with the server's set of caps, and with the configuration
 volume may be in two, one of each, and an I/O passes when both let it. The two are seldom ready at the same
 moment, since others use them: so a volume whose turn comes at one keeps it (``keep_turn``) until it passed
 the other, and the first one lets another volume go on meanwhile. By that one I/O a volume a group may let
-through more than its burst; it is charged, so its rate holds. No clock, no I/O: time is an argument, the
-timer is the loop's.
+through more than its burst; it is charged, so its rate holds.
+
+A *whole client* is one client over all volumes that it uses through the plane (ADR 74). Its cap is such a
+group, too, of all the plane's volumes and of this client's connections alone: what it holds back are they,
+the other clients of a volume go on (``Volume.whole_clients``), and the volumes that the client asks for have
+equal shares of the rate. A large request is paid for when it passes: it holds up its own client alone.
+
+No clock, no I/O: time is an argument, the timer is the loop's.
 """
 
 from __future__ import annotations
@@ -22,7 +28,7 @@ from typing import TYPE_CHECKING, Final
 from gateway_agent.nbd.fair_order import FairOrder
 from gateway_agent.nbd.loop import EventLoop
 from pmdaemon.wire.messages.plane_sets import VolumeGroupCap
-from pmdaemon.wire.rates import FormerRates, RateSet
+from pmdaemon.wire.rates import FormerRates, Rates, RateSet
 
 if TYPE_CHECKING:
     from gateway_agent.nbd.volume import Volume
@@ -34,8 +40,10 @@ a time is seldom found waiting."""
 
 SERVER: Final = "server"
 CONFIGURED: Final = "configured"
+CLIENT: Final = "client"
 GroupKey = tuple[str, str]
-"""Where a group is from, ``SERVER`` or ``CONFIGURED``, and its name."""
+"""Where a group is from, ``SERVER`` or ``CONFIGURED``, and its name; or ``CLIENT`` and a whole client's."""
+NO_WHOLE_CLIENTS: Final[Mapping[str, Rates]] = {}
 
 
 class VolumeGroup:
@@ -135,15 +143,21 @@ class VolumeGroup:
 
 
 class GroupTable:
-    """The groups of a plane; empty while neither the server nor the configuration has one."""
+    """The groups of a plane, and its whole clients; empty while there are none."""
 
     def __init__(self, loop: EventLoop, tau_ns: int, since_ns: int | None = None) -> None:
         self.groups: dict[GroupKey, VolumeGroup] = {}
+        self.whole_clients: dict[str, VolumeGroup] = {}
         self._loop, self._former = loop, FormerRates(tau_ns, since_ns)
         self._members: dict[Volume, tuple[VolumeGroup, ...]] = {}
+        self._volumes: frozenset[Volume] = frozenset()
 
     def apply(
-        self, caps: Mapping[GroupKey, VolumeGroupCap], volumes: Mapping[str, Volume], now_ns: int
+        self,
+        caps: Mapping[GroupKey, VolumeGroupCap],
+        volumes: Mapping[str, Volume],
+        now_ns: int,
+        whole_clients: Mapping[str, Rates] = NO_WHOLE_CLIENTS,
     ) -> None:
         """Put the complete ``caps`` in force; a group that stays keeps its debt and its order.
 
@@ -151,7 +165,9 @@ class GroupTable:
             caps: by group.
             volumes: those of the plane, by name.
             now_ns: monotonic.
+            whole_clients: rates by client, complete, too.
         """
+        self._apply_clients(whole_clients, frozenset(volumes.values()), now_ns)
         wanted: dict[Volume, tuple[VolumeGroup, ...]] = {}
         for key, cap in caps.items():
             if key not in self.groups:
@@ -174,6 +190,26 @@ class GroupTable:
                 volume.set_groups(wanted.get(volume, ()), now_ns)
         for group in self.groups.values():
             group.pump(now_ns)
+
+    def _apply_clients(self, caps: Mapping[str, Rates], volumes: frozenset[Volume], now_ns: int) -> None:
+        gone = [self.whole_clients.pop(client) for client in self.whole_clients.keys() - caps.keys()]
+        come = caps.keys() - self.whole_clients.keys()
+        for client in come:
+            key = CLIENT, client
+            group = self.whole_clients[client] = VolumeGroup(key, self._loop, self._former.take(repr(key)))
+            group.set_cap(VolumeGroupCap(caps[client], {}), now_ns)
+        for volume in self._volumes - volumes:
+            for group in self.whole_clients.values():
+                group.forget(volume)
+            volume.set_whole_clients({}, now_ns)
+        for volume in volumes if gone or come else volumes - self._volumes:
+            volume.set_whole_clients(self.whole_clients, now_ns)
+        self._volumes = volumes
+        for client, group in self.whole_clients.items():
+            group.set_cap(VolumeGroupCap(caps[client], {}), now_ns)
+        for group in gone:
+            self._loop.cancel(group)
+            self._former.keep(repr(group.key), group.rates, now_ns)
 
     def of(self, volume: Volume) -> tuple[VolumeGroup, ...]:
         """The groups that a volume is in."""

@@ -520,8 +520,8 @@ class Plane:
         for name, volume in self._exports.volumes.items():
             clients, others = self._caps.of_clients(name), self._caps.named_clients(name)
             volume.set_caps(self._caps.of(name), now_ns, clients, others)
-        self._groups.apply(self._caps.groups, self._exports.volumes, now_ns)
-        self._exports.set_cost_capped(self._caps.cost_capped)
+        self._groups.apply(self._caps.groups, self._exports.volumes, now_ns, self._caps.whole_clients)
+        self._exports.set_cost_capped(self._caps.cost_capped(self._exports.names))
         self._plan_expiry()
 
     def _plan_expiry(self) -> None:

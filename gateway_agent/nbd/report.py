@@ -58,6 +58,7 @@ def plane_report(
             for name, volume in exports.volumes.items()
         ),
         handed_over=handed_over,
+        whole_clients=caps.whole_clients,
     )
 
 

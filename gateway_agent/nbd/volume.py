@@ -3,8 +3,9 @@
 Held requests stay in their connection's buffer. A ``Volume`` has an order of the connections that hold some
 (``fair_order``), and one timer for all: connections get equal shares of the rate, whatever their depth and
 however large their requests. A client that has rates of its own waits for both; while its own hold it, the
-others go on. A volume of a group, or of two, waits for their rates, too (``groups``); they have timers of
-their own.
+others go on; the same holds for the rates of a whole client, which its connections to other volumes share.
+A volume of a group, or of two, waits for their rates, too. Both are ``groups``, which have timers of their
+own.
 
 A request that is large against the rate of the volume, of its group, or the one that its client shares with
 others (``client_rates``) is paid for in parts while others use the volume, or its group:
@@ -150,6 +151,7 @@ class Volume:
         extended: whether its upstream has extended headers, as far as known.
         warnings: about its upstream; limited, because one death is seen by every client.
         clients: rates of single clients; ``groups``: those that it is in.
+        whole_clients: by client, rates that hold for it over all volumes of the plane.
         sessions: open connections to it.
 
     ``_late`` and ``_longest_ns`` count the I/Os of this cut that were held for too long.
@@ -160,6 +162,7 @@ class Volume:
         self.rates = rates
         self.clients = ClientRates(rates.tau_ns, rates.since_ns)
         self.groups: tuple[VolumeGroup, ...] = ()
+        self.whole_clients: Mapping[str, VolumeGroup] = {}
         self.sessions: set[ThrottledSession] = set()
         self.facts: ExportFacts | None = None
         self.extended = ExtendedHeaders()
@@ -171,6 +174,7 @@ class Volume:
         self._used_ns: dict[ThrottledSession, int] = {}
         self._parts: dict[ThrottledSession, tuple[int, int]] = {}
         self._group_holds = False
+        self._clients_held: set[str] = set()  # by their whole clients' rates, which have timers
         self._is_behind = False  # a turn has failed: what was admitted in it may not have been pushed
         self._late, self._longest_ns = 0, 0
         context.cuts.volumes.append(self)
@@ -237,7 +241,8 @@ class Volume:
         groups = self.groups
         if self._debt is not None or session in self._parts:
             return False
-        if not all(group.is_free_for(self) for group in groups):
+        whole = self.whole_clients.get(session.client)
+        if not all(group.is_free_for(self) for group in (groups if whole is None else (*groups, whole))):
             return False
         own, shared = self.clients.held_of(session.client) if self.clients else (None, None)
         common = [self.rates, *(group.rates for group in groups)]
@@ -245,7 +250,8 @@ class Volume:
             common.append(shared)
         largest_bytes = max(min(rates.bytes_within(PART_NS) for rates in common), PART_BYTES)
         allowance = Allowance(largest_bytes, now_ns - self._max_hold_ns)
-        for rates in common if own is None else [*common, own]:
+        of_client = [rates for rates in (own, None if whole is None else whole.rates) if rates is not None]
+        for rates in (*common, *of_client):
             rates.narrow(allowance, now_ns)
         session.admit_within(now_ns, allowance)
         if not allowance.ops:
@@ -255,6 +261,8 @@ class Volume:
         used = [rates.charge_batch(now_ns, allowance) for rates in common]
         if own is not None:
             own.charge_batch(now_ns, allowance)
+        if whole is not None:
+            whole.charged(self, now_ns, whole.rates.charge_batch(now_ns, allowance), allowance.ops)
         for group, used_ns in zip(groups, used[1:], strict=False):
             group.charged(self, now_ns, used_ns, allowance.ops)
         if session in self._waiting:
@@ -285,6 +293,12 @@ class Volume:
     def set_groups(self, groups: tuple[VolumeGroup, ...], now_ns: int) -> None:
         """It is in these groups from now on, or in none; also for what is already held."""
         self.groups, self._group_holds = groups, False
+        self.pump(now_ns)
+
+    def set_whole_clients(self, groups: Mapping[str, VolumeGroup], now_ns: int) -> None:
+        """These rates hold for its clients from now on, beside all others; also for what is already held."""
+        self.whole_clients = dict(groups)
+        self._clients_held.clear()
         self.pump(now_ns)
 
     def pump(self, now_ns: int) -> None:
@@ -343,7 +357,9 @@ class Volume:
 
     def _is_capped(self, session: ThrottledSession) -> bool:
         """Whether its client has rates of its own."""
-        return bool(self.clients) and session.client in self.clients
+        return bool(self.clients or self.whole_clients) and (
+            session.client in self.clients or session.client in self.whole_clients
+        )
 
     def _push(self, touched: dict[ThrottledSession, None], now_ns: int) -> None:
         while touched:
@@ -371,6 +387,7 @@ class Volume:
     def _release(self, now_ns: int) -> dict[ThrottledSession, None]:
         touched: dict[ThrottledSession, None] = {}
         self._group_holds = False
+        self._clients_held.clear()
         while (flow := self._waiting.first()) is not None:
             if isinstance(flow, Debt):
                 if self._debt_ready_ns(flow) > now_ns:  # which those wait for that share these rates
@@ -393,11 +410,13 @@ class Volume:
             if charge is not None and self._debt is not None and self._debt.session is session:
                 self._waiting.remove(session)  # until its debt is paid
                 continue
-            if charge is not None and self._client_ready_ns(session) > now_ns:
+            if charge is not None and not self._client_may_pass(session, now_ns):
                 # Held by its client's own rates: the others need not wait for it, and it keeps its place.
                 self._waiting.set_aside(session)
                 continue
             if charge is not None and not self._may_pass(now_ns):
+                if self.whole_clients and session.client in self.whole_clients:
+                    self.whole_clients[session.client].keep_turn(self)
                 free = self._free_of_charge()
                 if free is None:
                     break
@@ -419,6 +438,16 @@ class Volume:
         self._waiting.put_back()
         self._plan()
         return touched
+
+    def _client_may_pass(self, session: ThrottledSession, now_ns: int) -> bool:
+        """Whether the rates let its next I/O pass that its client has here, and over all its volumes."""
+        if self._client_ready_ns(session) > now_ns:
+            return False
+        whole = self.whole_clients.get(session.client) if self.whole_clients else None
+        if whole is None or whole.admits(self, now_ns):
+            return True
+        self._clients_held.add(session.client)
+        return False
 
     def _may_pass(self, now_ns: int) -> bool:
         if self.rates.ready_ns() > now_ns:
@@ -449,6 +478,8 @@ class Volume:
         self._parts.pop(session, None)
         if self.clients:
             self.clients.charge_own(session.client, now_ns, transfer_bytes, cost)
+        if (whole := self.whole_clients.get(session.client)) is not None:
+            whole.charge(self, now_ns, transfer_bytes, cost, 1.0)
         return used_ns, True
 
     def _shared(self, client: str) -> RateSet | None:
@@ -532,6 +563,12 @@ class Volume:
             for group in self.groups:
                 group.withdraw(self)
         waiting = [session for session in self._sessions() if session.head_arrived_ns() is not None]
+        if self.whole_clients:  # which have timers for all of their volumes
+            held = self._clients_held.intersection(session.client for session in waiting)
+            for client, whole in self.whole_clients.items():
+                if client not in held:
+                    whole.withdraw(self)
+            waiting = [session for session in waiting if session.client not in held]
         debt = self._debt
         if not (waiting or debt) or self._group_holds:  # the group has a timer for all of its volumes
             self._context.loop.cancel(self)

@@ -336,6 +336,7 @@ class FakeEnforcer:
     volumes: frozenset[str]
     name: str = "nbd-0"
     reachable: bool = True
+    tells_clients: bool = True
     took: int | None = None
     refused: int | None = None
     sets: list[CapSet] = field(default_factory=list)

@@ -59,7 +59,9 @@ OTHER_CLIENT_CAPS: Final = "other-client-caps"
 """Feature of an agent: it applies one cap to all clients of a volume that no agreement names."""
 BURST_CAPS: Final = "burst-caps"
 """Feature of an agent: it holds the bursts of caps in CAPS to their peak."""
-PLANE_FEATURES: Final = (CLIENT_CAPS, GROUP_CAPS, OTHER_CLIENT_CAPS, BURST_CAPS)
+WHOLE_CLIENT_CAPS: Final = "whole-client-caps"
+"""Feature of an agent: it applies caps of clients over all their volumes in CAPS."""
+PLANE_FEATURES: Final = (CLIENT_CAPS, GROUP_CAPS, OTHER_CLIENT_CAPS, BURST_CAPS, WHOLE_CLIENT_CAPS)
 """Those that its data planes must be able to do: an upgrade may leave a plane of before for a while."""
 MAX_GROUP_VOLUMES: Final = 512  # of a group; an agent has no more exports
 END_OF_GENERATIONS: Final = 1 << 63  # an agent takes no generation of caps from here on
@@ -75,6 +77,7 @@ CAPS_FORM: Final = (
 )
 CLIENT_CAPS_FORM: Final = "[{volume, client: str, except?: [str (glob)], and the rates as in caps}]"
 GROUP_CAPS_FORM: Final = "[{group: str, volumes: {volume: weight}, and the rates as in caps}]"
+WHOLE_CLIENTS_FORM: Final = "[{client: str, and the rates as in caps}]"
 
 
 # -- who is there
@@ -85,8 +88,8 @@ class Hello(WireMessage):
     """First frame of an agent: which gateway it serves, under which name, and in which epoch.
 
     An epoch is a random number that each start of the agent draws. Of ``features`` the server uses
-    ``client-caps``, ``other-client-caps``, ``group-caps`` and ``large-caps`` (see CAPS), and
-    ``fitted-costs`` (see COSTS); those that it does not know are ignored, and an agent of before has none.
+    ``client-caps``, ``other-client-caps``, ``whole-client-caps``, ``group-caps`` and ``large-caps`` (see
+    CAPS), and ``fitted-costs`` (see COSTS); unknown ones are ignored, and an agent of before has none.
     """
 
     KIND: ClassVar = Kind.HELLO
@@ -466,7 +469,8 @@ class CapSet(FoldedMessage):
     many seconds' worth of the rates may pass at once, 0.02 without it; agents of before ignore it.
     ``peak_ops_per_s`` is how fast operations pass then; it is sent to agents with ``burst-caps`` only, and
     others are sent no burst in its place. A set above 64 KiB is folded (wire.md), and sent to agents with the
-    feature ``large-caps`` only.
+    feature ``large-caps`` only. ``whole_clients`` are caps of clients over all volumes that they use here,
+    beside those; absent when there is none, and sent to agents with ``whole-client-caps`` only.
 
     The cost of an I/O is 1 for a read or write (``cost_read``, ``cost_write`` of the export) + bytes / 65,536
     (``cost_bytes`` of the export).
@@ -478,6 +482,12 @@ class CapSet(FoldedMessage):
     caps: Annotated[tuple[Header, ...], Key(form=CAPS_FORM)]
     clients: Annotated[tuple[Header, ...] | None, Key(form=CLIENT_CAPS_FORM, is_optional=True)] = None
     groups: Annotated[tuple[Header, ...] | None, Key(form=GROUP_CAPS_FORM, is_optional=True)] = None
+    whole_clients: Annotated[tuple[Header, ...] | None, Key(form=WHOLE_CLIENTS_FORM, is_optional=True)] = None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it has rates that several planes of a gateway share: of groups, of whole clients."""
+        return bool(self.groups or self.whole_clients)
 
     @property
     def volumes(self) -> frozenset[str]:
@@ -494,12 +504,14 @@ class CapSet(FoldedMessage):
         """
         clients = maps("CAPS", header, "clients") if header.get("clients") is not None else ()
         groups = maps("CAPS", header, "groups") if header.get("groups") is not None else ()
+        wholes = maps("CAPS", header, "whole_clients") if header.get("whole_clients") is not None else ()
         return cls(
             gen=whole(header, "CAPS", "gen", 0, END_OF_GENERATIONS - 1),
             lease_us=whole(header, "CAPS", "lease_us", 1, (1 << 50) - 1),
             caps=tuple(_cap(entry, "volume") for entry in maps("CAPS", header, "caps")),
             clients=tuple(_cap(each, "volume", "client") | except_of(each) for each in clients) or None,
             groups=tuple(_group_cap(entry) for entry in groups) or None,
+            whole_clients=tuple(_cap(entry, "client") for entry in wholes) or None,
         )
 
 

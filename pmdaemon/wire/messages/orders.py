@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Final
 
 from pmdaemon.errors import MalformedFrame
 from pmdaemon.runtime.excerpt import excerpt
@@ -20,6 +20,8 @@ from pmdaemon.wire.messages.agent import END_OF_GENERATIONS, CapSet
 from pmdaemon.wire.messages.base import FoldedMessage, Header, Key, WireMessage
 from pmdaemon.wire.messages.costs import Costs
 from pmdaemon.wire.messages.thresholds import Thresholds
+
+_SETS: Final = ("lease_us", "caps", "clients", "groups", "whole_clients")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +38,14 @@ class CapsOrder(FoldedMessage):
     caps: Annotated[Sequence[Header] | None, Key(form="as in CAPS", is_optional=True)] = None
     clients: Annotated[Sequence[Header] | None, Key(form="as in CAPS", is_optional=True)] = None
     groups: Annotated[Sequence[Header] | None, Key(form="as in CAPS", is_optional=True)] = None
+    whole_clients: Annotated[Sequence[Header] | None, Key(form="as in CAPS", is_optional=True)] = None
     others: Annotated[Header, Key("(others)", "as they came")] = field(default_factory=dict)
 
     @classmethod
     def of(cls, gateway_id: str, caps: CapSet) -> CapsOrder:
         """The order that puts a set in force."""
-        return cls(gateway_id, caps.gen, caps.lease_us, caps.caps, caps.clients, caps.groups)
+        sets = {key: getattr(caps, key) for key in _SETS}
+        return cls(gateway_id, caps.gen, **sets)
 
     def header(self) -> Header:
         """The header as it goes on the wire."""
@@ -49,8 +53,7 @@ class CapsOrder(FoldedMessage):
 
     def _of_caps(self) -> Header:
         """The header of the CAPS frame."""
-        sets = {"lease_us": self.lease_us, "caps": self.caps, "clients": self.clients, "groups": self.groups}
-        said = {key: value for key, value in sets.items() if value is not None}
+        said = {key: value for key in _SETS if (value := getattr(self, key)) is not None}
         return {"gen": self.gen, **said, **self.others}
 
     @classmethod
@@ -63,7 +66,7 @@ class CapsOrder(FoldedMessage):
         gateway_id, gen = header.get("gw"), header.get("gen")
         if not isinstance(gateway_id, str) or type(gen) is not int or not 0 <= gen < END_OF_GENERATIONS:
             raise MalformedFrame(f"SET_CAPS for gateway {excerpt(gateway_id)}, generation {excerpt(gen)}")
-        sets = {key: header.get(key) for key in ("lease_us", "caps", "clients", "groups")}
+        sets = {key: header.get(key) for key in _SETS}
         known = ("gw", "gen", *(key for key, value in sets.items() if value is not None))
         others = {key: value for key, value in header.items() if key not in known}
         return cls(gateway_id, gen, **sets, others=others)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, ClassVar, Final, TypeVar
 
 from pmdaemon.errors import MalformedFrame
@@ -154,7 +154,10 @@ class HandedOver:
 
 @dataclass(frozen=True, slots=True)
 class PlaneReport:
-    """One plane. ``leaving`` has connections by volume that use what was removed or replaced."""
+    """One plane. ``leaving`` has connections by volume that use what was removed or replaced.
+
+    ``whole_clients`` has what clients are capped to over all volumes of this plane.
+    """
 
     hello: DpHello
     caps: ReportedCaps
@@ -163,15 +166,18 @@ class PlaneReport:
     leaving: Mapping[str, int]
     volumes: tuple[ReportedVolume, ...]
     handed_over: HandedOver | None = None
+    whole_clients: Mapping[str, Rates] = field(default_factory=dict)
 
     def document(self) -> Header:
-        """The JSON object: the keys of DP_HELLO, then these; ``handed_over`` only where it is so."""
+        """The JSON object: the keys of DP_HELLO, then these; the last two only where there are any."""
         own = {item.name: _plain(getattr(self, item.name)) for item in fields(self) if item.name != "hello"}
         for volume in own["volumes"]:
             if volume["configured_group"] is None:
                 del volume["configured_group"]
         if self.handed_over is None:
             del own["handed_over"]
+        if not self.whole_clients:
+            del own["whole_clients"]
         return self.hello.header() | own
 
     @classmethod
@@ -190,6 +196,7 @@ class PlaneReport:
             leaving={volume: _count(_map(found, "leaving"), volume) for volume in _map(found, "leaving")},
             volumes=_each(found, "volumes", ReportedVolume.parse),
             handed_over=_handed_over(_map(found, "handed_over")) if handed is not None else None,
+            whole_clients={client: _rates(caps) for client, caps in _map(found, "whole_clients").items()},
         )
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 from pmdaemon.errors import BadCaps, MalformedFrame
 from pmdaemon.runtime.excerpt import excerpt
 from pmdaemon.wire.messages.base import Header
-from pmdaemon.wire.messages.client_caps import EXCEPT, except_of
+from pmdaemon.wire.messages.client_caps import EXCEPT, except_of, is_glob
 from pmdaemon.wire.rates import LEAST_BURST_S, LEAST_RATE, MOST_BURST_S, MOST_RATE, Rates
 
 DEFAULT_LEASE_NS: Final = 30 * 10**9
@@ -44,6 +44,7 @@ class PlaneCaps:
         volumes: by volume.
         clients: by volume and client, or a glob: all that match it, and none of its ``named``.
         groups: of several volumes together, by the group's name.
+        whole_clients: of clients over all volumes that they use through the plane, by client.
         said: the header that the set came with, for the next process of the plane.
     """
 
@@ -53,6 +54,7 @@ class PlaneCaps:
     clients: dict[str, dict[str, Rates]]
     groups: dict[str, VolumeGroupCap]
     named: dict[str, dict[str, Sequence[str]]]
+    whole_clients: dict[str, Rates] = field(default_factory=dict)
     said: Header = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -61,7 +63,7 @@ class PlaneCaps:
 
         Raises:
             BadCaps: a key of the wrong type, a rate that is not above 0, a volume, client or group named
-                twice, a volume in two groups.
+                twice, a volume in two groups, a whole client that is a glob or has no rate.
         """
         generation, lease_us, entries = header.get("gen"), header.get("lease_us"), header.get("caps")
         if type(generation) is not int or generation < 0 or not isinstance(entries, list):
@@ -81,7 +83,8 @@ class PlaneCaps:
         clients = _client_caps(generation, header.get("clients"))
         groups = _group_caps(generation, header.get("groups"))
         named = _named_clients(generation, header.get("clients") or ())
-        return cls(generation, lease_us * 1000, volumes, clients, groups, named, header)
+        whole = _whole_client_caps(generation, header.get("whole_clients"))
+        return cls(generation, lease_us * 1000, volumes, clients, groups, named, whole, header)
 
 
 def _client_caps(generation: int, entries: Any) -> dict[str, dict[str, Rates]]:
@@ -144,6 +147,24 @@ def _group_caps(generation: int, entries: Any) -> dict[str, VolumeGroupCap]:
         if rates.is_open:
             raise BadCaps(f"caps {generation}", f"group {excerpt(group)} has no rate")
         found[group] = VolumeGroupCap(rates, {volume: float(weight) for volume, weight in volumes.items()})
+    return found
+
+
+def _whole_client_caps(generation: int, entries: Any) -> dict[str, Rates]:
+    """Key ``whole_clients``, absent in a set without caps of whole clients."""
+    if entries is None:
+        return {}
+    if not isinstance(entries, list):
+        raise BadCaps(f"caps {generation}", "the list of whole clients is not well-formed")
+    found: dict[str, Rates] = {}
+    for entry in entries:
+        client = entry.get("client") if isinstance(entry, dict) else None
+        if not isinstance(client, str) or is_glob(client) or client in found:
+            problem = f"entry {excerpt(entry)} names no single client, or one named before"
+            raise BadCaps(f"caps {generation}", problem)
+        found[client] = _rates(generation, entry, client)
+        if found[client].is_open:
+            raise BadCaps(f"caps {generation}", f"client {excerpt(client)} has no rate")
     return found
 
 

@@ -108,6 +108,13 @@ def test_groups_of_the_server_and_of_the_file_are_shown_once_each():
     ]
 
 
+def test_a_cap_of_a_whole_client_is_shown_once():
+    what = found(volume("vol-17"), volume("vol-18"))
+    what["planes"]["nbd-0"]["whole_clients"] = {"host-a": {"ops_per_s": 90.0, "burst_s": 2.0}}
+    lines = [line.split() for line in shown(what) if line.startswith("client host-a")]
+    assert lines == [["client", "host-a", "90", "-", "-", "23", "s,", "generation", "7,", "burst", "2.0s"]]
+
+
 def test_long_names_are_broken_and_numbers_never():
     name = "volume-of-a-customer-with-a-long-name-" * 3
     stream = STREAM | {"client": "client-" * 18, "reads_per_s": 123_456_789.0}

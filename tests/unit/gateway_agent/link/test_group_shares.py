@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -125,3 +127,46 @@ def test_a_set_with_groups_survives_the_wire_and_one_without_has_the_keys_it_alw
     made = CapSet(4, 1, (), None, (group_cap({"a": 1.5}, burst_s=1.0),))
     assert CapSet.parse(frame.decode(made.encode()).header) == made
     assert CapSet(4, 1, ()).header().keys() == {"gen", "lease_us", "caps"}
+
+
+def client_cap(client="greedy", **rates):
+    return {"client": client, "ops_per_s": 100.0, "bytes_per_s": None, "cost_per_s": None} | rates
+
+
+def client_sample(plane, **cost):
+    """Cost of clients of one volume."""
+    made = sample(plane, **cost)
+    return replace(made, streams=tuple(StreamKey("v", client, "disk") for client in cost))
+
+
+def client_rate(enforcer):
+    (entry,) = enforcer.sets[-1].whole_clients
+    return entry["ops_per_s"]
+
+
+def test_a_whole_client_is_divided_equally_until_its_use_is_known_and_then_by_that():
+    first, second = two_planes()
+    groups = FakeEnforcer(frozenset({"cg"}), "cgroup", tells_clients=False)
+    caps = LeasedCaps([first, second, groups])
+    caps.replace(CapSet(4, 30_000_000, (), whole_clients=(client_cap(burst_s=2.0),)), 0)
+    assert (client_rate(first), client_rate(second)) == (50, 50)
+    assert first.sets[0].whole_clients[0]["burst_s"] == 2.0
+    assert groups.sets[-1].whole_clients is None, "it knows no clients, and takes no part"
+    assert caps.due_ack().ok
+    caps.used([client_sample("nbd-0", greedy=10, other=500), client_sample("nbd-1", greedy=90)], SECOND)
+    assert client_rate(first) == pytest.approx(100 * (0.8 * 0.1 + 0.2 * 0.5))
+    assert client_rate(first) + client_rate(second) == pytest.approx(100)
+    second.reachable = False
+    caps.used([client_sample("nbd-0", greedy=90)], 2 * SECOND)
+    assert client_rate(first) == pytest.approx(100)
+
+
+def test_the_lease_of_a_set_of_whole_clients_alone_ends_it():
+    first, _ = two_planes()
+    caps = LeasedCaps([first])
+    caps.replace(CapSet(4, 30_000_000, (), whole_clients=(client_cap(),)), 0)
+    assert caps.lease_end_ns == 30 * SECOND
+    caps.renew(10 * SECOND)
+    assert caps.expire(39 * SECOND) is None
+    assert caps.expire(40 * SECOND) is not None
+    assert (first.lapses, caps.generation) == (1, None)

@@ -242,9 +242,11 @@ def test_a_set_says_whose_cost_it_limits():
         {"group": "h", "volumes": {"in-h": 1}, "ops_per_s": 1},
     ]
     caps.apply(PlaneCaps.parse(said), 0)
-    assert caps.cost_capped == {"v", "own", "in-g"}
+    assert caps.cost_capped(("v", "free")) == {"v", "own", "in-g"}
+    caps.apply(PlaneCaps.parse(said | {"whole_clients": [{"client": "c", "cost_per_s": 9}]}), 0)
+    assert caps.cost_capped(("v", "free")) == {"v", "free"}, "it may use any of the plane"
     assert caps.expire(30 * SECOND)
-    assert caps.cost_capped == frozenset()
+    assert caps.cost_capped(("v", "free")) == frozenset()
 
 
 def test_a_set_names_clients_and_its_lease_ends_them():

@@ -21,6 +21,7 @@ from tests.support.paths import FIXTURES
 
 GOLDEN = FIXTURES / "golden" / "planes" / "dp_report.bin"
 NOW_NS = 20_000_000_000
+FEATURES = ("client-caps", "group-caps", "other-client-caps", "burst-caps")
 CAPS = {
     "gen": 7,
     "lease_us": 9_000_000,
@@ -67,7 +68,7 @@ def made() -> DpReport:
     caps = CapsInForce({"vol-1": Rates(ops_per_s=5.0)})
     caps.apply(PlaneCaps.parse(CAPS), NOW_NS)
     exported = {"volume": "vol-1", "backend": "b", "size_bytes": 4096, "read_only": False, "source": "nbd"}
-    hello = DpHello("nbd-0", 4711, [exported], ["unix:x"], False, "c0ffee", ("a problem",))
+    hello = DpHello("nbd-0", 4711, [exported], ["unix:x"], False, "c0ffee", ("a problem",), None, FEATURES)
     report = plane_report(hello, exports, caps, cuts, NOW_NS, HandedOver(3, 12.5))  # type: ignore[arg-type]
     return DpReport("nbd-0", report)
 
@@ -89,6 +90,15 @@ def test_the_burst_of_a_cap_is_said_where_it_has_one() -> None:
     found = PlaneReport.parse(document, "nbd-0")
     assert found.volumes[0].caps == Rates(ops_per_s=5.0, burst_s=30.0)
     assert found.document()["volumes"][0]["caps"] == said
+
+
+def test_whole_clients_are_said_where_there_are_any() -> None:
+    document = made().report.document()
+    assert "whole_clients" not in document
+    document["whole_clients"] = said = {"host-a": {"ops_per_s": 5.0, "burst_s": 2.0}}
+    found = PlaneReport.parse(document, "nbd-0")
+    assert found.whole_clients == {"host-a": Rates(ops_per_s=5.0, burst_s=2.0)}
+    assert found.document()["whole_clients"] == said
 
 
 def test_a_plane_of_before_leaves_keys_out() -> None:

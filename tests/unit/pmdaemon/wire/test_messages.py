@@ -33,6 +33,7 @@ EXPORT = {"volume": "v", "backend": "b", "size_bytes": 1, "read_only": False, "s
 ALERT = alerts.Alert("plane-died", "warning", "it died", 7, {"plane": "nbd-0"})
 REPORT = server.GatewayReport(GATEWAY, "g", "lost", "gone", "a:1", "s", 7, 5, -3, 2)
 CLIENT_CAP = {"volume": "w", "client": "c", "ops_per_s": None, "bytes_per_s": None, "cost_per_s": 5.0}
+WHOLE_CLIENT = {"client": "c", "ops_per_s": None, "bytes_per_s": None, "cost_per_s": 5.0, "burst_s": 2.0}
 
 
 def test_the_page_is_what_make_docs_writes() -> None:
@@ -90,6 +91,11 @@ def test_golden_frames_survive_parse_and_encode(message: Any) -> None:
         (orders.CapsOrder.of(GATEWAY, agent.CapSet(1, 2, ())), orders.CapsOrder.parse),
         (agent.CapSet(1, 2, (), (CLIENT_CAP,)), agent.CapSet.parse),
         (planes.DpCaps(1, 2, (), (CLIENT_CAP,)), planes.DpCaps.parse),
+        (agent.CapSet(1, 2, (), whole_clients=(WHOLE_CLIENT,)), agent.CapSet.parse),
+        (
+            orders.CapsOrder.of(GATEWAY, agent.CapSet(1, 2, (), whole_clients=(WHOLE_CLIENT,))),
+            orders.CapsOrder.parse,
+        ),
         (agent.Hello.of(GATEWAY, "g", 7, "s"), agent.Hello.parse),
         (orders.ThresholdsOrder.of(GATEWAY, thresholds.Thresholds(1, ())), orders.ThresholdsOrder.parse),
         (orders.Lease(5), orders.Lease.parse),
@@ -128,6 +134,19 @@ def test_a_set_without_caps_of_clients_is_what_it_always_was() -> None:
     assert agent.CapSet(1, 2, ()).header() == {"gen": 1, "lease_us": 2, "caps": ()}
     assert agent.CapSet.parse({"gen": 1, "lease_us": 2, "caps": [], "clients": []}).clients is None
     assert agent.CapSet(1, 2, ({"volume": "v"},), (CLIENT_CAP,)).volumes == {"v", "w"}
+
+
+def test_a_cap_of_a_whole_client_names_no_volume_and_passes_the_pair_as_it_came() -> None:
+    made = agent.CapSet(1, 2, (), whole_clients=(WHOLE_CLIENT,))
+    assert (made.volumes, made.is_shared) == (frozenset(), True)
+    order = orders.CapsOrder.parse(frame.decode(orders.CapsOrder.of(GATEWAY, made).encode()).header)
+    assert agent.CapSet.parse(frame.decode(order.caps_frame()).header) == made
+    for wrong, problem in (
+        ({"cost_per_s": 1}, "names no client"),
+        ({"client": "c", "ops_per_s": 0}, "ops_per_s"),
+    ):
+        with pytest.raises(MalformedFrame, match=problem):
+            agent.CapSet.parse({"gen": 1, "lease_us": 2, "caps": [], "whole_clients": [wrong]})
 
 
 @pytest.mark.parametrize(
