@@ -115,11 +115,11 @@ class Acknowledgement(AcknowledgeBody):
 
 
 class ThrottleSet(RequestBody):
-    """Exactly one of iops, bytes_per_s and cost_per_s; of a volume, or of a group of volumes."""
+    """Exactly one of iops, bytes_per_s and cost_per_s; of a volume, a group of volumes, or a whole client."""
 
     volume: str | None = Field(default=None, min_length=1)
     client: Annotated[str, StringConstraints(min_length=1, max_length=200)] | None = None
-    """Only this client of the volume, beside what holds for the volume."""
+    """Only this client of the volume, beside what holds for it; without a volume of all that it uses."""
     group: GroupName | None = None
     """Instead of a volume: a name for several that share the rate. A group of that name is replaced."""
     volumes: dict[str, Annotated[float, Field(gt=0, le=MOST_WEIGHT)]] | None = Field(
@@ -148,31 +148,49 @@ class ThrottleSet(RequestBody):
 
     @model_validator(mode="after")
     def _one_subject(self) -> Self:
-        if (self.volume is None) == (self.group is None):
-            raise ValueError("give either volume, or group and its volumes")
+        whole = self.client if self.volume is None and self.group is None else None
+        if sum(each is not None for each in (self.volume, self.group, whole)) != 1:
+            raise ValueError("give either volume, or group and its volumes, or client")
         if (self.group is None) != (self.volumes is None):
             raise ValueError("a group has volumes: give both group and volumes, or neither")
         if self.group is not None and self.client is not None:
             raise ValueError("a client is one of a volume, not of a group: leave client out")
         return self
 
+    @property
+    def rates(self) -> dict[str, float | None]:
+        """As ``Rates`` names them."""
+        limits = {"cost_per_s": self.cost_per_s, "ops_per_s": self.iops, "bytes_per_s": self.bytes_per_s}
+        return {**limits, "burst_s": self.burst_s}
+
+    @property
+    def subject(self) -> str:
+        """What the audit log calls it."""
+        return self.volume or (f"group {self.group}" if self.group else f"client {self.client}")
+
 
 class ThrottleRelease(RequestBody):
-    """The throttles of a volume, that of a group, or one throttle."""
+    """The throttles of a volume, that of a group, that of a whole client, or one throttle."""
 
     volume: str | None = None
     client: str | None = None
-    """With a volume: only those of this client of it."""
+    """With a volume: only those of this client of it. Without: that over all volumes that it uses."""
     group: str | None = None
     throttle_id: str | None = None
 
     @model_validator(mode="after")
     def _one_subject(self) -> Self:
-        if sum(each is not None for each in (self.volume, self.group, self.throttle_id)) != 1:
-            raise ValueError("give one of volume, group and throttle_id")
-        if self.client is not None and self.volume is None:
-            raise ValueError("a client is one of a volume: give volume, too")
+        whole = self.client if self.volume is None else None
+        if sum(each is not None for each in (self.volume, self.group, self.throttle_id, whole)) != 1:
+            raise ValueError("give one of volume, group, client and throttle_id")
         return self
+
+    @property
+    def subject(self) -> str:
+        """What the audit log calls it."""
+        if self.client is not None:
+            return f"{self.volume}/{self.client}" if self.volume is not None else f"client {self.client}"
+        return f"group {self.group}" if self.group else self.volume or self.throttle_id or ""
 
 
 class ModeSet(RequestBody):

@@ -229,6 +229,7 @@ export function throttleWords(row, backends) {
 
 export function throttled(row) {
   if (row.group_name) return `group ${row.group_name}`;
+  if (row.client && !row.volume) return `client ${row.client}`;
   return row.client ? `${row.volume}/${row.client}` : row.volume;
 }
 

@@ -38,7 +38,7 @@ function violations(episodes) {
 }
 
 function throttles(rows) {
-  return rows.filter((row) => row.state !== "refused" && (row.volume || row.group_name)).map((row) => {
+  return rows.filter((row) => row.state !== "refused" && (row.volume || row.group_name || row.client)).map((row) => {
     const [from, to] = [row.requested_us / 1000, row.released_us ? row.released_us / 1000 : Date.now()];
     const verb = row.state === "observed" ? "would have been held to" : "held to";
     const whom = row.victim ? ` to keep ${row.victim}` : "";

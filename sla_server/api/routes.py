@@ -462,10 +462,12 @@ ROUTES: Final = (
         "DELETE",
         "/throttles",
         "release_volume",
-        "Release a volume's throttles set by hand, or that of a group.",
+        "Release a volume's throttles set by hand, or that of a group, or of a whole client.",
         (
             Query("volume", "string", "Name of the volume."),
-            Query("client", "string", "Only those of this client of the volume."),
+            Query(
+                "client", "string", "Only those of this client of the volume; without one: over all volumes."
+            ),
             Query("group", "string", "Instead of a volume: the throttle of this group."),
         ),
         changes=True,

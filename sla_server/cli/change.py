@@ -287,6 +287,8 @@ def _named(volume: str, client: str | None, group: str | None = None) -> str:
     """What is throttled, as in the answers to ``throttle``."""
     if group is not None:
         return f"group {group}"
+    if not volume:
+        return f"client {client}"
     return volume if client is None else f"client {client} of {volume}"
 
 
@@ -296,10 +298,12 @@ def _subject(volumes: tuple[str, ...], client: str | None, group: str | None) ->
     Raises:
         BadUsage: a volume and a group do not go together so.
     """
+    if group is None and not volumes and client is not None:
+        return {"client": client}
     if group is None:
         if len(volumes) != 1:
             problem = "several volumes share a rate as a group" if volumes else "nothing to throttle is named"
-            raise BadUsage(f"{problem}: give one VOLUME, or --group NAME and its volumes")
+            raise BadUsage(f"{problem}: give one VOLUME, or --group NAME and its volumes, or --client NAME")
         return {"volume": volumes[0]} | ({} if client is None else {"client": client})
     if client is not None:
         raise BadUsage("--client is of one volume: leave out --group, or --client")
@@ -319,8 +323,8 @@ def _subject(volumes: tuple[str, ...], client: str | None, group: str | None) ->
 
 
 @throttle.command("set")
-@click.argument("volumes", nargs=-1, metavar="VOLUME...")
-@click.option("--client", "of_client", help="Only this client of VOLUME.")
+@click.argument("volumes", nargs=-1, metavar="[VOLUME]...")
+@click.option("--client", "of_client", help="Only this client of VOLUME; without VOLUME of all that it uses.")
 @click.option("--group", help="A name for several volumes, which share the rate.")
 @click.option("--iops", type=FiniteRange(1, MOST_RATE, max_open=True), help="I/Os a second.")
 @click.option(
@@ -359,7 +363,8 @@ def throttle_set(
 ) -> None:
     """Let VOLUME have no more than the given rate (exactly one of --iops, --mbps, --cost).
 
-    With --client only this client of it, beside what holds for the whole volume.
+    With --client only this client of it, beside what holds for the whole volume. With --client and no VOLUME
+    the client has the rate over all volumes that it uses, whichever they are, beside all that.
 
     With --group the volumes share the rate: while all of them wait, equally, or by weight (VOLUME=2). A group
     of that name is replaced.
@@ -381,7 +386,7 @@ def throttle_set(
         print_json(answer)
         return
     volume = str(subject.get("volume", ""))
-    again = f"{volume} --client {of_client}" if of_client else volume or f"--group {group}"
+    again = f"{volume} --client {of_client}".strip() if of_client else volume or f"--group {group}"
     until = (
         f"for {lasting}{'s' if lasting.isdecimal() else ''}"
         if lasting
@@ -399,7 +404,7 @@ def throttle_set(
 
 @throttle.command("release")
 @click.argument("volume", required=False)
-@click.option("--client", "of_client", help="Only those of this client of VOLUME.")
+@click.option("--client", "of_client", help="Only those of this client of VOLUME; without: of all it uses.")
 @click.option("--group", help="Instead of VOLUME: that of this group.")
 @OUTPUT
 @pass_client
@@ -408,12 +413,11 @@ def throttle_release(
 ) -> None:
     """Release VOLUME's throttles set by hand, those of its clients among them.
 
-    The throttle of a group that VOLUME is in stays: release that with --group.
+    The throttle of a group that VOLUME is in stays: release that with --group. So does that of a client over
+    all volumes that it uses: release that with --client alone.
     """
-    if (volume is None) == (group is None):
-        raise BadUsage("give either VOLUME or --group")
-    if of_client is not None and volume is None:
-        raise BadUsage("--client is of one volume: give VOLUME, too")
+    if (group is not None) + (volume is not None or of_client is not None) != 1:
+        raise BadUsage("give either VOLUME or --group, or --client alone")
     given = {"volume": volume, "client": of_client, "group": group}
     params = {name: value for name, value in given.items() if value is not None}
     answer = client.change("DELETE", "/throttles", params=params)

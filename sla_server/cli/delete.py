@@ -61,7 +61,7 @@ ENDINGS: Final = {
     "throttles": Ending(
         "/throttles",
         "/throttles",
-        "Release throttles set by hand: NAME is a volume, 'group NAME', or a throttle's id.",
+        "Release throttles set by hand: NAME is a volume, 'group NAME', 'client NAME', or a throttle's id.",
         "volume",
     ),
     "gateways": Ending(
@@ -235,7 +235,7 @@ def _end(client: Client, kind: str, name: str, in_force: _InForce) -> None:
     if any(row.get("throttle_id") == name for row in in_force.rows(kind)):
         client.change("DELETE", f"/throttles/{quote(name, safe='')}")
         return
-    group = name.removeprefix("group ")
+    what, _, of_what = name.partition(" ")  # of a group or a whole client: no name of a volume has a space
     volume, _, of_client = name.partition("/")
-    params = {"group": group} if group != name else {"volume": volume}
+    params = {what: of_what} if of_what else {"volume": volume}
     client.change("DELETE", "/throttles", params=params | ({"client": of_client} if of_client else {}))

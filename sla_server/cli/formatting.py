@@ -264,9 +264,11 @@ def volume_cap(live: dict[str, Any]) -> str:
 
 
 def throttled(row: dict[str, Any]) -> str:
-    """What a throttle is about: a volume, VOLUME/CLIENT, or a group."""
+    """What a throttle is about: a volume, VOLUME/CLIENT, a whole client, or a group."""
     if row.get("group_name"):
         return f"group {row['group_name']}"
+    if row.get("client") and not row.get("volume"):
+        return f"client {row['client']}"
     return "/".join(str(row[key]) for key in ("volume", "client") if row.get(key)) or DASH
 
 

@@ -155,7 +155,7 @@ class TopView:
 _NAMED: Final = {
     "slas": ("name",),
     "volumes": ("volume", "backend"),
-    "throttles": ("volume", "backend", "group_name"),
+    "throttles": ("volume", "client", "backend", "group_name"),
     "events": ("subject",),
 }
 

@@ -452,8 +452,8 @@ GROUPS: Final = {
 }
 KINDS: Final = {name: kind for group in GROUPS.values() for name, kind in group.items()}
 ELEMENTS: Final = (
-    "sla", "volume", "group", "backend", "pool", "gateway", "policy", "server", "supervisor", "pmdaemon",
-    "dbmanager", "cluster", "relay", "recipient", "route", "silence", "maintenance", "calendar",
+    "sla", "volume", "group", "client", "backend", "pool", "gateway", "policy", "server", "supervisor",
+    "pmdaemon", "dbmanager", "cluster", "relay", "recipient", "route", "silence", "maintenance", "calendar",
     "volumelabels", "event", "approval",
 )  # fmt: skip
 """Kinds of thing that events are about."""

@@ -269,6 +269,8 @@ def _why_throttled(throttles: Sequence[Row], facts: Row, times: Times) -> list[s
         alone = f" for client {throttle['client']} alone" if throttle.get("client") else ""
         if whose := words.together(throttle.get("client") or ""):
             alone = f" for all clients together {whose}"
+        if throttle.get("client") and not throttle["volume"]:
+            alone = f" for client {throttle['client']} over all its volumes together"
         if throttle.get("group_name"):
             alone = f" for all volumes of group {throttle['group_name']} together"
         lines.append(f"{since}: {asked} at most{alone}, {_purpose(_as_then(throttle, facts), times)}.")
@@ -285,8 +287,9 @@ def _why_throttled(throttles: Sequence[Row], facts: Row, times: Times) -> list[s
             lines.append(f"It ends by itself at {times.when(throttle['expires_us'])}.")
         elif throttle.get("source") == MANUAL and facts["is_now"]:
             which = f" --client {throttle['client']}" if throttle.get("client") else ""
-            subject = throttle["volume"] or f"--group {throttle.get('group_name')}"
-            lines.append(f"It holds until 'sla throttle release {subject}{which}'.")
+            group = f"--group {throttle['group_name']}" if throttle.get("group_name") else ""
+            subject = f"{throttle['volume'] or group}{which}".strip()
+            lines.append(f"It holds until 'sla throttle release {subject}'.")
         if figures.get("policy_version"):
             lines.append(
                 f"Policy version {figures['policy_version']} has this cap for this hour of the week."

@@ -119,10 +119,12 @@ def cost(value: float | None) -> str:
 
 
 def capped(row: Row) -> str:
-    """What a throttle, or a decision about one, caps: a volume, one client of it, the rest, or a group."""
+    """What a throttle, or a decision about one, caps: a volume, one client, the rest, or a group."""
     if group := row.get("group_name") or (row.get("figures") or {}).get("group"):
         return f"group {group}"
     client = row.get("client") or (row.get("figures") or {}).get("client") or ""
+    if client and row.get("volume") in ("", f"client {client}"):
+        return f"client {client} over all its volumes"
     if whose := together(client):
         return f"every client of {row.get('volume')} {whose}"
     return f"client {client} of {row.get('volume')}" if client else str(row.get("volume"))
@@ -227,7 +229,7 @@ def silence(server: Row | None) -> str:
 
 
 def is_of_a_part(throttle: Row) -> bool:
-    """Whether it is about a client of the volume, or about its group."""
+    """Whether it is about a client, of the volume or over all that it uses, or about the volume's group."""
     return bool(throttle.get("client") or throttle.get("group_name"))
 
 

@@ -276,8 +276,9 @@ def throttled_spans(row: Row, from_us: int, to_us: int) -> Span | None:
 
 
 def throttled_name(row: Row) -> str:
-    """What it slowed down: a volume, or a group of them."""
-    return str(row["volume"] or f"group {row['group_name']}")
+    """What it slowed down: a volume, a group of them, or a whole client."""
+    whole = f"group {row['group_name']}" if row["group_name"] else f"client {row.get('client')}"
+    return str(row["volume"] or whole)
 
 
 def _held(reader: SqlReader, throttles: Iterable[Row], period: ReportPeriod, end_us: int) -> dict[str, Row]:

@@ -526,8 +526,8 @@ class Services:
         self._keep(*rows)
 
     def _post_caps(self, caps: SetCaps) -> None:
-        clients, groups = tuple(caps.clients) or None, tuple(caps.groups) or None
-        made = CapSet(caps.gen, caps.lease_us, tuple(caps.caps), clients, groups)
+        sets = (tuple(each) or None for each in (caps.clients, caps.groups, caps.whole_clients))
+        made = CapSet(caps.gen, caps.lease_us, tuple(caps.caps), *sets)
         pair = self._pair_of.get(caps.gateway_id, FIRST_PAIR)
         try:
             order = CapsOrder.of(caps.gateway_id, made).encode()

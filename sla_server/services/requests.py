@@ -312,19 +312,16 @@ class Requests:
         if refusal is not None:
             self._refuse(request, *refusal)
             return
-        rates = {
-            "cost_per_s": body.cost_per_s,
-            "ops_per_s": body.iops,
-            "bytes_per_s": body.bytes_per_s,
-            "burst_s": body.burst_s,
-        }
+        rates = body.rates
         if group:
             effect = controller.group_effect(weights, Rates(**rates))
+        elif not volume:
+            effect = controller.whole_clients.effect(client, Rates(**rates))
         else:
             effect = controller.manual_effect(volume, **rates, client=client)
         if effect.broken and not body.force:
             shared = f"its volumes, while all of them use their shares of group {group!r}"
-            subject = shared if group else repr(volume)
+            subject = shared if group else repr(volume or client)
             problem = (
                 f"that is below what is promised for {subject}: {'; '.join(effect.broken)}. Its I/Os "
                 f"would wait, and the wait counts against the promise. What would hold is {effect.held_text}"
@@ -349,7 +346,7 @@ class Requests:
         self._act(request, "", act)
         after = {**body.model_dump(), "throttle_id": throttle_id, "until_us": until_us}
         after["breaks"] = list(effect.broken)
-        rows = [audit_row(who, "throttle-set", volume or f"group {group}", now_us, after=after)]
+        rows = [audit_row(who, "throttle-set", body.subject, now_us, after=after)]
         answer = {"throttle_id": throttle_id, "breaks": after["breaks"]}
         if effect.is_lifted:
             answer["holds"] = effect.held_text
@@ -358,7 +355,7 @@ class Requests:
     def _why_not_throttled(self, body: ThrottleSet) -> tuple[int, str, str] | None:
         """Status, problem and what to do; None if it can be set."""
         controller = self._desk.controller
-        for volume in sorted(body.volumes or {}) if body.group else (body.volume or "",):
+        for volume in sorted(body.volumes or filter(None, [body.volume])):
             if volume not in self._desk.changes.catalog.volumes:
                 return 404, f"no volume {volume!r} is known", "See 'sla get volumes'"
             if not controller.can_throttle(volume):
@@ -366,7 +363,9 @@ class Requests:
                 return 422, problem, "Throttle volumes that a gateway exports over NBD"
         if body.group:
             return controller.why_no_group_cap(body.group, body.volumes or {})
-        refusal = controller.why_no_client_cap(body.volume or "", body.client) if body.client else None
+        if body.volume is None:
+            return controller.whole_clients.why_no_cap(body.client or "")
+        refusal = controller.why_no_client_cap(body.volume, body.client) if body.client else None
         return None if refusal is None else (422, *refusal)
 
     def _throttle_release(self, request: str, who: str, raw: Body, now_us: int) -> None:
@@ -374,17 +373,14 @@ class Requests:
         released = self._desk.controller.manual_release(
             volume=body.volume, throttle_id=body.throttle_id, who=who, client=body.client, group=body.group
         )
-        subject = f"group {body.group}" if body.group else body.volume or body.throttle_id or ""
-        if body.client is not None:
-            subject = f"{subject}/{body.client}"
         if not released:
-            problem = f"no manual throttle of {subject!r} is in force"
+            problem = f"no manual throttle of {body.subject!r} is in force"
             self._refuse(
                 request, 404, problem, "See 'sla get throttles'; control's own are released by control"
             )
             return
         self._act(request, "", lambda: None, at_once=True)  # it is done
-        rows = [audit_row(who, "throttle-release", subject, now_us, before={"throttle_ids": released})]
+        rows = [audit_row(who, "throttle-release", body.subject, now_us, before={"throttle_ids": released})]
         self._when_durable(request, rows, {"released": released})
 
     def _mode(self, request: str, who: str, raw: Body, now_us: int) -> None:

@@ -301,6 +301,19 @@ class FakeFaults:
         self.restored |= reported
 
 
+class FakeWholeClients:
+    """See ``whole_clients.WholeClients``; answers as the controller does of groups."""
+
+    def __init__(self, controller: FakeController) -> None:
+        self._controller = controller
+
+    def why_no_cap(self, client: str) -> tuple[int, str, str] | None:
+        return self._controller.group_refusal
+
+    def effect(self, client: str, rates: Rates) -> ManualEffect:
+        return self._controller.group_effect({}, rates)
+
+
 class FakeManualCauses:
     """What is said of throttles set by hand when something is applied: names of the promises, if any."""
 
@@ -327,6 +340,7 @@ class FakeController:
         self.refusal: tuple[str, str] | None = None
         self.group_refusal: tuple[int, str, str] | None = None
         self.manual_causes = FakeManualCauses()
+        self.whole_clients = FakeWholeClients(self)
 
     def manual_effect(self, volume: str, *, client: str, **rates: float | None) -> ManualEffect:
         asked = Rates(rates.get("ops_per_s"), rates.get("bytes_per_s"), rates.get("cost_per_s"))

@@ -132,10 +132,10 @@ def set_throttle(context: AppContext, request: Request) -> Response:
 
 
 def release_volume(context: AppContext, request: Request) -> Response:
-    """Release a volume's throttles, those of one client of it, or that of a group."""
+    """Release a volume's throttles, those of one client of it, or that of a group or of a whole client."""
     given = {key: value for key in ("volume", "client", "group") if (value := request.args.get(key))}
-    if "volume" not in given and "group" not in given:
-        raise BadInput("volume", "is required, or group")
+    if not given:
+        raise BadInput("volume", "is required, or group, or client")
     members = {"throttle_id": None, **given}
     return _ask(context, "throttle_release", responses.parse_body(ThrottleRelease, members))
 

@@ -70,12 +70,12 @@ def throttles_at(
 ) -> Select[Any]:
     """Throttles that were in force; observed ones never were.
 
-    Of these volumes and of their groups, for these victims, or of the loops of these backends.
+    Of these volumes, their groups and whole clients, for these victims, or of the loops of these backends.
     """
     table = schema.throttles
     by_loop = and_(table.c.source == "control", table.c.backend.in_(sorted(backends)))
     members = (table.c.members.contains(f'"{volume}"', autoescape=True) for volume in sorted(volumes))
-    by_group = and_(table.c.group_name != "", or_(false(), *members))
+    by_group = and_(table.c.volume == "", or_(false(), *members))
     about = or_(table.c.volume.in_(sorted(volumes)), table.c.victim.in_(sorted(victims)), by_loop, by_group)
     lasting = or_(table.c.released_us.is_(None), table.c.released_us > at_us)
     statement = select(table).where(

@@ -58,5 +58,6 @@ def cap_figures(
         "gateways": sorted(table.name or gateway_id for gateway_id, table in holders.items()),
         "without_cap": sorted(table.name or gateway_id for gateway_id, table in others.items()),
         **({"client": throttle.client} if throttle.client else {}),
-        **({"group": throttle.group, "volumes": dict(throttle.weights)} if throttle.group else {}),
+        **({"group": throttle.group} if throttle.group else {}),
+        **({"volumes": dict(throttle.weights)} if throttle.group_key else {}),
     }

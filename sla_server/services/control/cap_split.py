@@ -1,8 +1,9 @@
 """How a cap is divided between the gateways that carry what it is on.
 
 By recent use, and a part of it equally, so that what begins somewhere is not starved there; of a group that
-part is divided by the weights of its volumes. The data plane of a gateway that is lost goes on with what it
-holds until its lease ends: that much is left out, but the others keep at least half of their equal shares.
+part is divided by the weights of its volumes, and a whole client has none where it was never seen. The data
+plane of a gateway that is lost goes on with what it holds until its lease ends: that much is left out, but
+the others keep at least half of their equal shares.
 
 Reads the policy manager's state; no state of its own, no clock.
 """
@@ -15,7 +16,7 @@ from pmdaemon.wire.rates import Rates
 from sla_server.services.control.groups import Groups, TargetAnswers
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.sharing import split
-from sla_server.services.control.targets import client_of, group_of, is_glob, volume_of
+from sla_server.services.control.targets import client_of, group_of, is_glob, volume_of, whole_client_of
 from sla_server.services.control.throttle import LEAST, GatewayCaps
 from sla_server.services.control.usage import GatewayTable
 
@@ -47,7 +48,8 @@ class CapSplit:
         )
         left = max(1.0 - held, len(recent) / len(carriers) / 2) if held else 1.0
         group = group_of(target)
-        parts = self._groups.parts(group, {g: carriers[g] for g in recent}) if group else None
+        by_weight = group and not whole_client_of(target)
+        parts = self._groups.parts(group, {g: carriers[g] for g in recent}) if by_weight else None
         ratios = split(left, recent, self._settings.recent_share_ratio, parts)
         plain = rates.without_burst() if rates.peak_ops_per_s is not None else rates
         return {
@@ -76,6 +78,8 @@ class CapSplit:
 
         Of one that did not say yet, after a restart of ours, what it holds is believed.
         """
+        if whole_client_of(target):
+            return table.caps_whole_clients is not False and bool(self._groups.at(group_of(target), table))
         if group := group_of(target):
             return table.caps_groups is not False and bool(self._groups.at(group, table))
         if is_glob(target) and table.caps_others is False:

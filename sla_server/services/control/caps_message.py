@@ -6,19 +6,27 @@ always fits. Where a set would be longer, volumes come before clients, and of ea
 rates, which are those that use the most. What a gateway holds keeps its place until another has more than
 ``HELD_FACTOR`` times its rate: use is noisy, and a cap that comes and goes with it holds nothing.
 
-Pure functions.
+Pure functions. What is said of caps is worded here, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pmdaemon.wire.frame import MAX_FOLDED_BYTES, MAX_HEADER_BYTES
 from pmdaemon.wire.messages.client_caps import EXCEPT
 from pmdaemon.wire.rates import COST_BYTES, Rates
 from sla_server.services.control.decisions import RaiseEvent
-from sla_server.services.control.targets import client_of, group_of, is_glob, named, volume_of
+from sla_server.services.control.targets import (
+    client_of,
+    group_of,
+    is_glob,
+    named,
+    volume_of,
+    whole_client_of,
+)
+from sla_server.services.control.throttle import Throttle
 from sla_server.services.control.usage import GatewayTable
 
 HEAD_BYTES: Final = 512
@@ -76,6 +84,14 @@ def left_out_event(table: GatewayTable, names: Collection[str]) -> RaiseEvent:
     return RaiseEvent("throttle-not-effective", "critical", "gateway", table.gateway_id, text, details)
 
 
+def throttle_event(kind: str, throttle: Throttle, text: str) -> RaiseEvent:
+    """What to say of a throttle that begins, ends or has no effect."""
+    severity = {"throttle-not-effective": "critical", "throttle-set": "warning"}.get(kind, "info")
+    if throttle.client and throttle.volume:
+        text = f"client {throttle.client}: {text}"
+    return RaiseEvent(kind, severity, *throttle.element, text, throttle.row())
+
+
 def _strength(rates: Rates) -> float:
     """The least of its rates, in cost units a second for I/Os of 4 KiB."""
     size = rates.bytes_per_s
@@ -87,26 +103,25 @@ def _strength(rates: Rates) -> float:
     return min((rate for rate in known if rate is not None), default=0.0)
 
 
-def group_entries(
-    shares: Mapping[str, Rates], members: Mapping[str, Mapping[str, float]]
-) -> list[dict[str, Any]]:
-    """Entries of groups for message CAPS; each with the volumes that the gateway has of it."""
-    return [
-        {"group": group, "volumes": dict(members[target]), **rates.limits()}
-        for target, rates in sorted(shares.items())
-        if (group := group_of(target))
-    ]
+class Entries(NamedTuple):
+    """Entries of message CAPS, in the order of ``SetCaps``."""
+
+    volumes: list[dict[str, Any]]
+    clients: list[dict[str, Any]]
+    groups: list[dict[str, Any]]
+    whole_clients: list[dict[str, Any]]
 
 
-def entries(
-    shares: Mapping[str, Rates], members: Mapping[str, Mapping[str, float]] = NO_MEMBERS
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Entries of volumes, and of clients, for message CAPS; ``members``: whom a glob is not for."""
-    volumes, clients = list[dict[str, Any]](), list[dict[str, Any]]()
+def entries(shares: Mapping[str, Rates], members: Mapping[str, Mapping[str, float]] = NO_MEMBERS) -> Entries:
+    """Entries for message CAPS; ``members``: volumes of a group that are there; whom a glob is not for."""
+    found = Entries([], [], [], [])
     for target, rates in sorted(shares.items()):
-        if group_of(target):
-            continue
         client = client_of(target)
-        more = {EXCEPT: sorted(members.get(target, ()))} if is_glob(target) else {}
-        (clients if client else volumes).append(rates.entry(volume_of(target), client) | more)
-    return volumes, clients
+        if whole := whole_client_of(target):
+            found.whole_clients.append({"client": whole, **rates.limits()})
+        elif group := group_of(target):
+            found.groups.append({"group": group, "volumes": dict(members[target]), **rates.limits()})
+        else:
+            more = {EXCEPT: sorted(members.get(target, ()))} if is_glob(target) else {}
+            (found.clients if client else found.volumes).append(rates.entry(volume_of(target), client) | more)
+    return found

@@ -19,7 +19,7 @@ import numpy as np
 
 from sla_server.agreements.selectors import matches
 from sla_server.services.control.pieces import Pick, evenly
-from sla_server.services.control.targets import client_of, is_glob, volume_of
+from sla_server.services.control.targets import client_of, is_glob, volume_of, whole_client_of
 from sla_server.services.control.usage import RECENT, RECENT_CUTS, Floats, GatewayTable, Ints, Recent, Usage
 
 
@@ -58,12 +58,14 @@ class _Rows:
     """Rows of a gateway's table by volume and client; rows are only added.
 
     ``globs``: of a target that is a glob, how many clients were looked at, whom it is not for, and its rows.
+    ``whole``: of a whole client its rows, and what they were found by.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self.by_volume: dict[str, dict[str, int]] = {}
         self.globs: dict[str, tuple[int, tuple[str, ...], Ints]] = {}
+        self.whole: dict[str, tuple[tuple[object, ...], Ints]] = {}
 
     def of_glob(self, target: str, others: tuple[str, ...]) -> Ints:
         """Rows of the clients of a volume that match the target's glob, and none of ``others``."""
@@ -77,6 +79,19 @@ class _Rows:
             ]
             known = self.globs[target] = len(clients), others, np.array(rows, np.int64)
         return known[2]
+
+    def of_whole(self, client: str, table: GatewayTable) -> Ints:
+        """Rows of a client on all volumes of which caps of clients have an effect here."""
+        by = self.count, table.only_seen, table.refused, table.no_groups
+        known = self.whole.get(client)
+        if known is None or known[0] != by:
+            rows = [
+                clients[client]
+                for volume, clients in self.by_volume.items()
+                if client in clients and volume not in table.no_groups and table.can_throttle(volume)
+            ]
+            known = self.whole[client] = by, np.array(rows, np.int64)
+        return known[1]
 
     def read(self, table: GatewayTable) -> None:
         for row in range(self.count, len(table.streams)):
@@ -117,7 +132,9 @@ class ClientUses:
         return found
 
     def rows_of(self, table: GatewayTable, target: str) -> Ints:
-        """Rows of the clients that a target is: one, or those of a glob; none if never seen."""
+        """Rows of the clients that a target is: one, those of a glob, of a whole one; none if never seen."""
+        if whole := whole_client_of(target):
+            return self._rows_of(table).of_whole(whole, table)
         if is_glob(target):
             return self._rows_of(table).of_glob(target, self.except_of(target))
         row = self.rows(table, volume_of(target)).get(client_of(target))
@@ -125,11 +142,11 @@ class ClientUses:
 
     def of(self, table: GatewayTable, target: str) -> Usage | ClientUse | None:
         """Recent use of a target through a gateway; None if it was never seen there."""
-        client = client_of(target)
-        if not client:
+        client, is_whole = client_of(target), bool(whole_client_of(target))
+        if not (client or is_whole):
             return table.use.get(target)
         found: list[float]
-        if is_glob(target):
+        if is_whole or is_glob(target):
             rows = self.rows_of(table, target)
             if not len(rows):
                 return None
@@ -143,6 +160,11 @@ class ClientUses:
             found = self.values[:, table.numbers[row]].tolist()
         *rates, held, inflight = found
         return ClientUse._make((*rates, int(held), int(inflight)))
+
+    def volumes(self, table: GatewayTable, client: str) -> list[str]:
+        """Every volume that a client was seen to use through a gateway, and that it still carries."""
+        found = self._rows_of(table).by_volume.items()
+        return [volume for volume, clients in found if client in clients and volume in table.use]
 
     def clients(self, table: GatewayTable, volume: str) -> list[str]:
         """Every client of a volume that a gateway has seen."""

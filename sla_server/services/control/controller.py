@@ -25,7 +25,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from pmdaemon.wire.cut import Cut
-from pmdaemon.wire.messages.agent import BURST_CAPS, CLIENT_CAPS, GROUP_CAPS, LARGE_CAPS, OTHER_CLIENT_CAPS
 from pmdaemon.wire.rates import Rates
 from sla_server.agreements.promise import Promise, VolumeClass
 from sla_server.explanation.words import listed
@@ -50,6 +49,7 @@ from sla_server.services.control.storage_faults import StorageFaults
 from sla_server.services.control.targets import named, target_of
 from sla_server.services.control.throttle import LEAST, Throttle
 from sla_server.services.control.usage import GatewayTable, KnownStream, UsageTable, backend_among
+from sla_server.services.control.whole_clients import MOST_CLIENT_CAPS, WholeClients
 
 BESIDE_THE_PATH: Final = frozenset(("host",))
 """Sources of statistics whose volumes no cap of ours reaches."""
@@ -57,10 +57,6 @@ LIMITED_ALONE: Final = frozenset(("cgroup", "qemu"))
 """Sources of volumes whose caps the kernel or QEMU enforces: each by itself, no group."""
 MOST_NAMED: Final = 10
 """Clients of a volume that a refusal lists."""
-MOST_CLIENT_CAPS: Final = 100
-"""Of clients throttled by hand: some 20 KB of the 64 KiB that the caps of a gateway may have."""
-
-
 NO_NUMBERS: Final[Mapping[str, float]] = {}
 
 
@@ -93,6 +89,7 @@ class Controller:
         )
         self._agreed = AgreedCaps(self.inventory, self.policy)
         self.manual_causes = ManualCauses(settings, self.inventory, self.scopes, self.policy)
+        self.whole_clients = WholeClients(self.inventory, self.policy, self.tables, self._effect)
         self._excluded: dict[str, str] = {}
         self._ticked_ns = 0
         self._closing: dict[Key, int] = {}  # open episodes of promises that are kept, and when they close
@@ -205,10 +202,7 @@ class Controller:
 
     def set_features(self, gateway_id: str, features: Iterable[str]) -> None:
         """What the agent of a gateway can do, as it says before it is up."""
-        table, known = self._table(gateway_id), frozenset(features)
-        table.caps_clients, table.caps_large = CLIENT_CAPS in known, LARGE_CAPS in known
-        table.caps_groups, table.caps_others = GROUP_CAPS in known, OTHER_CLIENT_CAPS in known
-        table.caps_bursts = BURST_CAPS in known
+        self._table(gateway_id).set_features(frozenset(features))
 
     def gateway_up(
         self, gateway_id: str, name: str, exports: Iterable[Mapping[str, Any]], now_ns: int
@@ -266,7 +260,7 @@ class Controller:
         self._locate(table, {table.streams[row].volume for row in rows} | elsewhere.keys())
         if rows:
             self._link_rows(self.scopes.extend(table, rows))
-            self.policy.carriers_changed({table.streams[row].volume for row in rows})
+            self.policy.streams_seen([table.streams[row] for row in rows])
             self._agreed.follow({table.streams[row].volume for row in rows})
 
     def forget_volumes(self, gateway_id: str, volumes: Collection[str]) -> None:
@@ -416,11 +410,14 @@ class Controller:
     ) -> None:
         """An operator's throttle, in both modes and from the next tick.
 
-        Of a volume, of one ``client`` of it, or of a ``group`` with the ``weights`` of its volumes.
+        Of a volume, of one ``client`` of it, of a ``group`` with the ``weights`` of its volumes, or of a
+        whole ``client``, without a volume.
         """
+        if client and not volume:
+            weights = self.whole_clients.weights(client)
         rates = Rates(ops_per_s, bytes_per_s, cost_per_s, burst_s)
         text = reason or "set by an operator"
-        volumes = weights if group else (volume,)
+        volumes = (volume,) if volume else weights
         backends = {backend_among(self.inventory.carriers_of(v), v) for v in volumes}
         backend = backends.pop() if len(backends) == 1 else ""
         self.policy.manual_set(
@@ -448,7 +445,7 @@ class Controller:
         client: str | None = None,
         group: str | None = None,
     ) -> list[str]:
-        """Release operators' throttles of a volume or a group, or one by id; returns the ids released."""
+        """Release operators' throttles of a volume, group or client, or one by id; returns the ids."""
         return self.policy.manual_release(volume, throttle_id, who, client, group)
 
     def set_policy_caps(

@@ -77,6 +77,7 @@ class SetCaps:
         caps: [{volume, ops_per_s, bytes_per_s, cost_per_s}], None where a rate is free.
         clients: the same with ``client``: caps of single clients of a volume, beside its own.
         groups: the same with ``group`` and ``volumes`` (weight by name): caps of several volumes together.
+        whole_clients: the same with ``client`` alone: caps of clients over all their volumes.
     """
 
     gateway_id: str
@@ -85,6 +86,7 @@ class SetCaps:
     caps: list[dict[str, Any]]
     clients: list[dict[str, Any]] = field(default_factory=list)
     groups: list[dict[str, Any]] = field(default_factory=list)
+    whole_clients: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

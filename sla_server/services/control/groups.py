@@ -3,6 +3,8 @@
 A group is there while a throttle caps it (``policy_manager``). Its rate is divided between the gateways that
 carry its volumes, as that of a volume is; at each gateway the data plane shares it between the volumes there,
 by weight. So a question about a group is the sum of the answers about its volumes: use, floors, gateways.
+A whole client is a group, too, of the volumes that it was seen to use: there the answers are about this
+client of each volume, and only the gateways that it uses count.
 
 State: the volumes of each group and their weights. No clock, no I/O. Changed only by the policy manager.
 """
@@ -15,7 +17,14 @@ from typing import Final
 from sla_server.agreements.promise import Priority
 from sla_server.services.control.client_use import ClientUse, ClientUses
 from sla_server.services.control.sharing import NeighbourTerms
-from sla_server.services.control.targets import group_of, is_glob, volume_of
+from sla_server.services.control.targets import (
+    SEPARATOR,
+    group_of,
+    is_glob,
+    target_of,
+    volume_of,
+    whole_client_of,
+)
 from sla_server.services.control.usage import GatewayTable, Usage
 
 MOST_VOLUMES: Final = 64
@@ -46,12 +55,12 @@ class Groups:
         return self._weights.get(group, {})
 
     def names(self) -> list[str]:
-        """Every group."""
-        return list(self._weights)
+        """Every group, but for whole clients."""
+        return [name for name in self._weights if SEPARATOR not in name]
 
     def of_volume(self, volume: str) -> str:
         """The group that a volume is in; "" for none."""
-        return next((name for name, weights in self._weights.items() if volume in weights), "")
+        return next((name for name in self.names() if volume in self._weights[name]), "")
 
     def at(self, group: str, table: GatewayTable) -> Weights:
         """Those of its volumes that a gateway carries and can throttle."""
@@ -63,7 +72,7 @@ class Groups:
 
     def use(self, group: str, table: GatewayTable) -> ClientUse | None:
         """What its volumes use together through a gateway; None if none of them was ever seen there."""
-        return sum_of([use for volume in self.weights(group) if (use := table.use.get(volume)) is not None])
+        return _sum_of([use for volume in self.weights(group) if (use := table.use.get(volume)) is not None])
 
     def parts(self, group: str, tables: Mapping[str, GatewayTable]) -> dict[str, float]:
         """Share of each of these gateways by the weights of the volumes there; one of two counts half."""
@@ -74,7 +83,7 @@ class Groups:
         return {g: found / total for g, found in sums.items()} if total else {}
 
 
-def sum_of(uses: list[Usage]) -> ClientUse | None:
+def _sum_of(uses: list[Usage]) -> ClientUse | None:
     """Use of several volumes together."""
     if not uses:
         return None
@@ -82,9 +91,9 @@ def sum_of(uses: list[Usage]) -> ClientUse | None:
     return ClientUse._make((*rates, sum(use.held for use in uses), sum(use.inflight for use in uses)))
 
 
-def terms_of_all(volumes: Weights, terms_of: Callable[[str], NeighbourTerms]) -> NeighbourTerms:
-    """Terms of a group: the sum of the floors that agreements promise to its volumes."""
-    agreed = [found for volume in volumes if (found := terms_of(volume)).agreed]
+def terms_of_all(parts: Iterable[str], terms_of: Callable[[str], NeighbourTerms]) -> NeighbourTerms:
+    """Terms of a group: the sum of the floors that agreements promise to its volumes, or their clients."""
+    agreed = [found for part in parts if (found := terms_of(part)).agreed]
     return NeighbourTerms(
         max((found.priority for found in agreed), default=Priority.BEST_EFFORT),
         sum(found.floor_iops for found in agreed),
@@ -115,39 +124,57 @@ class TargetAnswers:
         self._groups, self._uses = groups, uses
         self._terms_of, self._mean_cost_of, self._carriers_of = terms_of, mean_cost_of, carriers_of
 
+    def parts_of(self, target: str) -> list[str]:
+        """The volumes of a group, or this client of each of the volumes of a whole client; else itself."""
+        if not (group := group_of(target)):
+            return [target]
+        client = whole_client_of(target)
+        return [target_of(volume, client) for volume in self._groups.weights(group)]
+
     def terms_of(self, target: str) -> NeighbourTerms:
         """Floors that are promised to it."""
-        group = group_of(target)
-        return terms_of_all(self._groups.weights(group), self._terms_of) if group else self._terms_of(target)
+        return (
+            terms_of_all(self.parts_of(target), self._terms_of)
+            if group_of(target)
+            else self._terms_of(target)
+        )
 
     def mean_cost_of(self, target: str) -> float:
         """Recent cost of its mean I/O; of a group by the use of its volumes."""
-        if not (group := group_of(target)):
+        if not group_of(target):
             return self._mean_cost_of(target)
-        volumes = self._groups.weights(group)
+        parts = self.parts_of(target)
         used = {
-            volume: sum(
+            part: sum(
                 use.ops_per_s
-                for table in self._carriers_of(volume).values()
-                if table.state == "up" and (use := table.use.get(volume)) is not None
+                for table in self._carriers_of(part).values()
+                if table.state == "up" and (use := self._uses.of(table, part)) is not None
             )
-            for volume in volumes
+            for part in parts
         }
         ops = sum(used.values())
         if ops > 0:
-            return sum(self._mean_cost_of(volume) * each for volume, each in used.items()) / ops
-        return max(map(self._mean_cost_of, volumes), default=1.0)
+            return sum(self._mean_cost_of(part) * each for part, each in used.items()) / ops
+        return max(map(self._mean_cost_of, parts), default=1.0)
 
     def carriers_of(self, target: str) -> Mapping[str, GatewayTable]:
-        """Gateways that carry it; of a group those that carry one of its volumes."""
-        if not (group := group_of(target)):
+        """Gateways that carry it; of a group those that carry one of its volumes.
+
+        Of a whole client those that it uses; while it was seen at none, those that carry its volumes.
+        """
+        if not group_of(target):
             return self._carriers_of(target)
-        return {g: t for volume in self._groups.weights(group) for g, t in self._carriers_of(volume).items()}
+        found = {g: t for part in self.parts_of(target) for g, t in self._carriers_of(part).items()}
+        if not whole_client_of(target):
+            return found
+        return {g: t for g, t in found.items() if len(self._uses.rows_of(t, target))} or found
 
     def members(self, targets: Iterable[str], table: GatewayTable) -> dict[str, Weights]:
         """What goes with a target: volumes of a group at a gateway; whom a glob of clients is not for."""
         found: dict[str, Weights] = {}
         for target in targets:
+            if whole_client_of(target):  # all its volumes, also those that it begins to use
+                continue
             if group := group_of(target):
                 found[target] = self._groups.at(group, table)
             elif is_glob(target):
@@ -156,7 +183,7 @@ class TargetAnswers:
 
     def use(self, table: GatewayTable, target: str) -> Usage | ClientUse | None:
         """Its recent use through a gateway; None if it was never seen there."""
-        group = group_of(target)
+        group = group_of(target) if not whole_client_of(target) else ""
         return self._groups.use(group, table) if group else self._uses.of(table, target)
 
     def volumes_of(self, target: str) -> Iterable[str]:

@@ -317,7 +317,8 @@ def _holds(throttle: Throttle, sums: Mapping[str, _Sum], inventory: BackendInven
 def _client_delay(throttle: Throttle, inventory: BackendInventory) -> tuple[int, int, Hist]:
     delay_us = done = 0
     delay = np.zeros(COARSE_BUCKETS, dtype=np.int64)
-    for table in inventory.carriers_of(throttle.volume).values():
+    carriers = {g: t for volume in throttle.volumes for g, t in inventory.carriers_of(volume).items()}
+    for table in carriers.values():
         rows = inventory.uses.rows_of(table, throttle.target)
         if not len(rows) or table.state != "up":
             continue

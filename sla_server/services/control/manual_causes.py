@@ -103,7 +103,7 @@ class ManualCauses:
             held, total = self._policy.held(throttle), sum(throttle.weights.values())
             broken = list[str]()
             for volume in throttle.volumes:
-                share = held.scaled(throttle.weights[volume] / total) if throttle.group else held
+                share = held.scaled(throttle.weights[volume] / total) if throttle.group_key else held
                 target = target_of(volume, throttle.client)
                 covering = [promise for promise in promises if _is_held(promise, volume, throttle.client)]
                 sizes = [sum(promise.has_volume(name) for name in known) for promise in covering]
@@ -133,7 +133,7 @@ def _named(throttle: Throttle) -> str:
     """As the command line names it."""
     if throttle.group:
         return f"--group {throttle.group}"
-    return f"{throttle.volume} --client {throttle.client}" if throttle.client else throttle.volume
+    return f"{throttle.volume} --client {throttle.client}".strip() if throttle.client else throttle.volume
 
 
 def _is_held(promise: Promise, volume: str, client: str) -> bool:
@@ -143,5 +143,6 @@ def _is_held(promise: Promise, volume: str, client: str) -> bool:
 def _slows_down(throttle: Throttle, scope: PromiseScope) -> bool:
     """Whether what it caps is in the promise's scope."""
     if throttle.client:
-        return throttle.volume in scope.volumes and scope.promise.covers(throttle.volume, throttle.client)
+        volumes = scope.volumes.intersection(throttle.volumes)
+        return any(scope.promise.covers(volume, throttle.client) for volume in volumes)
     return not scope.volumes.isdisjoint(throttle.volumes)

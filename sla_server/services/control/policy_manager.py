@@ -13,13 +13,13 @@ are our courtesy). Per volume caps are split over the gateways that carry it, an
 complete set when it changes.
 
 A wish of the layers manual, control and agreed may be about one client of a volume, one of an operator about
-a group of volumes (a *target*, see ``targets``). It holds beside what is in force for the volume, and is sent
+a group of volumes or a whole client (*targets*). It holds beside what is in force for the volume, and is sent
 to gateways that apply such caps. Pure: no clock, no I/O. Changed only by the controller's one thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -28,7 +28,7 @@ from pmdaemon.wire.rates import Rates
 from sla_server.services.control.cap_figures import cap_figures
 from sla_server.services.control.cap_shares import CapShares
 from sla_server.services.control.cap_split import CapSplit
-from sla_server.services.control.caps_message import entries, fitting, group_entries, left_out_event
+from sla_server.services.control.caps_message import entries, fitting, left_out_event, throttle_event
 from sla_server.services.control.client_use import ClientUses
 from sla_server.services.control.decision_log import DecisionLog
 from sla_server.services.control.decisions import (
@@ -43,7 +43,7 @@ from sla_server.services.control.groups import Groups, TargetAnswers
 from sla_server.services.control.policy_stage import PolicyStage
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.sharing import NeighbourTerms
-from sla_server.services.control.targets import client_of, group_of, volume_of
+from sla_server.services.control.targets import client_of, group_of, target_of, volume_of
 from sla_server.services.control.throttle import (
     LEAST,
     MAX_GEN,
@@ -54,7 +54,7 @@ from sla_server.services.control.throttle import (
     new_id,
 )
 from sla_server.services.control.throttle_index import ThrottleIndex
-from sla_server.services.control.usage import GatewayTable, backend_among
+from sla_server.services.control.usage import GatewayTable, KnownStream, backend_among
 
 _IN_FORCE: Final = frozenset(("requested", "sent", "confirmed", "seen", "refused"))
 
@@ -206,16 +206,17 @@ class PolicyManager:
         self._followed = ""
 
     def manual_set(self, throttle: Throttle) -> None:
-        """An operator's throttle; a second one with the same id, or of the same group, replaces the first."""
+        """An operator's throttle; a second one with the same id, group or whole client replaces the first."""
+        group = throttle.group_key
         if (before := self.layers["manual"].pop(throttle.throttle_id, None)) is not None:
             self.index.remove(before)
-            self.groups.remove(before.group)
+            self.groups.remove(before.group_key)
             throttle.follow(before)
-        for key in [k for k, t in self.layers["manual"].items() if t.group and t.group == throttle.group]:
+        for key in [k for k, t in self.layers["manual"].items() if group and t.group_key == group]:
             text = f"replaced by {throttle.who or 'an operator'}"
             self._end("manual", key, "released", Reason.MANUAL_RELEASE, text)
-        if throttle.group:
-            self.groups.set(throttle.group, throttle.weights)
+        if group:
+            self.groups.set(group, throttle.weights)
             for gateway in self.gateways.values():  # which confirm the new one, also if its rate is the same
                 gateway.members.pop(throttle.target, None)
         self._begin("manual", throttle.throttle_id, throttle)
@@ -230,7 +231,7 @@ class PolicyManager:
     ) -> list[str]:
         """Release operators' throttles by volume, group or id, on behalf of ``who``; returns their ids.
 
-        With a ``client`` only those of this client of the volume.
+        With a ``client`` only those of this client of the volume; without a volume that of the whole client.
         """
         keys = [
             key
@@ -238,6 +239,7 @@ class PolicyManager:
             if (throttle_id is not None and key == throttle_id)
             or (volume is not None and t.volume == volume and client in (None, t.client))
             or (group is not None and t.group == group)
+            or (volume is None and client is not None and t.target == target_of("", client))
         ]
         for key in keys:
             self._end("manual", key, "released", Reason.MANUAL_RELEASE, f"released by {who or 'an operator'}")
@@ -256,8 +258,8 @@ class PolicyManager:
                 self.index.remove(before)
             self.layers[layer][key] = throttle
             self.index.add(throttle)
-            if throttle.group:
-                self.groups.set(throttle.group, throttle.weights)
+            if throttle.group_key:
+                self.groups.set(throttle.group_key, throttle.weights)
             if throttle.gen is not None and throttle.gen < MAX_GEN:  # others were never issued by us
                 self.gen = max(self.gen, throttle.gen)
             if layer in self.wanted:
@@ -271,6 +273,13 @@ class PolicyManager:
     def carriers_changed(self, volumes: Iterable[str]) -> None:
         """Other gateways carry these volumes, or can throttle them, than before."""
         self.index.changed([throttle.target for throttle in self.index.of_volumes(volumes)])
+
+    def streams_seen(self, streams: Collection[KnownStream]) -> None:
+        """Clients use volumes through a gateway for the first time; whole clients' caps follow them there."""
+        for throttle in self.index.join(streams):
+            self.groups.set(throttle.group_key, throttle.weights)
+            self._dirty[throttle.throttle_id] = throttle
+        self.carriers_changed({stream.volume for stream in streams})
 
     def gateway_up(self, table: GatewayTable, now_ns: int) -> None:
         """A gateway speaks: for the first time (what it holds is believed) or again (a cut will tell)."""
@@ -370,7 +379,7 @@ class PolicyManager:
         self.carriers_changed(volumes)
         for volume in sorted(volumes):
             for throttle in self.index.of_volumes((volume,)):
-                if not throttle.group:  # of which the gateway has other volumes, and holds the cap for those
+                if not throttle.group_key:  # of which it has other volumes, and holds the cap for those
                     throttle.forget(table.gateway_id)
             where = table.name or table.gateway_id
             text = f"gateway {where} does not serve volume {volume}: its caps have no effect there"
@@ -423,7 +432,7 @@ class PolicyManager:
             if not throttle.throttle_id:
                 throttle.throttle_id = new_id(throttle.source, throttle.target, unix_us)
             self._dirty[throttle.throttle_id] = throttle
-            self._events.append(_event("throttle-set", throttle, throttle.announced(self.held)))
+            self._events.append(throttle_event("throttle-set", throttle, throttle.announced(self.held)))
         self._fresh = []
         for throttle, state, reason, text in self._ended:
             self._record_ended(throttle, reason, text, unix_us)
@@ -431,13 +440,13 @@ class PolicyManager:
             if throttle.throttle_id:
                 decisions.append(RecordThrottle(throttle.row()))
                 said = throttle.text if throttle.source == "manual" else text
-                event = _event("throttle-released", throttle, said)
+                event = throttle_event("throttle-released", throttle, said)
                 event.details["ended"] = reason.value
                 self._events.append(event)
         self._ended = []
         for throttle in self.index.unproven():
             if why := throttle.failure(self.settings, now_ns):
-                self._events.append(_event("throttle-not-effective", throttle, why))
+                self._events.append(throttle_event("throttle-not-effective", throttle, why))
                 self._failed.append((throttle, why))
         self._dirty.pop("", None)
         for throttle in self._dirty.values():
@@ -479,7 +488,7 @@ class PolicyManager:
             kind,
             unix_us,
             backend=throttle.backend,
-            volume=throttle.volume or f"group {throttle.group}",
+            volume=throttle.volume or " ".join(throttle.element),
             victim=throttle.victim,
             reason=reason,
             text=text,
@@ -559,15 +568,14 @@ class PolicyManager:
             gateway.send(shares, totals, gen, now_ns, is_repeat=stray and not moved)
             self.gen = gen
             lease_us = round(self.settings.lease_s * 1e6)
-            groups = group_entries(shares, members)
-            decisions.append(SetCaps(gateway_id, gen, lease_us, *entries(shares, members), groups))
+            decisions.append(SetCaps(gateway_id, gen, lease_us, *entries(shares, members)))
             gateway.members = {t: weights for t, weights in members.items() if t in shares}
             for target in touched:
                 for volume in self.answers.volumes_of(target):
                     if not group_of(target) or table.carries(volume):
                         waits.setdefault(volume, {})[gateway_id] = gen
             for throttle in self.index.about(sorted(touched)):
-                if not throttle.group:
+                if not throttle.group_key:
                     throttle.backend = throttle.backend or table.backend_of(throttle.volume)
                 throttle.issued(gateway_id, gen, now_ns)
                 self.index.refresh(throttle)
@@ -585,16 +593,7 @@ class PolicyManager:
     def _end(self, layer: str, key: str, state: str, reason: Reason, text: str) -> None:
         throttle = self.layers[layer].pop(key)
         self.index.remove(throttle)
-        if throttle.group:
-            self.groups.remove(throttle.group)
+        self.groups.remove(throttle.group_key)
         self._fresh = [t for t in self._fresh if t is not throttle]
         self._dirty.pop(throttle.throttle_id, None)
         self._ended.append((throttle, state, reason, text))
-
-
-def _event(kind: str, throttle: Throttle, text: str) -> RaiseEvent:
-    severity = {"throttle-not-effective": "critical", "throttle-set": "warning"}.get(kind, "info")
-    if throttle.client:
-        text = f"client {throttle.client}: {text}"
-    element, subject = ("group", throttle.group) if throttle.group else ("volume", throttle.volume)
-    return RaiseEvent(kind, severity, element, subject, text, throttle.row())

@@ -47,7 +47,7 @@ from pmdaemon.wire.rates import DEFAULT_BURST_S, Rates
 from sla_server.explanation import words
 from sla_server.services.control.client_use import ClientUse
 from sla_server.services.control.settings import ControlSettings
-from sla_server.services.control.targets import target_of
+from sla_server.services.control.targets import group_of, target_of
 from sla_server.services.control.usage import Usage
 
 _NAMESPACE: Final = uuid.UUID("5a1f6d0e-0f43-5d0c-9a3c-6f0c1c3f7b11")
@@ -145,8 +145,9 @@ class Throttle:
     """A row of table ``throttles`` and what its proof still waits for.
 
     Attributes:
-        client: of the volume, if only its use is capped.
+        client: of the volume, if only its use is capped; without a volume a whole client.
         group, weights: name of a group that is capped, and the weight of each volume; ``volume`` is "" then.
+            Of a whole client ``weights`` has the volumes that it was seen to use.
         waiting: gateway_id to the generation it has still to confirm.
         unseen: gateways whose measured rate has still to show the cap.
         loop: of layer control, what its backend's loop has learned.
@@ -230,13 +231,25 @@ class Throttle:
 
     @property
     def target(self) -> str:
-        """What it caps: the volume, one client of it, or the group (``targets``)."""
+        """What it caps: the volume, one client of it, a whole client, or the group (``targets``)."""
         return target_of(self.volume, self.client, self.group)
+
+    @property
+    def group_key(self) -> str:
+        """Its group as ``groups.Groups`` has it, that of a whole client too; "" for one volume's."""
+        return group_of(self.target)
+
+    @property
+    def element(self) -> tuple[str, str]:
+        """Kind and name of what its events are about."""
+        if self.group:
+            return "group", self.group
+        return ("volume", self.volume) if self.volume else ("client", self.client)
 
     @property
     def volumes(self) -> Iterable[str]:
         """Whose I/O it slows down."""
-        return self.weights if self.group else (self.volume,)
+        return self.weights if self.group_key else (self.volume,)
 
     def announced(self, held: Callable[[Throttle], Rates]) -> str:
         """What an event says when it is set; ``held``: what the rates of an operator's come to."""
@@ -252,7 +265,7 @@ class Throttle:
             "volume": self.volume,
             "client": self.client,
             "group_name": self.group,
-            "members": json.dumps(dict(self.weights)) if self.group else "",
+            "members": json.dumps(dict(self.weights)) if self.group_key else "",
             "backend": self.backend,
             "source": self.source,
             "cost_per_s": self.rates.cost_per_s,

@@ -10,9 +10,15 @@ I/O. Changed only by the policy manager.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 
 from pmdaemon.wire.rates import Rates
+from sla_server.services.control.targets import target_of
 from sla_server.services.control.throttle import Throttle
+from sla_server.services.control.usage import KnownStream
+
+MOST_SHOWN: Final = 512
+"""Volumes of a whole client that its throttle's row names; those beyond are under its cap, too."""
 
 
 class ThrottleIndex:
@@ -50,6 +56,15 @@ class ThrottleIndex:
                 index[key] = kept
             else:
                 del index[key]
+
+    def join(self, streams: Iterable[KnownStream]) -> Iterator[Throttle]:
+        """Streams are there now; gives whole clients' throttles to which a volume comes by one, changed."""
+        for stream in streams:
+            for throttle in self._targets.get(target_of("", stream.client), ()):
+                if stream.volume not in throttle.weights and len(throttle.weights) < MOST_SHOWN:
+                    throttle.weights = {**throttle.weights, stream.volume: 1.0}
+                    self._volumes.setdefault(stream.volume, []).append(throttle)
+                    yield throttle
 
     def targets(self) -> list[str]:
         """Every target with a throttle."""

@@ -23,6 +23,14 @@ import numpy as np
 import numpy.typing as npt
 
 from pmdaemon.wire.cut import COL, HIST_DTYPE, Cut
+from pmdaemon.wire.messages.agent import (
+    BURST_CAPS,
+    CLIENT_CAPS,
+    GROUP_CAPS,
+    LARGE_CAPS,
+    OTHER_CLIENT_CAPS,
+    WHOLE_CLIENT_CAPS,
+)
 from sla_server.agreements.thresholds import BESIDE_PREFIXES
 from sla_server.services.control.pieces import evenly
 from sla_server.services.control.stream_states import APART_US, Span, StreamStates
@@ -327,6 +335,7 @@ class GatewayTable:
     ``caps_large``: whether it takes a set of caps above 64 KiB; the same.
     ``caps_groups``: whether it applies caps of groups; the same. ``no_groups``: volumes of which it cannot.
     ``caps_bursts``: whether it holds bursts to their peak; the same.
+    ``caps_whole_clients``: whether it applies caps of clients over all their volumes; the same.
     ``starved_ratio``: share of the newest cut in which it was kept waiting for the processor of its host.
     ``io_waited_ratio``: share of the time between the two newest in which tasks of its host waited for I/O.
     """
@@ -345,6 +354,7 @@ class GatewayTable:
     caps_large: bool | None = None
     caps_groups: bool | None = None
     caps_bursts: bool | None = None
+    caps_whole_clients: bool | None = None
     no_groups: frozenset[str] = frozenset()
     says_more: bool = False
     tells_kinds: bool = False
@@ -370,6 +380,12 @@ class GatewayTable:
     io_waited_ratio: float | None = None
     io_waited: tuple[int, int] | None = None  # the newest cut's end, and what it says of its host
     unknown_rows: int = 0
+
+    def set_features(self, known: Collection[str]) -> None:
+        """What its agent can do, as it says before it is up."""
+        self.caps_clients, self.caps_large = CLIENT_CAPS in known, LARGE_CAPS in known
+        self.caps_groups, self.caps_others = GROUP_CAPS in known, OTHER_CLIENT_CAPS in known
+        self.caps_bursts, self.caps_whole_clients = BURST_CAPS in known, WHOLE_CLIENT_CAPS in known
 
     def add_streams(self, streams: list[KnownStream]) -> list[int]:
         """Add rows for the streams not seen before; returns the new rows."""

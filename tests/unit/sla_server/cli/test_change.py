@@ -146,6 +146,19 @@ def test_one_client_of_a_volume(sla: Terminal) -> None:
     assert sla.asked[1] == ("throttle_release", wanted)
 
 
+def test_a_client_over_all_its_volumes(sla: Terminal) -> None:
+    sla.mailbox.answer = lambda _header: (True, 200, {"throttle_id": "t-9"})
+    done = sla("throttle", "set", "--client", "host-a", "--iops", "20", "--burst", "2", "--reason", "backup")
+    until = "until 'sla throttle release --client host-a'"
+    assert done.output == f"client host-a: at most 20 IOPS {until} (throttle t-9)\n"
+    body = {"client": "host-a", "iops": 20.0, "burst_s": 2.0, "reason": "backup", "duration_s": None}
+    assert sla.asked[0] == ("throttle_set", body)
+    sla.mailbox.answer = lambda _header: (True, 200, {"released": ["t-9"]})
+    done = sla("throttle", "release", "--client", "host-a")
+    assert done.output == "client host-a: released 1 throttle\n"
+    assert sla.asked[1] == ("throttle_release", {"throttle_id": None, "client": "host-a"})
+
+
 def test_a_group_of_volumes(sla: Terminal) -> None:
     sla.mailbox.answer = lambda _header: (True, 200, {"throttle_id": "t-9"})
     words = ("erp", "web=2.5", "--group", "night", "--mbps", "100", "--burst", "2", "--reason", "copy")
@@ -176,7 +189,8 @@ def test_a_group_of_volumes(sla: Terminal) -> None:
         (("set", "a", "--iops", "5", "--burst", "400"), "'--burst': '400' is not a number from 0.001 to 300"),
         (("release",), "give either VOLUME or --group"),
         (("release", "a", "--group", "g"), "give either VOLUME or --group"),
-        (("release", "--group", "g", "--client", "c"), "give VOLUME, too"),
+        (("release", "--group", "g", "--client", "c"), "or --client alone"),
+        (("set", "--client", "c", "--group", "g", "--iops", "5"), "leave out --group, or --client"),
     ],
 )
 def test_groups_that_make_no_sense(sla: Terminal, words: tuple[str, ...], says: str) -> None:

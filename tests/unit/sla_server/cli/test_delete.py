@@ -88,6 +88,7 @@ def test_a_throttle_by_volume_client_group_or_id(sla: Terminal, monkeypatch: pyt
     rows = [
         api.throttle(throttle_id="t-1", client="host-b"),
         api.throttle(throttle_id="t-2", volume="", group_name="tier", members={"batch": 1.0}),
+        api.throttle(throttle_id="t-3", volume="", client="host-b", members={"batch": 1.0}),
     ]
     monkeypatch.setattr(sla.source, "throttles", lambda *_args, **_options: rows)
     for name, body in (
@@ -95,10 +96,11 @@ def test_a_throttle_by_volume_client_group_or_id(sla: Terminal, monkeypatch: pyt
         ("batch", {"volume": "batch"}),
         ("batch/host-b", {"volume": "batch", "client": "host-b"}),
         ("group tier", {"group": "tier"}),
+        ("client host-b", {"client": "host-b"}),
     ):
         assert sla("delete", "throttle", name).output == f"{name}: ended\n"
         asked = {key: value for key, value in sla.asked[-1][1].items() if value}
-        assert asked.items() >= body.items()
+        assert asked == body
 
 
 def test_a_throttle_behind_the_first_page_is_found_and_pages_are_read_once(

@@ -66,10 +66,13 @@ def test_throttles_of_a_volume_are_also_those_of_its_clients_and_its_group(
         api.throttle(throttle_id="t-1", client="host-b"),
         api.throttle(throttle_id="t-2", volume="", group_name="tier", members={"batch": 1.0}),
         api.throttle(throttle_id="t-3", volume="other"),
+        api.throttle(throttle_id="t-4", volume="", client="host-c", members={"batch": 1.0}),
     ]
     monkeypatch.setattr(sla.source, "throttles", lambda *_args, **_options: rows)
     found = json.loads(sla("get", "throttle", "batch", "-o", "json").output)
-    assert [row["throttle_id"] for row in found] == ["t-1", "t-2"]
+    assert [row["throttle_id"] for row in found] == ["t-1", "t-2", "t-4"]
+    found = json.loads(sla("get", "throttle", "client host-c", "-o", "json").output)
+    assert [row["throttle_id"] for row in found] == ["t-4"]
 
 
 def test_a_name_that_is_not_there_is_answered_with_those_near_it(sla: Terminal) -> None:

@@ -206,4 +206,4 @@ def test_what_events_are_about_is_one_of_the_known_kinds_of_thing() -> None:
     paths = [path for package in ("sla_server", "pmdaemon") for path in (ROOT / package).rglob("*.py")]
     found = {element for path in paths for element in elements_in(path)}
     documents = {kind.lower() for kind in DOCUMENT_KINDS} - {"sla"}
-    assert found | documents | {"group"} == set(catalogue.ELEMENTS)
+    assert found | documents | {"group", "client"} == set(catalogue.ELEMENTS)

@@ -45,3 +45,19 @@ def test_a_promise_in_trouble_names_one_of_its_own_volumes() -> None:
 def test_neither_the_loops_nor_those_of_a_promise_that_is_kept() -> None:
     assert "by hand" not in headline(row(source="control"))
     assert "by hand" not in headline(row(), promise={**PROMISE, "state": "ok"})
+
+
+def said(*throttles: dict[str, Any]) -> str:
+    found = explain(facts("volume", "erp-db", throttles=list(throttles)))
+    return " ".join((found.headline, *(line for section in found.sections for line in section.lines)))
+
+
+def test_a_client_over_all_its_volumes_is_said_and_how_it_is_released() -> None:
+    whole = row(volume="", client="host-a", members={"erp-db": 1.0, "w": 1.0}, lifted_to=None)
+    found = said(whole)
+    assert found.startswith("client host-a over all its volumes is throttled to 20 IOPS")
+    assert "20 IOPS at most for client host-a over all its volumes together" in found
+    assert "It holds until 'sla throttle release --client host-a'." in found
+    here = row(throttle_id="t-9", client="host-a", lifted_to=None, ops_per_s=5.0)
+    assert "sla throttle release erp-db --client host-a" in said(here)
+    assert "is throttled to 20 IOPS" in said(whole, here), "one is not the other"

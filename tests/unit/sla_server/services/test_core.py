@@ -457,6 +457,10 @@ def test_a_volume_that_appears_fills_a_pattern() -> None:
         ("throttle_release", {"group": "g"}, 404),
         ("throttle_release", {}, 422),
         ("throttle_release", {"throttle_id": "t", "client": "c"}, 422),
+        ("throttle_release", {"group": "g", "client": "c"}, 422),
+        ("throttle_release", {"client": "c"}, 404),
+        ("throttle_set", {"group": "g", "volumes": {"v": 1}, "client": "c", "iops": 5, "reason": "x"}, 422),
+        ("throttle_set", {"client": "c", "volumes": {"v": 1}, "iops": 5, "reason": "x"}, 422),
         ("throttle_set", {"volume": "nowhere", "client": "", "iops": 5, "reason": "noisy"}, 422),
         ("throttle_release", {"volume": "vol-1"}, 404),
         ("mode", {"mode": "maybe"}, 422),
@@ -524,6 +528,30 @@ def test_one_client_of_a_volume_is_throttled_and_released() -> None:
     assert answer["code"] == 422
     (error,) = answer["body"]["errors"]
     assert (error["problem"], error["fix"]) == ("no such client", "Name another")
+
+
+def test_a_client_over_all_its_volumes_is_throttled_and_released() -> None:
+    bench = Bench()
+    bench.request("throttle_set", {"client": "c", "iops": 100, "burst_s": 2.5, "reason": "noisy"})
+    (audit,) = [row for table, row in bench.confirm() if table == "audit"]
+    assert (audit["subject"], audit["after"]["client"]) == ("client c", "c")
+    called = bench.controller.last("manual_set")
+    assert (called[1], called[-3:]) == ("", ("", {}, "c"))
+    (answer,) = bench.answers()
+    bench.controller.released = [answer["body"]["throttle_id"]]
+    bench.request("throttle_release", {"client": "c"}, "r2")
+    (audit,) = [row for table, row in bench.confirm() if table == "audit"]
+    assert audit["subject"] == "client c"
+    bench.answers()
+    bench.controller.group_refusal = (422, "the agent of old caps no clients", "Upgrade it")
+    bench.request("throttle_set", {"client": "c", "iops": 100, "reason": "noisy"}, "r3")
+    (answer,) = bench.answers()
+    assert (answer["code"], answer["body"]["errors"][0]["fix"]) == (422, "Upgrade it")
+    bench.controller.group_refusal, bench.controller.broken = None, ("gold/latency (p95) for v",)
+    bench.request("throttle_set", {"client": "c", "iops": 1, "reason": "noisy"}, "r4")
+    (answer,) = bench.answers()
+    assert answer["code"] == 409
+    assert "what is promised for 'c': gold/latency" in answer["body"]["errors"][0]["problem"]
 
 
 def test_a_group_of_volumes_is_throttled_and_released() -> None:

@@ -76,6 +76,18 @@ def test_throttles_in_force_at_a_time(rig):
     assert names(-1, volumes=["v"]) == names(4) == set()
 
 
+def test_throttles_of_a_group_and_of_a_whole_client_are_those_of_their_volumes(rig):
+    common = {"volume": "", "members": '{"v": 1.0, "w": 1.0}', "state": "seen", "requested_us": T0}
+    record(
+        rig,
+        ("throttles", {**common, "throttle_id": "group", "group_name": "night"}),
+        ("throttles", {**common, "throttle_id": "client", "client": "greedy"}),
+        ("throttles", {**common, "throttle_id": "other", "client": "c", "members": '{"x": 1.0}'}),
+    )
+    found = rig.reader.throttles_at(T0 + S, volumes=["w"])
+    assert {row["throttle_id"] for row in found} == {"group", "client"}
+
+
 def test_the_version_of_an_agreement_that_was_in_force(rig):
     def version(name, number, applied_s, ended_s=None):
         ended_us = None if ended_s is None else T0 + ended_s * S

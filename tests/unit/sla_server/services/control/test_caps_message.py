@@ -23,7 +23,7 @@ def shares(volumes: int, clients: int) -> dict[str, Rates]:
 def test_what_is_chosen_fits_and_is_what_uses_most(is_large, volumes, clients):
     wanted = shares(volumes, clients)
     found = fitting(wanted, is_large)
-    caps, of_clients = entries(found)
+    caps, of_clients, *_ = entries(found)
     encoded = CapsOrder.of(A, CapSet(1 << 52, 30_000_000, tuple(caps), tuple(of_clients))).encode()
     assert (len(encoded) < 66_000) is not is_large
     assert len(caps) == volumes
