@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -117,6 +118,45 @@ def test_a_client_is_throttled_by_hand_and_released(shared: Stage, driver: Drive
     shared.wait(lambda: not throttles(shared), "the client released")
     for load in loads:
         driver.stop(load)
+
+
+def test_a_client_is_throttled_over_all_its_volumes_and_released(shared: Stage, driver: Driver) -> None:
+    where = shared.agents[0].socket(shared)
+    streams = ("erp-db@greedy", "copies@greedy", "copies@host-a")
+    loads = [driver.start(where, stream, depth=4) for stream in streams]
+    shared.wait(lambda: all(len(load.done) > 20 for load in loads), "all of them at work")
+    rate, burst_s = 40.0, 1.0
+    refused = shared.sla("throttle", "set", "--client", "nobody", "--iops", "9", "--reason", "x", check=False)
+    assert refused.returncode
+    assert "no client 'nobody' is known" in refused.stderr
+    asked = ("--client", "greedy", "--iops", f"{rate:g}", "--burst", f"{burst_s:g}", "--reason", "test")
+    assert "client greedy: at most 40 IOPS until " in shared.sla("throttle", "set", *asked).stdout
+    row = shared.wait(
+        lambda: next((row for row in throttles(shared) if row["state"] == "seen"), None),
+        "the rate of the client over both volumes seen within its cap",
+    )
+    assert (row["volume"], row["client"], row["group_name"]) == ("", "greedy", "")
+    assert row["members"].keys() >= {"erp-db", "copies"}
+    since_s, before = time.monotonic(), [len(load.done) for load in loads]
+    shared.wait(lambda: len(loads[2].done) >= before[2] + 300, "the other client at work")
+    done = [len(load.done) - count for load, count in zip(loads, before, strict=True)]
+    assert sum(done[:2]) <= rate * (time.monotonic() - since_s + burst_s) + 2 * 4
+    shared.wait(
+        lambda: min(len(load.done) - count for load, count in zip(loads, before, strict=True)) > 20, "both"
+    )
+    shared.wait(lambda: any(row["worst_hold_us"] > 0 for row in throttles(shared)), "how long I/Os were held")
+    shown = shared.sla("get", "throttles").stdout
+    assert any(line.startswith("client ") and "40 IOPS" in line for line in shown.splitlines()), shown
+    why = " ".join(shared.sla("why", "copies").stdout.split())
+    assert "for client greedy over all its volumes together" in why, why
+    released = shared.sla("throttle", "release", "--client", "greedy").stdout
+    assert released == "client greedy: released 1 throttle\n"
+    shared.wait(lambda: not throttles(shared), "the client released")
+    before = [len(load.done) for load in loads]
+    shared.wait(lambda: len(loads[0].done) >= before[0] + 200, "it goes on without a cap")
+    for load in loads:
+        driver.stop(load)
+        assert not load.errors
 
 
 def test_volumes_share_a_cap_as_a_group_and_are_released(shared: Stage, driver: Driver) -> None:

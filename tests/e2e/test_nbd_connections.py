@@ -99,6 +99,7 @@ def change_caps(link: Link, done: threading.Event) -> None:
         parts: dict[str, object] = {"caps": caps if number % 5 else []}
         parts |= {"clients": clients} if number % 4 else {}
         parts |= {"groups": groups} if number % 3 else {}
+        parts |= {"whole_clients": [{"client": "greedy", "ops_per_s": 280 * factor}]} if number % 2 else {}
         link.send(Kind.DP_CAPS, gen=number, lease_us=100_000 if number % 7 == 0 else 600_000_000, **parts)
         if done.wait(0.03):
             link.send(Kind.DP_CAPS, gen=number + 1, lease_us=600_000_000, caps=[])
