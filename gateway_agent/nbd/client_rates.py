@@ -81,12 +81,6 @@ class ClientRates:
         """From this moment the client's next I/O may pass, as far as these rates go."""
         return max((rates.ready_ns() for rates in self.held_of(client) if rates is not None), default=0)
 
-    def charge_own(self, client: str, now_ns: int, transfer_bytes: int, cost: float) -> None:
-        """Admit one I/O of the client now, as far as the rates go that are its own alone."""
-        own = self.held_of(client).own
-        if own is not None:
-            own.charge(now_ns, transfer_bytes, cost)
-
     def shared_of(self, client: str) -> RateSet | None:
         """The rates that the client shares with others; None where it shares none."""
         return self.held_of(client).shared

@@ -68,10 +68,16 @@ class FairOrder(Generic[Flow]):
             self._aside.append(heapq.heappop(self._heap))
 
     def put_back(self) -> None:
-        """Those set aside have their former places again."""
-        for entry in self._aside:
-            if self._entries.get(entry[2]) == entry[:2]:
-                heapq.heappush(self._heap, entry)
+        """Those set aside have their places again; what passed meanwhile is not owed to them.
+
+        Else one that something else held back for a minute would be alone for that minute once it may go. Of
+        several whose tags are equal then, the one that waited longest is still the first.
+        """
+        for tag, number, flow in self._aside:
+            if self._entries.get(flow) == (tag, number):
+                self._tags[flow] = tag = max(tag, self._virtual)
+                self._entries[flow] = tag, number
+                heapq.heappush(self._heap, (tag, number, flow))
         self._aside = []
 
     def served(self, flow: Flow, used_ns: float) -> None:

@@ -250,8 +250,8 @@ class Volume:
             common.append(shared)
         largest_bytes = max(min(rates.bytes_within(PART_NS) for rates in common), PART_BYTES)
         allowance = Allowance(largest_bytes, now_ns - self._max_hold_ns)
-        of_client = [rates for rates in (own, None if whole is None else whole.rates) if rates is not None]
-        for rates in (*common, *of_client):
+        alone = [rates for rates in (own, None if whole is None else whole.rates) if rates is not None]
+        for rates in (*common, *alone):
             rates.narrow(allowance, now_ns)
         session.admit_within(now_ns, allowance)
         if not allowance.ops:
@@ -259,15 +259,15 @@ class Volume:
         if not session.is_closed:  # to send their answers it may have closed itself, and is forgotten
             self._used_ns[session] = now_ns
         used = [rates.charge_batch(now_ns, allowance) for rates in common]
-        if own is not None:
-            own.charge_batch(now_ns, allowance)
-        if whole is not None:
-            whole.charged(self, now_ns, whole.rates.charge_batch(now_ns, allowance), allowance.ops)
         for group, used_ns in zip(groups, used[1:], strict=False):
             group.charged(self, now_ns, used_ns, allowance.ops)
+        of_client = [rates.charge_batch(now_ns, allowance) for rates in alone]
+        if whole is not None:
+            whole.charged(self, now_ns, of_client[-1], allowance.ops)
         if session in self._waiting:
-            last_ns = max(used) / allowance.ops  # who comes now begins where the last one did
-            self._waiting.served(session, max(used) - last_ns)
+            used_ns = max(used) or max(of_client, default=0.0)
+            last_ns = used_ns / allowance.ops  # who comes now begins where the last one did
+            self._waiting.served(session, used_ns - last_ns)
             self._waiting.served(session, last_ns)
         return True
 
@@ -476,11 +476,20 @@ class Volume:
             self._debt = Debt(transfer_bytes, cost, 1 - 1 / of, session.client, session)
             self._waiting.add(self._debt)
         self._parts.pop(session, None)
-        if self.clients:
-            self.clients.charge_own(session.client, now_ns, transfer_bytes, cost)
-        if (whole := self.whole_clients.get(session.client)) is not None:
+        own, whole = self._of_client(session.client)
+        if own is not None:
+            own.charge(now_ns, transfer_bytes, cost)
+        if whole is not None:
             whole.charge(self, now_ns, transfer_bytes, cost, 1.0)
+        if not used_ns:  # its client's connections share what is the client's alone
+            rates = [each for each in (own, None if whole is None else whole.rates) if each is not None]
+            used_ns = max((each.duration_ns(transfer_bytes, cost) for each in rates), default=0.0)
         return used_ns, True
+
+    def _of_client(self, client: str) -> tuple[RateSet | None, VolumeGroup | None]:
+        """The rates that are a client's alone: here, and over all volumes."""
+        own = self.clients.held_of(client).own if self.clients else None
+        return own, self.whole_clients.get(client)
 
     def _shared(self, client: str) -> RateSet | None:
         """The rates that a client shares with others, if there are any."""

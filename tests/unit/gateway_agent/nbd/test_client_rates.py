@@ -195,14 +195,39 @@ def test_what_a_client_is_held_for_too_long_is_said_of_its_volume():
     assert late[0] > 0
 
 
+def test_a_client_that_was_held_for_long_has_no_credit_with_the_others_when_its_cap_ends():
+    caps = Rates(ops_per_s=100)
+    rig, (held, other) = serve(caps, {"held": Rates(ops_per_s=1)}, 60, "held", "other")
+    before = held.admitted, other.admitted
+    rig.volume.set_caps(caps, rig.clock.monotonic_ns())
+    rig.loop.fire(10)
+    assert held.admitted - before[0] == pytest.approx(500, abs=BURST)
+    assert other.admitted - before[1] == pytest.approx(500, abs=BURST)
+
+
+def test_connections_of_a_client_share_its_rate_also_when_they_shared_the_volumes_unequally():
+    rig = Rig(caps=Rates(bytes_per_s=1e6))
+    now_ns = rig.clock.monotonic_ns()
+    large, small = Connection(rig, "c", depth=4, size_bytes=2 * MIB), Connection(rig, "c")
+    for each in (large, small):
+        rig.volume.serve(each, now_ns)
+    rig.loop.fire(30)
+    before = large.admitted, small.admitted
+    assert before[0] < before[1]
+    rig.volume.set_caps(NO_CAPS, rig.clock.monotonic_ns(), {"c": Rates(ops_per_s=50)})
+    rig.loop.fire(30)
+    assert large.admitted - before[0] == pytest.approx(750, abs=110), "what one is ahead is bounded"
+    assert small.admitted - before[1] == pytest.approx(750, abs=110)
+
+
 def test_rates_keep_their_debt_and_go_with_the_set():
     rates = ClientRates(20_000_000)
     assert not rates
     assert not rates.set_caps({"c": NO_CAPS}, 0), "no limit is no cap"
     assert rates.set_caps({"c": Rates(ops_per_s=1)}, 0)
     assert not rates.set_caps({"c": Rates(ops_per_s=1)}, 0)
-    rates.charge_own("c", 0, 4096, 1.0)
-    rates.charge_own("other", 0, 4096, 1.0)
+    rates.held_of("c").own.charge(0, 4096, 1.0)
+    assert rates.held_of("other").own is None
     assert rates.ready_ns("c") == SECOND - 20_000_000
     assert rates.ready_ns("other") == 0
     assert rates.set_caps({"c": Rates(ops_per_s=2)}, 0)

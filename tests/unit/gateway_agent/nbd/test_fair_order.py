@@ -65,6 +65,27 @@ def test_what_is_set_aside_keeps_its_place_and_what_is_forgotten_has_none():
     assert sorted(order) == ["b", "c"]
 
 
+def test_what_passed_while_one_was_set_aside_is_not_owed_to_it():
+    order = ordered("held", "later", "other")
+    for _ in range(10):
+        order.set_aside("held")
+        order.set_aside("later")
+        order.served("other", 5)
+        order.put_back()
+    assert order.first() == "held", "its place, among equals"
+    order.served("held", 5)
+    assert order.first() == "later"
+    order.served("later", 5)
+    order.served("other", 5)
+    assert order.first() == "held", "and not twice as often as the other"
+    used = dict.fromkeys(("held", "later", "other"), 0)
+    for _ in range(30):
+        flow = order.first()
+        used[flow] += 1
+        order.served(flow, 5)
+    assert used == {"held": 10, "later": 10, "other": 10}
+
+
 def test_one_that_is_forgotten_while_it_is_aside_does_not_come_back():
     order = ordered("a", "b")
     order.set_aside("a")

@@ -112,6 +112,18 @@ def test_other_clients_of_its_volumes_are_not_held():
     assert sum(each.admitted for each in greedy) == pytest.approx(100, abs=BURST)
 
 
+def test_connections_of_a_client_share_its_rate_while_another_client_is_served_more_often():
+    stage = Stage("a", "b")
+    stage.apply({"slow": Rates(ops_per_s=20), "fast": Rates(ops_per_s=200)})
+    one, two, there = (Connection(stage, "slow", name) for name in "aab")
+    fast = [Connection(stage, "fast", name) for name in "ab"]
+    stage.run(20)
+    assert one.admitted + two.admitted + there.admitted == pytest.approx(400, abs=BURST)
+    assert one.admitted == pytest.approx(two.admitted, abs=2 * BURST)
+    assert there.admitted == pytest.approx(200, abs=2 * BURST)
+    assert sum(each.admitted for each in fast) == pytest.approx(4000, abs=2 * BURST)
+
+
 def test_two_clients_have_a_rate_each():
     stage = Stage("a", "b")
     stage.apply({"one": Rates(ops_per_s=100), "two": Rates(ops_per_s=30)})
