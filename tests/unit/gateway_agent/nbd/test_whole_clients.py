@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from random import Random
 
 import pytest
 
@@ -280,3 +281,48 @@ def test_a_malformed_list_of_clients_changes_nothing(clients):
     with pytest.raises(BadCaps, match="caps 2"):
         caps.apply(PlaneCaps.parse({"gen": 2, "lease_us": 1, "caps": [], "whole_clients": clients}), 0)
     assert (caps.generation, list(caps.whole_clients)) == (1, ["c"])
+
+
+def any_caps(chance, names, clients):
+    """Rates of every kind, some of them, as ``Stage.apply`` takes them."""
+
+    def some(found, ratio):
+        return [each for each in found if chance.random() < ratio]
+
+    def ops(*rates):
+        return Rates(ops_per_s=float(chance.choice(rates)))
+
+    whole = {client: ops(20, 50, 200) for client in some(clients, 0.6)}
+    weights = {name: chance.choice((1.0, 3.0)) for name in some(names, 0.7)}
+    groups = {"g": VolumeGroupCap(ops(30, 100), weights)} if weights and chance.random() < 0.5 else {}
+    of_volumes = {name: {client: ops(10, 40) for client in some(clients, 0.3)} for name in some(names, 0.3)}
+    return whole, groups, {name: ops(10, 60) for name in some(names, 0.4)}, of_volumes
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_caps_come_and_go_no_client_has_more_and_no_connection_starves(seed):
+    chance = Random(seed)
+    names, clients = [f"v{number}" for number in range(1 + seed % 4)], ("x", "y", "z")
+    stage = Stage(*names)
+    busy = []
+    for step in range(6):
+        caps = any_caps(chance, names, clients)
+        stage.apply(*caps)
+        busy = busy or [
+            Connection(stage, chance.choice(clients), chance.choice(names), chance.choice((1, 4, 32)))
+            for _ in range(6)
+        ]
+        for each in busy:
+            if not each.queue:  # no cap held it; now one may
+                each.queue.extend([stage.now_ns()] * 4)
+                each.volume.serve(each, stage.now_ns())
+        before = [each.admitted for each in busy]
+        stage.run(30)
+        done = {each: each.admitted - count for each, count in zip(busy, before, strict=True)}
+        for client, rates in caps[0].items():
+            found = sum(count for each, count in done.items() if each.client == client)
+            assert found <= 30 * rates.ops_per_s + BURST + len(names), (step, client, caps)
+        assert all(count > 0 for each, count in done.items() if each.queue), (step, caps)
+    stage.apply({})
+    assert not any(each.queue for each in busy)
+    assert stage.rig.loop.timers == {}
