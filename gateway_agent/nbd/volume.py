@@ -175,6 +175,7 @@ class Volume:
         self._parts: dict[ThrottledSession, tuple[int, int]] = {}
         self._group_holds = False
         self._clients_held: set[str] = set()  # by their whole clients' rates, which have timers
+        self._clients_asked: set[str] = set()  # whole clients that may wait for them here
         self._is_behind = False  # a turn has failed: what was admitted in it may not have been pushed
         self._late, self._longest_ns = 0, 0
         context.cuts.volumes.append(self)
@@ -444,7 +445,10 @@ class Volume:
         if self._client_ready_ns(session) > now_ns:
             return False
         whole = self.whole_clients.get(session.client) if self.whole_clients else None
-        if whole is None or whole.admits(self, now_ns):
+        if whole is None:
+            return True
+        self._clients_asked.add(session.client)
+        if whole.admits(self, now_ns):
             return True
         self._clients_held.add(session.client)
         return False
@@ -574,9 +578,10 @@ class Volume:
         waiting = [session for session in self._sessions() if session.head_arrived_ns() is not None]
         if self.whole_clients:  # which have timers for all of their volumes
             held = self._clients_held.intersection(session.client for session in waiting)
-            for client, whole in self.whole_clients.items():
-                if client not in held:
-                    whole.withdraw(self)
+            for client in self._clients_asked - held:
+                if client in self.whole_clients:
+                    self.whole_clients[client].withdraw(self)
+            self._clients_asked = held
             waiting = [session for session in waiting if session.client not in held]
         debt = self._debt
         if not (waiting or debt) or self._group_holds:  # the group has a timer for all of its volumes
