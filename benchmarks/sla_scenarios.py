@@ -151,9 +151,9 @@ SCENARIOS: Final = (
     Scenario("one-to-one", "one victim, one greedy neighbour", (_GOLD,), (_BATCH,)),
     Scenario(
         "nbdkit",
-        "one victim, two greedy, before nbdkit",
+        "one victim, three greedy, before nbdkit",
         (_GOLD,),
-        (_BATCH, Client("scrub", "gateway-b", depth=GREEDY_DEPTH)),
+        (_BATCH, *(Client(volume, "gateway-b", depth=GREEDY_DEPTH) for volume in ("scrub", "scan"))),
         backend="nbdkit",
         promise_ms=PROMISES_MS["nbdkit"],
     ),

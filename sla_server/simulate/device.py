@@ -3,8 +3,10 @@
     service time = curve(kind, size) * ((1 - spread) + spread * Exp(1))
 
 A curve is a list of points (KiB, ms), straight between them and level beyond; the mean does not depend on
-``spread``. Requests are served in order of arrival by the first of ``servers`` that is free. What this leaves
-out: seeks, caches, reordering, garbage collection. Seeded; changed only by the event loop of its world.
+``spread``. Requests are served in order of arrival by the first of ``servers`` that is free. With
+``client_depth`` a client has so many at the device, and what it sends beyond waits before it, as behind the
+threads that an NBD server has for a connection: others do not wait for that. What this leaves out: seeks,
+caches, reordering, garbage collection. Seeded; changed only by the event loop of its world.
 
 A ``Fault`` is a time in which the storage hangs (it serves nothing, and goes on afterwards where it stopped)
 or fails (each request that ends in it has an error, after the time it would have taken).
@@ -16,7 +18,9 @@ import heapq
 import math
 import random
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -71,6 +75,8 @@ class DeviceModel(StrictModel):
     """Mean service time of reads by size."""
     write: list[CostPoint] | None = None
     """The same of writes; as reads when absent."""
+    client_depth: int | None = Field(default=None, ge=1, le=4096)
+    """Requests of one client, of one volume, that are at the device at a time; absent: all of them."""
 
     @model_validator(mode="after")
     def _rising(self) -> DeviceModel:
@@ -90,6 +96,7 @@ class DeviceModel(StrictModel):
         servers = "1 server" if self.servers == 1 else f"{self.servers} servers"
         parts = [f"read {_described(self.read)}"]
         parts += [f"write {_described(self.write)}"] if self.write else []
+        parts += [f"{self.client_depth} of each client at a time"] if self.client_depth else []
         return f"{servers}, {', '.join(parts)}"
 
 
@@ -118,6 +125,8 @@ class QueueingDevice:
         self._random = random.Random(seed)  # noqa: S311 - a simulation, not a secret
         self._free_at = [0.0] * model.servers
         self._means: dict[tuple[int, bool], float] = {}
+        self._there: dict[tuple[str, str], int] = {}  # by volume and client, with client_depth alone
+        self._waiting: dict[tuple[str, str], deque[tuple[Io, Callable[[], None]]]] = {}
         self.busy_s = 0.0
         """Service time of all requests so far."""
 
@@ -128,6 +137,27 @@ class QueueingDevice:
 
     def submit(self, io: Io, done: Callable[[], None]) -> None:
         """Queue one request; ``done`` is called when it completes."""
+        if self._model.client_depth is None:
+            self._serve(io, done)
+            return
+        whose = io.volume, io.client
+        if self._there.get(whose, 0) >= self._model.client_depth:
+            self._waiting.setdefault(whose, deque()).append((io, done))
+            return
+        self._there[whose] = self._there.get(whose, 0) + 1
+        self._serve(io, partial(self._left, whose, done))
+
+    def _left(self, whose: tuple[str, str], done: Callable[[], None]) -> None:
+        """One of a client was served: the next one of its own takes its place."""
+        waiting = self._waiting.get(whose)
+        if waiting:
+            io, then = waiting.popleft()
+            self._serve(io, partial(self._left, whose, then))
+        else:
+            self._there[whose] -= 1
+        done()
+
+    def _serve(self, io: Io, done: Callable[[], None]) -> None:
         size = io.size_bytes, io.is_write
         mean = self._means.get(size)
         if mean is None:

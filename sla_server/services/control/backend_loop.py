@@ -14,7 +14,7 @@
 Each step answers one question: given what the victims' windows say under the caps in force, should C change?
 It never decides twice on the same evidence, because a change shuts the gate and empties the windows.
 
-The increase differs from SLA-MODEL.md's C0/16: see docs/adr/0002-approach-the-ceiling.md, 0062 to 0066, 0073.
+The increase differs from SLA-MODEL.md's C0/16: docs/adr/0002-approach-the-ceiling.md, 0062 to 0066, 0073, 0075.
 
 Pure: no clock, no I/O; ``now_ns`` is monotonic. Changed only by the controller's one thread.
 """
@@ -30,6 +30,7 @@ from typing import Final
 from sla_server.services.control.cap_gate import CapGate
 from sla_server.services.control.decisions import Reason
 from sla_server.services.control.effect import SAME_RATIO, Effect, Freed
+from sla_server.services.control.first_use import grown_to
 from sla_server.services.control.loop_step import NOTHING, LoopStep, Moves, Notices, Phase, Report
 from sla_server.services.control.nearness import Nearness
 from sla_server.services.control.settings import ControlSettings
@@ -60,10 +61,6 @@ PLENTY_RATIO: Final = 1.1
 """A rate this far above its floor can still give; what is left of the rest is not worth a step."""
 FELT_RATIO: Final = 0.8
 """Volumes that use less of C, and hold nothing back, do not feel it."""
-GREW_RATIO: Final = 1.5
-"""Use that differs by less is the same: a cut of 250 ms may be off by a quarter."""
-SEVERAL_GREW_RATIO: Final = 1.75
-"""Of three and more, none with two thirds of it: each peak is of another moment. See ADR 0073."""
 
 
 @dataclass(slots=True)
@@ -196,6 +193,7 @@ class BackendControl:
         self.is_ahead, self.probes = False, 0
         self.effect.reset()
         self.near.reset()
+        self.gate.drain.stop()
         self.strides = Strides()
         self.is_learning, self.grew = False, False
         self.phase, self.allowed, self.start, self.ceiling = Phase.IDLE, 0.0, 0.0, 0.0
@@ -260,8 +258,13 @@ class BackendControl:
         self.carried = cost_of(neighbours)
         if self.settling and not self.changed_ns:
             self.changed_ns = self.calm_since_ns = now_ns
+        if self.gate.drain.is_on and self.lead is not None:  # by Little's law, what C lets be there
+            most = self.allowed * (self.lead.signal.threshold_us or 0) / 1e6
+            self.gate.follow_drain(self.managed.values(), most, self.settings.drain_max_s, now_ns)
         if self.is_learning:
-            self._learn_use()
+            if (used := grown_to(self.managed.values(), self.start, self.peaks)) is not None:
+                self.grew, self.start, self.ceiling = True, used, used
+            self.is_learning = not self.gate.is_confirmed
         before_ns = self.demands[-1][0] if self.demands else 0
         is_unseen = now_ns - before_ns > self.settings.settled_s * 1e9
         if is_unseen:
@@ -272,19 +275,6 @@ class BackendControl:
         self.demands.append((now_ns, demand))
         while now_ns - self.demands[0][0] > self.settings.demand_memory_s * 1e9:
             self.demands.popleft()
-
-    def _learn_use(self) -> None:
-        """Until the first cut holds, what they use is what they want: who has just begun may want far more.
-
-        Else a neighbour whose first second broke the promise would be kept to what it used in that second.
-        Peaks, as caps end the cut in which it did so, and the next one, under caps, comes with it.
-        """
-        peaks = [n.peak for n in self.managed.values()]
-        used, has_most = sum(peaks), max(peaks, default=0.0)
-        ratio = SEVERAL_GREW_RATIO if len(peaks) > 2 and has_most < 2 * used / 3 else GREW_RATIO
-        if used > max(ratio * self.start, self.peaks):
-            self.grew, self.start, self.ceiling = True, used, used
-        self.is_learning = not self.gate.is_open
 
     def _seen(self, n: Neighbour, now_ns: int) -> Neighbour:
         """A managed volume as it is now; one that was above its curve keeps what its curve promises."""
@@ -379,6 +369,7 @@ class BackendControl:
         self.helpless_since_ns, self.grew = None, False
         if not self.active:
             self.is_learning, self.peaks = True, sum(n.peak for n in self.managed.values())
+            self.carried = cost_of(neighbours)
         self.effect.count(lead, at_risk, self.allowed, is_first=not self.active)
         self.lead = lead
         others = helped_with(lead, [v for v in at_risk if v.key not in self.effect.useless], self.managed)
@@ -513,7 +504,10 @@ class BackendControl:
             why = f"{names} use no more than their floors already"
             return self._helpless(lead, "unattributed", f"nobody to slow down: {why}", now_ns)
         is_doubtful = self.effect.is_doubtful(lead, (now_ns - self.changed_ns) / 1e9, now_ns)
-        if not is_useless and (is_doubtful or self.effect.is_nil(lead, self.allowed)):
+        is_own = not lead.volumes.isdisjoint(
+            self.managed
+        )  # it waits for its own cap: that is no cause elsewhere
+        if not is_useless and not is_own and (is_doubtful or self.effect.is_nil(lead, self.allowed)):
             return self._restore(lead, victims, now_ns)
         why = (
             "slowing its neighbours down further did not help"
@@ -591,7 +585,10 @@ class BackendControl:
         sign = 1 if wanted > self.allowed else -1
         if sign < 0:
             self.strides.lowered()
+            # An I/O costs 1 and more: what is under way lasts for that long, at least.
+            self.gate.drain.begin(self.managed.values(), self.settings.drain_s * self.carried)
         self.is_ahead = self.is_ahead and sign > 0
+        self.near.usual.clear()
         self.allowed, self.phase, self.changed_ns, self.clear_since_ns = wanted, phase, now_ns, None
         notice = ""
         if self.moves.turn_often(sign, now_ns, self.settings):

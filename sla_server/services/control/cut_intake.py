@@ -121,7 +121,7 @@ class CutIntake:
         waiting, self._waiting = self._waiting, []
         stale_us, inside = self._settings.stale_s * 1e6, set[str]()
         awaiting = [c.gate for c in self._controls.values() if c.gate.awaiting]
-        gated = {b: c.gate for b, c in self._controls.items() if c.gate.awaiting or c.gate.in_force_ns}
+        gated = {b: c.gate for b, c in self._controls.items() if not c.gate.is_open or c.gate.in_force_ns}
         gateways = self._policy.gateways
         for cut, recv_us, offset_us, now_ns in waiting:
             gateway_id = cut.gateway_id

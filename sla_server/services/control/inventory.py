@@ -236,7 +236,7 @@ class BackendInventory:
         """
         place, volume = self.terms_of(target), volume_of(target)
         cost = last = peak = all_cost = all_ops = 0.0
-        is_held = False
+        is_held, under_way, seen_ns = False, 0, 0
         for table, use in self._used(target):
             smoothed = use.cost_per_s
             all_cost, all_ops = all_cost + smoothed, all_ops + use.ops_per_s
@@ -247,9 +247,13 @@ class BackendInventory:
                 last += use.last_cost_per_s
                 peak += use.peak_cost_per_s
                 is_held = is_held or use.held > 0
+                under_way += use.inflight
+                seen_ns = max(seen_ns, table.last_cut_ns or 0)
         full = cap is None or cost >= FULL_RATIO * cap
         floor = max(place.floor_cost(self._mean_cost(target, all_cost, all_ops)), 1.0)
-        return Neighbour(target, place.priority, cost, peak, floor, full and is_held, last_cost_per_s=last)
+        return Neighbour(
+            target, place.priority, cost, peak, floor, full and is_held, None, last, under_way, seen_ns
+        )
 
     def neighbours(
         self, backend: str, scopes: Iterable[PromiseScope], caps: Mapping[str, float | None]

@@ -6,7 +6,8 @@ rise (*park*), are shares of the room above the least ``r`` that was seen under 
 mostly is, the settings hold as they are. It is the least of the promise itself, or of the worst of all, if
 that is lower: of many, only some are seen in each step. Windows over the threshold count for neither: they
 say nothing of storage without neighbours, and what is smoothed from them on is too high for forty steps.
-See docs/adr/0066-far-from-trouble-on-slow-storage.md and 0073.
+A step up asks for what is usual at the present C, too: of windows of some sixty I/Os one in ten has a low
+percentile anyway. See docs/adr/0066-far-from-trouble-on-slow-storage.md, 0073 and 0075.
 
 Pure. Of one loop; changed only by the controller's one thread.
 """
@@ -27,6 +28,8 @@ PARK_RATIO: Final = 0.2
 """The same: no step up from there on. Where the least r is 0.25, both are what the settings say."""
 NEW_RATIO: Final = 0.1
 """What a step adds to the smoothed r; four steps a second: some 2.5 s."""
+MOST_R: Final = 1.0
+"""Of a window, in what is usual: far over the threshold is no more than over it."""
 MOST_KEPT: Final = 256
 """Promises known by themselves: loops last for months, and of thousands each step sees others."""
 
@@ -51,9 +54,17 @@ class Nearness:
     settings: ControlSettings
     worst: Least | None = None  # of the promise that is nearest in each step
     each: dict[Key, Least] = field(default_factory=dict)
+    usual: dict[Key, float] = field(default_factory=dict)
 
     def see(self, victims: Sequence[Victim]) -> None:
         """What windows under the caps in force say; asked once a step."""
+        if len(self.usual) > MOST_KEPT:
+            self.usual.clear()
+        for v in victims:
+            r, before = min(v.signal.r, MOST_R), self.usual.get(v.key)
+            if v.signal.excused_ratio > 0:  # its gateway's own host was busy
+                r = min(r, v.signal.r_step)
+            self.usual[v.key] = r if before is None else before + NEW_RATIO * (r - before)
         victims = [v for v in victims if v.signal.r < 1]
         if not victims:
             return
@@ -77,13 +88,17 @@ class Nearness:
 
     def margin(self, victims: Sequence[Victim]) -> float:
         """The share of a step that may be taken: 1 far from where C parks, 0 if one of them is beyond."""
-        nearest = max(v.signal.r / self._at_least(v, self.settings.park_r, PARK_RATIO) for v in victims)
+        nearest = max(
+            max(v.signal.r, self.usual.get(v.key, 0.0)) / self._at_least(v, self.settings.park_r, PARK_RATIO)
+            for v in victims
+        )
         return min(max(4 * (1 - nearest), 0.0), 1.0)
 
     def reset(self) -> None:
         """The loop ended."""
         self.worst = None
         self.each.clear()
+        self.usual.clear()
 
     def _is_below(self, victim: Victim, r: float) -> bool:
         return victim.signal.r <= r and victim.signal.u <= self.settings.far_clear_u

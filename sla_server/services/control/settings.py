@@ -79,7 +79,11 @@ class ControlSettings(StrictModel):
     hold_down_min_s: float = Field(default=1.0, ge=0)
     """Never two decreases within a second, however fast the polls are."""
     drain_s: float = Field(default=0.25, ge=0)
-    """A backend's queue of 32 at 2 ms empties in 64 ms; four times that. For longer ones: falling_ratio."""
+    """A backend's queue of 32 at 2 ms empties in 64 ms; four times that. For longer ones:
+    falling_ratio, and what is under way (ADR 0075)."""
+    drain_max_s: float = Field(default=8.0, ge=0)
+    """From a decrease on, what neighbours have at the storage is waited for at most so long: 256 I/Os at
+    100 a second, half of which C leaves to them, take 5 s. See ADR 0075."""
     hold_up_s: float = Field(default=5.0, ge=0)
     """How long the victim must be clear before a step up: giving back is less urgent than protecting."""
     hold_up_max_s: float = Field(default=60.0, ge=0)

@@ -59,6 +59,7 @@ class Neighbour:
         queueing: a cap hides its demand (I/Os held back).
         curve_end: cost rate at the end of its own curve while its demand is above it, else None.
         last_cost_per_s: what it used in the newest cut.
+        under_way: its I/Os at the storage when that ended; seen_ns: when the newest cut of its gateways came.
     """
 
     volume: str
@@ -69,6 +70,8 @@ class Neighbour:
     queueing: bool
     curve_end: float | None = None
     last_cost_per_s: float = math.inf
+    under_way: int = 0
+    seen_ns: int = 0
 
 
 class Neighbours(dict[str, Neighbour]):

@@ -38,6 +38,29 @@ def test_one_server_queues_and_two_work_at_the_same_time():
     assert served(two, *[(4096, False)] * 3) == pytest.approx([0.002, 0.002, 0.004])
 
 
+def test_with_client_depth_a_client_waits_for_the_first_ones_of_another_alone():
+    model = DeviceModel(spread=0, read=[CostPoint(kib=4, ms=2)], client_depth=2)
+    assert model.text.endswith("2 of each client at a time")
+    world, done = World(1), list[tuple[str, float]]()
+    device = QueueingDevice(world, model, 1)
+
+    def submit(volume: str, client: str = "client") -> None:
+        io = Io(volume, world.now, lambda _now: None, client=client)
+        device.submit(io, lambda: done.append((volume + client[6:], round(world.now, 6))))
+
+    for _ in range(4):
+        submit("deep")
+    submit("victim")
+    submit("deep", "client-2")
+    world.run(0.0065)
+    assert done == [("deep", 0.002), ("deep", 0.004), ("victim", 0.006)]
+    world.run(1.0)
+    assert [name for name, _ in done[3:]] == ["deep-2", "deep", "deep"]
+    submit("deep")
+    world.run(2.0)
+    assert done[-1] == ("deep", 1.002), "nothing is owed afterwards"
+
+
 def test_spread_keeps_the_mean_and_the_seed_decides():
     model = DeviceModel(spread=0.5, read=[CostPoint(kib=4, ms=2)])
     many = served(model, *[(4096, False)] * 4000)
