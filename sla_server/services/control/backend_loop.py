@@ -14,7 +14,7 @@
 Each step answers one question: given what the victims' windows say under the caps in force, should C change?
 It never decides twice on the same evidence, because a change shuts the gate and empties the windows.
 
-The increase differs from SLA-MODEL.md's C0/16: docs/adr/0002-approach-the-ceiling.md, 0062 to 0066, 0073, 0075.
+The increase differs from SLA-MODEL.md's C0/16: docs/adr/0002-approach-the-ceiling.md, 0062 to 66, 73, 75.
 
 Pure: no clock, no I/O; ``now_ns`` is monotonic. Changed only by the controller's one thread.
 """
