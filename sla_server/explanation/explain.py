@@ -280,7 +280,7 @@ def _why_throttled(throttles: Sequence[Row], facts: Row, times: Times) -> list[s
         if _is_replaced(throttle, throttles):
             lines.append("It is not in force: one set by hand takes the place of the policy's.")
         if throttle.get("source") == MANUAL and throttle.get("text"):
-            lines.append(f"Its reason: {words.sentence(str(throttle['text']).partition('; ')[0])}")
+            lines.append(f"Its reason: {str(throttle['text']).partition('; ')[0].rstrip('.')}.")
         if throttle.get("expires_us"):
             lines.append(f"It ends by itself at {times.when(throttle['expires_us'])}.")
         elif throttle.get("source") == MANUAL and facts["is_now"]:
