@@ -144,7 +144,7 @@ function column(rows, value) {
 }
 
 const ms = (us) => (us === null || us === undefined ? null : us / 1000);
-const weighted = (row) => (row.cost_milli == null ? null : row.cost_milli * 1000 / row.length_us);
+const weighted = (row) => (row.cost_milli == null || row.iops == null ? null : row.cost_milli * 1000 / row.length_us);
 
 function drawHistory() {
   if (!page.history || document.hidden) return;
