@@ -106,6 +106,10 @@ def test_the_chart_begins_with_the_first_sample(tmp_path: Path, page: Page) -> N
             states = ["ok", "at-risk", "idle", "out-of-curve", "not-known-yet"]
             words = ["kept", "at risk", "idle", "above demand", "not-known-yet"]
             assert from_module(driver, "format.js", f"{states}.map(m.stateWords)") == words
+            kinds = '["violation-opened", "unattributed", "infeasible", "cut-lost"].map(m.eventKind)'
+            assert from_module(driver, "words.js", kinds) == [
+                "promise broken", "no cause found", "more promised than there is", "statistics lost"
+            ]  # fmt: skip
             counts = '[0, 1, 2, 1200].map((n) => m.plural(n, "volume"))'
             assert from_module(driver, "format.js", counts) == [
                 "0 volumes", "1 volume", "2 volumes", "1,200 volumes"

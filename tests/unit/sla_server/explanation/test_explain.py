@@ -278,6 +278,8 @@ def test_a_promise_whose_own_volume_is_throttled() -> None:
         "erp-db is throttled itself since 07:59:18, set by hand by ann at 07:59:18: the delay counts against "
         "this promise."
     )
+    excluded = explain(agreement(own_throttles=[row], promises=[{**PROMISE, "state": "excluded"}]))
+    assert said(excluded, "Its volumes").endswith("by ann at 07:59:18: the delay does not count.")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -80,3 +81,12 @@ def test_sentences_compare_the_modes(result):
     assert re.fullmatch(r"enforce: gold/latency had \d bad seconds of 12, and 10 without control", lines[2])
     assert any(re.search(r"a&b kept \d+% of its throughput; its cap turned", line) for line in lines)
     assert headline(result)[0] == "a <test>: 12 s, seed 1"
+
+
+def test_events_of_the_control_are_said_in_words(result):
+    told = [
+        replace(each, events={"unattributed": 2} if each.mode == "enforce" else {}) for each in result.modes
+    ]
+    assert verdicts(Result(result.plan, told))[-1] == (
+        "enforce: A promise is at risk and no neighbour explains it (event unattributed, 2 times)"
+    )
