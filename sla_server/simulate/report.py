@@ -185,8 +185,8 @@ def verdicts(result: Result) -> list[str]:
     for each in result.modes:
         for kind in FINDINGS:
             if each.events.get(kind):
-                meaning = catalogue.KINDS[kind].meaning.rstrip(".")
-                lines.append(f"{each.mode}: {meaning} (event {kind}, {_times(each.events[kind])})")
+                text = each.texts.get(kind) or catalogue.KINDS[kind].meaning.rstrip(".")
+                lines.append(f"{each.mode}: {text} (event {kind}, {_times(each.events[kind])})")
     return lines
 
 
