@@ -311,6 +311,8 @@ def _words(exc: Exception) -> str:
 )
 def main(seconds: int | None, folder: Path) -> None:
     """The whole cycle on this machine: promise, greedy neighbour, throttle, release, policy."""
+    # As Ctrl-C does: server, agents and disk are ended, which would outlive this process.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         result = measure(seconds or 60, folder.absolute(), seconds is None, _page_port())
     except (StageError, OSError, ExceptionGroup) as exc:

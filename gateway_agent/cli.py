@@ -18,6 +18,7 @@ from gateway_agent.link import state_files
 from gateway_agent.reload import check_files, files_in_use
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime import logs
+from pmdaemon.runtime.command_group import Commands
 from pmdaemon.runtime.config import show
 from pmdaemon.runtime.failures import outermost
 
@@ -26,7 +27,7 @@ CONFIG = click.option(
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="storage-sla-server")
 def cli() -> None:
     """Serve block volumes to applications and keep count of every I/O for the SLA server."""

@@ -535,7 +535,7 @@ def _export(item: Any) -> Any:
     try:
         return ExportConfig.model_validate(item)
     except ValidationError as exc:
-        problem = describe(exc)
+        problem = describe(exc, ExportConfig)
         if problem.startswith("(whole file): "):  # names the volume itself
             raise ValueError(problem.removeprefix("(whole file): ")) from exc
         volume = item.get("volume") if isinstance(item, dict) else item
@@ -556,6 +556,14 @@ def listed(value: str | list[str]) -> list[str]:
     return [value] if isinstance(value, str) else value
 
 
+def _is_ip(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def parse_server(text: str) -> tuple[str, int]:
     """Host and port of ``10.0.0.5:7411``, ``[fd00::5]:7411`` or ``sla.example.org:7411``.
 
@@ -563,7 +571,10 @@ def parse_server(text: str) -> tuple[str, int]:
         ValueError: another form.
     """
     host, port = split_address(text) or ("", 0)
-    if not port:
-        raise ValueError(f"{text!r} is not HOST:PORT")
+    if not port or (":" in host and not _is_ip(host)):
+        raise ValueError(
+            f"{text!r} is not HOST:PORT, without a scheme and with a port from 1 to 65535; "
+            "write for example 10.0.0.5:7411"
+        )
     check_host(host)
     return ("127.0.0.1" if host == "localhost" else host), port

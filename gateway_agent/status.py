@@ -49,6 +49,7 @@ _LOOK_S: Final = 0.05
 WIDTH: Final = 80
 _FIGURES: Final = ("READ/S", "WRITE/S", "MB/S", "LATENCY", "HELD", "DEPTH", "OLDEST")
 DASH: Final = "-"
+TO_START: Final = "Start it: gateway-agent run --config FILE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +129,15 @@ def parent(runtime_dir: Path) -> dict[str, Any]:
         AgentNotRunning: there is none, or it belongs to another user.
     """
     try:
+        if not runtime_dir.exists():
+            raise AgentNotRunning(str(runtime_dir), "there is no such directory. " + TO_START)
         os.close(state_files.lock_directory(runtime_dir))
     except AlreadyRunning:
         pass
     except StateFileBroken as exc:
         raise AgentNotRunning(str(runtime_dir), str(exc)) from exc
     else:
-        raise AgentNotRunning(str(runtime_dir), "no process holds its lock")
+        raise AgentNotRunning(str(runtime_dir), "no process holds its lock. " + TO_START)
     said = state_files.read_json(runtime_dir / "agent.json", "Restart the agent")
     if not isinstance(said, dict):
         raise AgentNotRunning(str(runtime_dir), "it is starting and has not said anything yet")
@@ -369,8 +372,14 @@ def _volume_lines(volumes: list[tuple[PlaneReport, ReportedVolume]]) -> Iterator
     yield from _table(rows, right=tuple(range(2, 10)))
     for _, volume in volumes:
         if volume.size_bytes is None:
-            asked = f"{volume.volume}: its storage {volume.storage} did not answer when it was last asked."
-            check = "Check that it runs and that its address is right; the next client asks again"
+            if "://" in volume.storage:
+                asked = (
+                    f"{volume.volume}: its storage {volume.storage} did not answer when it was last asked."
+                )
+                check = "Check that it runs and that its address is right; the next client asks again"
+            else:
+                asked = f"{volume.volume}: its storage {volume.storage} could not be opened when last tried."
+                check = "Check that it is there and that the agent's user may read and write it"
             yield from _folded("  ", f"{asked} {check}")
 
 

@@ -55,7 +55,7 @@ export function fillBudget(td, row) {
   td.querySelector("meter").hidden = left == null;
   td.querySelector("meter").value = Math.max(0, left ?? 0);
   setText(td.querySelector("span"), f.percent(left, 0));
-  const rest = row.budget_minutes_left == null ? "" : `${f.minutes(row.budget_minutes_left)} of bad time, this period`;
+  const rest = row.budget_minutes_left == null ? "" : `${f.budgetRest(row)}, this period`;
   const alerts = row.alerts?.length ? `spent ${f.burn({...row, burn_1h: 0})[1]}` : "";
   setText(td.querySelector("small"), [rest, alerts].filter(Boolean).join("; "));
 }

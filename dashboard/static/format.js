@@ -113,6 +113,9 @@ export function exact(seconds) {
 }
 
 export const minutes = (value) => (missing(value) ? DASH : exact(value * 60));
+// Of an error budget that is overspent nothing is left; how much more it was the chart of the agreement says.
+export const budgetRest = (row) => (missing(row.budget_minutes_left) ? ""
+  : row.budget_remaining < 0 ? "more bad time than allowed" : `${minutes(row.budget_minutes_left)} of bad time`);
 
 // Time of day; with the date in front when it was not today, and with its year when that may not be clear.
 const FAR_MS = 180 * 86400e3;
@@ -127,7 +130,7 @@ export function clock(us) {
 // An error's text as a sentence.
 export const sentence = (text) => `${text.charAt(0).toUpperCase()}${text.slice(1).replace(/\.$/, "")}.`;
 
-export const plural = (n, one, many = `${one}s`) => `${n} ${n === 1 ? one : many}`;
+export const plural = (n, one, many = `${one}s`) => `${count(n)} ${n === 1 ? one : many}`;
 
 // Texts of the server, in the page's words.
 export const plain = (text) => String(text ?? "").replaceAll(" cost/s", " weighted IOPS");
@@ -164,7 +167,7 @@ export const clockOf = (us) => words(us / 1000, {hour: "2-digit", minute: "2-dig
 export const SLICES = {good: "good", bad: "bad", no_data: "no data", not_applicable: "does not apply", excluded: "excluded"};
 
 const DECISIONS = {start: "slowed neighbours down", "pre-position": "slowed neighbours down ahead of a burst", decrease: "slowed neighbours down further",
-  increase: "gave some back", release: "released all", unattributed: "gave up: slowing neighbours down does not help",
+  increase: "gave some back", release: "released all", unattributed: "found no cause among the neighbours",
   infeasible: "cannot help: all are at their floors", "control-oscillation": "went up and down too often", "ahead-off": "stopped acting ahead of bursts",
   "not-effective": "a cap does not show in the measured rate"};
 

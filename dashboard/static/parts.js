@@ -9,8 +9,8 @@ export function showFigures(node, figures) {
   const shown = JSON.stringify(figures);
   if (node.dataset.shown === shown) return;
   node.dataset.shown = shown;
-  node.replaceChildren(...figures.map(([label, main, small]) => element("div", {}, element("dt", {}, label),
-    element("dd", {}, main, ...(small ? [element("small", {}, small)] : [])))));
+  node.replaceChildren(...figures.map(([label, main, small, cls]) => element("div", {}, element("dt", {}, label),
+    element("dd", {class: cls || null}, main, ...(small ? [element("small", {}, small)] : [])))));
 }
 
 const MOST_CAPS = 5; // of one step; all of them are in the views of their volumes

@@ -33,7 +33,8 @@ export function action(code) {
 }
 
 // Kinds of events are made of plain words but for these.
-const KINDS = {"violation-opened": "promise broken", "violation-closed": "promise kept again", "sla": "agreement"};
+const KINDS = {"violation-opened": "promise broken", "violation-closed": "promise kept again", "unattributed": "no cause found",
+  "infeasible": "more promised than there is", "sla": "agreement"};
 const WORDS = {sla: "agreement", cut: "statistics", cuts: "statistics", nbd: "NBD", qmp: "QEMU monitor", ca: "certificate authority", sql: "database", ptmax: "polling time"};
 
 export const eventKind = (code) => KINDS[code] || code.split("-").map((word) => WORDS[word] || word).join(" ");

@@ -84,7 +84,7 @@ def parse_listen(text: str) -> Address:
         return Address(path=rest)
     found = split_address(rest)
     if scheme != "tcp" or found is None:
-        raise ValueError(f"{text!r} is neither unix:PATH nor tcp:HOST:PORT")
+        raise ValueError(f"{text!r} is neither unix:PATH nor tcp:HOST:PORT, the port at most 65535")
     host, port = found
     check_host(host)
     return Address(host=host, port=port)

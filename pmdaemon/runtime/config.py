@@ -7,13 +7,14 @@ force, as TOML) and ``--check-config``.
 
 from __future__ import annotations
 
+import difflib
 import ipaddress
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
@@ -135,16 +136,21 @@ def load(
     try:
         return model.model_validate(tree)
     except ValidationError as exc:
-        raise ConfigError(str(path or "configuration"), describe(exc)) from exc
+        raise ConfigError(str(path or "configuration"), describe(exc, model)) from exc
 
 
-def describe(error: ValidationError) -> str:
-    """All problems of a validation error in one readable text: key, problem, value."""
+def describe(error: ValidationError, model: type[BaseModel] | None = None) -> str:
+    """All problems of a validation error in one readable text: key, problem, value.
+
+    With ``model`` a key that does not exist is said with those that are spelt like it.
+    """
     parts = []
     for item in error.errors():
         key = ".".join(str(part) for part in item["loc"]) or "(whole file)"
         if item["type"] == "extra_forbidden":
-            parts.append(f"{key}: no such key; remove it or correct its spelling")
+            near = difflib.get_close_matches(str(item["loc"][-1]), _keys_beside(model, item["loc"]), 3)
+            fix = f"did you mean {' or '.join(near)}?" if near else "remove it or correct its spelling"
+            parts.append(f"{key}: no such key; {fix}")
         elif item["type"] == "missing":
             parts.append(f"{key}: is required")
         else:
@@ -154,6 +160,24 @@ def describe(error: ValidationError) -> str:
             shown = "" if is_table else masked(f" (value: {item['input']!r})")
             parts.append(f"{key}: {message}{shown}")
     return "; ".join(parts)
+
+
+def _keys_beside(model: type[BaseModel] | None, place: Sequence[int | str]) -> list[str]:
+    """Keys of the table that ``place`` lies in; none if it is no table of fixed keys."""
+    for part in place[:-1]:
+        if isinstance(part, int) or model is None:
+            continue
+        field = model.model_fields.get(part)
+        model = next(_models_in(field.annotation), None) if field is not None else None
+    return list(model.model_fields) if model is not None else []
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Models in a type such as ``list[PlaneEntry]`` or ``Part | None``."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for each in get_args(annotation):
+        yield from _models_in(each)
 
 
 _LIMITS: Final = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from pmdaemon.errors import ConfigError
 
+FORM: Final = 'Write key = value, text in quotes: name = "host-1"'
 TOO_DEEP: Final = ("is nested too deeply", "Remove brackets: no setting needs more than 5 levels")
 TOO_LONG: Final = "has more than 4,300 digits; write a smaller number"
 SHOWN: Final = 32  # characters of a value that is too long
@@ -32,8 +33,10 @@ def read_toml(path: Path | None) -> dict[str, Any]:
         raise ConfigError(
             str(path), f"cannot be read: {exc.strerror}", "Give --config an existing file"
         ) from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        raise ConfigError(str(path), f"is not TOML: {exc}") from exc
+    except UnicodeDecodeError as exc:
+        raise ConfigError(str(path), f"is not TOML: {exc}", "Save it as UTF-8") from exc
+    except tomllib.TOMLDecodeError as exc:
+        raise ConfigError(str(path), f"is not TOML: {exc}", FORM) from exc
     except RecursionError as exc:
         raise ConfigError(str(path), *TOO_DEEP) from exc
     except ValueError as exc:  # of int(), which says neither where nor what

@@ -176,8 +176,8 @@ ROUTES: Final = (
         "GET",
         "/volumes/{volume}/history",
         "history",
-        "One row a rollup slot, or an hour (`length_us`). `note`: of a volume that is seen now and of which "
-        "nothing is stored yet, that it is so.",
+        "One row a rollup slot, or an hour (`length_us`); rates of the one that goes on are null. `note`: of "
+        "a volume that is seen now and of which nothing is stored yet, that it is so.",
         (FROM, TO, Query("client", "string", "Only I/O of this client of the volume.")),
         items=ANY,
         scope="volume",

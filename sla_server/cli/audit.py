@@ -11,11 +11,11 @@ from typing import Final
 
 import click
 
+from pmdaemon.runtime.command_group import Commands
 from sla_server.audit_chain import ChainCheck
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage, CliError
 from sla_server.cli.formatting import OUTPUT, Column, build, console, pass_client, print_json
-from sla_server.cli.groups import Commands
 from sla_server.cli.moments import moment_us
 from sla_server.cli.system_tables import at, plain
 from sla_server.rows import Row

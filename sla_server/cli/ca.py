@@ -22,6 +22,7 @@ import click
 
 from pmdaemon.pki import certificates
 from pmdaemon.pki.authority import CA_DAYS, DAY_S, Authority, IssuedCertificate
+from pmdaemon.runtime.command_group import Commands
 from pmdaemon.runtime.config import parse_address
 from pmdaemon.runtime.files import sync_directory
 from pmdaemon.wire.names import is_name
@@ -30,7 +31,6 @@ from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage, CliError
 from sla_server.cli.formatting import OUTPUT, Column, FiniteRange, build, console, duration_s, print_json
-from sla_server.cli.groups import Commands
 from sla_server.ownership import MOST_PATTERNS, PATTERN_RE
 
 TOKEN_LIMIT_S: Final = 30 * DAY_S

@@ -20,6 +20,7 @@ from urllib.parse import quote
 import click
 from rich.text import Text
 
+from pmdaemon.runtime.command_group import Commands
 from pmdaemon.runtime.excerpt import printable_lines
 from sla_server.agreements.errors import double_named
 from sla_server.agreements.limits import CALL_BYTES, MAX_DOCUMENTS
@@ -37,7 +38,6 @@ from sla_server.cli.formatting import (
     pass_client,
     print_json,
 )
-from sla_server.cli.groups import Commands
 from sla_server.explanation import words
 from sla_server.rows import Row
 

@@ -277,6 +277,10 @@ class Client:
             return self._http.request(method, path, **how)
         except httpx.InvalidURL as exc:
             raise ServerDown(self.server, f"not an address: {exc}") from exc
+        except httpx.UnsupportedProtocol as exc:
+            raise BadUsage(
+                f"{self.server} is not the address of an SLA server; write http://HOST:PORT or https://HOST:PORT"
+            ) from exc
         except httpx.HTTPError as exc:
             if "CERTIFICATE_VERIFY_FAILED" in str(exc):
                 raise UntrustedServer(self.server, str(exc)) from exc

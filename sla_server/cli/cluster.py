@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from pmdaemon.runtime.command_group import Commands
 from pmdaemon.runtime.config import parse_address
 from pmdaemon.runtime.files import write_whole
 from sla_server import directories
@@ -26,7 +27,6 @@ from sla_server.cli.cluster_node import ask, copies, print_answers, resolved
 from sla_server.cli.cluster_subscriber import subscriber
 from sla_server.cli.errors import BadUsage
 from sla_server.cli.formatting import Column, build, console
-from sla_server.cli.groups import Commands
 from sla_server.cli.output import DATA_OUTPUT, print_json
 from sla_server.cluster import essentials, membership, parameters
 from sla_server.cluster.shared import SharedDocument

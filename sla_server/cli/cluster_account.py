@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from pmdaemon.pki.authority import Authority
+from pmdaemon.runtime.command_group import Commands
 from pmdaemon.runtime.files import write_whole
 from sla_server.cli.cluster_node import ask, copies, print_answers, resolved
 from sla_server.cli.errors import BadUsage
 from sla_server.cli.formatting import Column, build, console
-from sla_server.cli.groups import Commands
 from sla_server.cli.output import DATA_OUTPUT, print_json
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from pmdaemon.runtime.command_group import Commands
 from pmdaemon.runtime.excerpt import printable_lines
 from sla_server.cli import formatting
 from sla_server.cli.cluster_node import ask, resolved
 from sla_server.cli.errors import BadUsage
 from sla_server.cli.formatting import Column, build, console
-from sla_server.cli.groups import Commands
 from sla_server.cli.output import DATA_OUTPUT, print_json
 
 if TYPE_CHECKING:

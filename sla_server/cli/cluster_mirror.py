@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from pmdaemon.runtime.clock import SystemClock
+from pmdaemon.runtime.command_group import Commands
 from sla_server.cli import formatting
 from sla_server.cli.cluster_node import ask, copies, resolved
 from sla_server.cli.errors import BadUsage
 from sla_server.cli.formatting import Column, build, console
-from sla_server.cli.groups import Commands
 from sla_server.cli.output import DATA_OUTPUT, print_json
 
 if TYPE_CHECKING:  # nats and asyncio's client, for the commands that ask nodes

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from pmdaemon.runtime.command_group import Commands
 from sla_server.cli.cluster_node import ask, copies, resolved
 from sla_server.cli.formatting import Column, build, console
-from sla_server.cli.groups import Commands
 from sla_server.cli.output import DATA_OUTPUT, print_json
 from sla_server.explanation.words import plural
 

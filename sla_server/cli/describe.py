@@ -37,6 +37,7 @@ FIRST_TIME_US: Final = 100_000_000_000_000
 _HIDDEN: Final = ("cursor", "server", "document", "spec", "by_stream", "report", "job", "curves")
 _RATIOS: Final = ("compliance", "coverage", "budget_remaining", "target")
 _UNITS: Final = ("_us", "_bytes", "_bytes_per_s", "_ratio")
+_NAMES: Final = ("pid", "gen")  # numbers that name something: without commas, so that they can be copied
 _WORDS: Final = {"iops": "IOPS", "pid": "PID", "cuts": "cuts of statistics"}
 
 
@@ -182,7 +183,7 @@ def value_text(key: str, value: Any) -> str:
     """A value in the unit that the end of its key names."""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if not isinstance(value, int | float):
+    if not isinstance(value, int | float) or key in _NAMES:
         return str(value)
     if key.endswith("_us"):
         return formatting.when(value) if value >= FIRST_TIME_US else formatting.latency(abs(value))

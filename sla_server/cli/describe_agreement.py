@@ -89,7 +89,9 @@ def _about(row: Row, newest: int) -> Iterator[str]:
 
 def _live_lines(live: Row) -> Iterator[str]:
     state = formatting.STATES.get(str(live.get("state")), (str(live.get("state")), ""))[0]
-    yield f"now: {live.get('objective')}: {state}, {now_of(live)} of {promise(live)} promised"
+    now, promised = now_of(live), f"{promise(live)} promised"
+    measured = promised if now == formatting.DASH else f"{now} of {promised}"
+    yield f"now: {live.get('objective')}: {state}, {measured}"
 
 
 def _period_lines(period: Row, credits: Row) -> Iterator[str]:
@@ -97,10 +99,12 @@ def _period_lines(period: Row, credits: Row) -> Iterator[str]:
     so_far = ", so far" if period["so_far"] else ""
     yield f"period {start} to {end} ({credits['tz']}){so_far}{_credit(period, credits)}"
     for one in period["objectives"]:
-        kept = formatting.percent(one["compliance"], 2)
         until = "" if one.get("is_agreed", True) else ", no longer agreed"
-        promised = formatting.percent(one["target"], 2)
-        line = f"{one['objective']}{until}: kept {kept} of {promised} promised, {formatting.due_of(one)}"
+        promised = f"{formatting.percent(one['target'], 2)} promised"
+        found = "nothing judged yet, " + promised
+        if one["compliance"] is not None:
+            found = f"kept {formatting.percent(one['compliance'], 2)} of {promised}, {formatting.due_of(one)}"
+        line = f"{one['objective']}{until}: {found}"
         yield from wrap(line, 78, initial_indent="  ", subsequent_indent="    ")
 
 

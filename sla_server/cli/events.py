@@ -12,13 +12,13 @@ from typing import Any, Final
 
 import click
 
+from pmdaemon.runtime.command_group import Commands
 from pmdaemon.runtime.excerpt import printable_lines
 from sla_server import config as configuration
 from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage
 from sla_server.cli.formatting import CONFIG, DATA_OUTPUT, pass_client, print_json
-from sla_server.cli.groups import Commands
 from sla_server.events.delivery_state import read_pair_state
 
 STATES: Final = {

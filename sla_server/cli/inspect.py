@@ -30,11 +30,11 @@ from pmdaemon.diskqueue.recovery import Recovered, recover
 from pmdaemon.diskqueue.settings import QueueSettings
 from pmdaemon.diskqueue.storage import FileStorage, open_data
 from pmdaemon.mailbox import default_runtime_dir, describe
+from pmdaemon.runtime.command_group import Commands
 from sla_server import config as configuration
 from sla_server.cli import formatting
 from sla_server.cli.errors import BadUsage
 from sla_server.cli.formatting import DATA_OUTPUT, Column, build, console, print_json
-from sla_server.cli.groups import Commands
 from sla_server.cli.output import print_record
 
 

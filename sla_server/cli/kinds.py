@@ -12,8 +12,8 @@ from typing import Any, Final, NoReturn
 
 import click
 
+from pmdaemon.runtime.command_group import Commands
 from sla_server.cli.errors import BadUsage
-from sla_server.cli.groups import Commands
 
 PLURALS: Final = {
     "agreement": "slas",

@@ -17,9 +17,9 @@ from typing import Any, ClassVar, Final
 import click
 from click.shell_completion import CompletionItem
 
+from pmdaemon.runtime.command_group import Commands
 from pmdaemon.runtime.excerpt import printable_lines
 from pmdaemon.runtime.failures import outermost
-from sla_server.cli.groups import Commands
 
 COMMANDS: Final = {
     "apply": ("change", "Put agreements in force, or new versions of them."),

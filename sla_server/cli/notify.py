@@ -15,12 +15,12 @@ from urllib.parse import quote
 
 import click
 
+from pmdaemon.runtime.command_group import Commands
 from pmdaemon.runtime.excerpt import printable_lines
 from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage, RequestRefused
 from sla_server.cli.formatting import DATA_OUTPUT, OUTPUT, duration_s, pass_client, print_json
-from sla_server.cli.groups import Commands
 from sla_server.cli.notifications import DEAD_LETTER, routing_lines
 from sla_server.rows import Row
 

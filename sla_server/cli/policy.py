@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 import click
 
+from pmdaemon.runtime.command_group import Commands
 from pmdaemon.runtime.stop import end_with_parent
 from sla_server.cli import formatting
 from sla_server.cli.client import Client
@@ -30,7 +31,6 @@ from sla_server.cli.formatting import (
     print_json,
 )
 from sla_server.cli.get import get
-from sla_server.cli.groups import Commands
 from sla_server.rows import Row
 from sla_server.schedule import arguments_of
 

@@ -19,6 +19,7 @@ import click
 from pydantic import ValidationError
 from rich.text import Text
 
+from pmdaemon.runtime.command_group import Commands
 from pmdaemon.runtime.config import describe
 from pmdaemon.runtime.excerpt import printable_lines
 from pmdaemon.runtime.files import write_whole
@@ -39,7 +40,6 @@ from sla_server.cli.formatting import (
     print_json,
     when,
 )
-from sla_server.cli.groups import Commands
 from sla_server.cli.output import OUTPUT as LIST_OUTPUT
 from sla_server.cli.output import set_naming
 from sla_server.reports import text

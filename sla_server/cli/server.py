@@ -60,6 +60,7 @@ CONFIG = click.option(
     help="The server's TOML file (default: built-in values, data in ./sla-data).",
 )
 READY_LIMIT_S = 60
+LAST_LINES = 5  # of the log, where a start fails
 STATUS_INTERVAL_S = 0.5  # each question makes a client of its own, which costs more than the question
 EX_TEMPFAIL = 75
 NO_ANSWER = "the application server does not answer"
@@ -101,6 +102,10 @@ def start(path: Path | None, background: bool, limit_s: int, show_config: bool, 
         from pmdaemon.pki.authority import Authority
 
         Authority(config.ca_dir).fingerprint()  # or say how to make one
+    if config.api.tls.certificate is not None and not show_config:
+        from sla_server.api.tls import load_context
+
+        load_context(config.api.tls.certificate, config.api.tls.key)  # or say what is wrong with it
     if check_config:
         click.echo("configuration is good")
         return
@@ -197,6 +202,7 @@ def _start_in_background(config: configuration.ResolvedConfig, path: Path | None
         command += ["--config", str(path.absolute())]
     log_path = config.data_dir / "server.log"
     with log_path.open("ab") as log_file:
+        former_bytes = log_file.tell()
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log_file, stderr=log_file, start_new_session=True
         )
@@ -215,9 +221,14 @@ def _start_in_background(config: configuration.ResolvedConfig, path: Path | None
                 else f"is not ready after {limit_s} s and goes on trying (pid {process.pid}); "
                 "'sla-server status' says more"
             )
-            tail = "\n".join(log_path.read_text(errors="replace").splitlines()[-5:])
+            with log_path.open(errors="replace") as log_file:
+                log_file.seek(former_bytes)
+                lines = log_file.read().splitlines()
+            # The reason is rarely at the end: the other parts say after it that they stop.
+            tail = [line for line in lines[:-LAST_LINES] if " level=error " in line][-LAST_LINES:]
+            tail += lines[-LAST_LINES:]
             reasons = "".join(f"{line}\n" for line in found.troubles())
-            said = printable_lines(f"{reasons}the end of {log_path}:\n{tail}")
+            said = printable_lines("\n".join((f"{reasons}the end of {log_path}:", *tail)))
             click.echo(f"sla-server: {what}\n{said}", err=True)
             raise SystemExit(EX_TEMPFAIL if ended is None else max(ended, 1))
         time.sleep(STATUS_INTERVAL_S)

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 
 from pmdaemon.runtime.clock import SystemClock
+from pmdaemon.runtime.command_group import Commands
 from sla_server import config as configuration
 from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.formatting import CONFIG, DATA_OUTPUT, Column, build, console, pass_client, print_json
-from sla_server.cli.groups import Commands
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine

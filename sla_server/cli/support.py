@@ -41,6 +41,7 @@ import click
 from pmdaemon.errors import SlaError
 from pmdaemon.runtime import config as files
 from pmdaemon.runtime.clock import Deadline
+from pmdaemon.runtime.command_group import Commands
 from pmdaemon.runtime.config import masked
 from pmdaemon.runtime.failures import failures
 from sla_server import config as configuration
@@ -48,7 +49,6 @@ from sla_server import directories
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage, RequestRefused, ServerDown
 from sla_server.cli.formatting import CONFIG, FiniteRange, pass_client
-from sla_server.cli.groups import Commands
 from sla_server.events.recipients.secret_files import secrets_of_address
 
 PART_BYTES: Final = 4 << 20

@@ -9,11 +9,11 @@ from urllib.parse import quote
 
 import click
 
+from pmdaemon.runtime.command_group import Commands
 from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage
 from sla_server.cli.formatting import OUTPUT, Column, FiniteRange, build, console, pass_client, print_json
-from sla_server.cli.groups import Commands
 from sla_server.cli.output import set_naming
 from sla_server.rows import Row
 

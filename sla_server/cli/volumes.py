@@ -14,12 +14,12 @@ from urllib.parse import quote
 import click
 from rich.text import Text
 
+from pmdaemon.runtime.command_group import Commands
 from pmdaemon.wire.labels import KEY_RULE, VALUE_RULE, is_label_key, is_label_value
 from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage
 from sla_server.cli.formatting import OUTPUT, Column, build, console, pass_client, print_json
-from sla_server.cli.groups import Commands
 from sla_server.rows import Row
 
 PAGE: Final = 5000

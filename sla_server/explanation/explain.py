@@ -282,7 +282,7 @@ def _why_throttled(throttles: Sequence[Row], facts: Row, times: Times) -> list[s
         if _is_replaced(throttle, throttles):
             lines.append("It is not in force: one set by hand takes the place of the policy's.")
         if throttle.get("source") == MANUAL and throttle.get("text"):
-            lines.append(f"Its reason: {words.sentence(str(throttle['text']).partition('; ')[0])}")
+            lines.append(f"Its reason: {str(throttle['text']).partition('; ')[0].rstrip('.')}.")
         if throttle.get("expires_us"):
             lines.append(f"It ends by itself at {times.when(throttle['expires_us'])}.")
         elif throttle.get("source") == MANUAL and facts["is_now"]:
@@ -499,13 +499,18 @@ def _other_victims(facts: Row) -> set[str]:
 
 
 def _own_throttles(facts: Row, times: Times) -> list[str]:
-    """Throttles on the agreement's own volumes: their delay counts against its own promise."""
+    """Throttles on the agreement's own volumes: their delay counts against its own promise.
+
+    Unless all of its promises are excluded, by maintenance or the hours of service.
+    """
     lines = []
+    states = {each.get("state") for each in as_rows(facts.get("promises"))}
+    counts = "the delay does not count" if states == {"excluded"} else "the delay counts against this promise"
     for row in as_rows(facts.get("own_throttles")):
         verb = "is" if is_of_now(facts) else "was"
         lines.append(
             f"{words.capped(row)} {verb} throttled itself since {times.when(row['requested_us'])}, "
-            f"{_purpose(_as_then(row, facts), times)}: the delay counts against this promise."
+            f"{_purpose(_as_then(row, facts), times)}: {counts}."
         )
     return lines
 

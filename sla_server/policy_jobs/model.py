@@ -56,7 +56,8 @@ def with_former(
         if row["unlimited"] and row["highest_kept"] > known:
             value, reason = (
                 row["highest_kept"],
-                f"{row['reason']}, which is above {known:.0f} weighted IOPS known",
+                f"{row['reason']}; the largest of them, above the {known:.0f} weighted IOPS known "
+                f"{'before' if is_former else 'by minutes'}",
             )
     return {**row, "cost_per_s": value, "reason": reason}
 

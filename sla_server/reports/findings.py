@@ -10,6 +10,7 @@ from sla_server.agreements.difference import bounded, differences
 from sla_server.agreements.periods import SECOND_US, Span, unannounced_spans
 from sla_server.agreements.promise import InForce
 from sla_server.agreements.slices import REASONS
+from sla_server.explanation.explain import MANUAL
 from sla_server.explanation.words import listed
 from sla_server.reports.accounts import OUTSIDE, ObjectiveSlices, end_us_of, runs
 from sla_server.reports.document import (
@@ -96,7 +97,13 @@ def _cause(row: Row, end_us: int, inputs: ReportInputs, bad: Sequence[Row]) -> t
             slowed,
         )
     if "unattributed" in kinds:
-        return "elsewhere", "slowing down its neighbours did not help: the cause was elsewhere", slowed
+        if by_hand := _by_hand(from_us, end_us, inputs.own_throttles):
+            what = f"its own storage was throttled by hand then ({listed(by_hand)})"
+            return "elsewhere", f"{what}: what waited for that counts against the promise", slowed
+        tried = (
+            "slowing down its neighbours did not help" if slowed else "no neighbour was found to be the cause"
+        )
+        return "elsewhere", f"{tried}: the cause was elsewhere", slowed
     if slowed:
         return "neighbours", f"others used the same storage; slowed down for it: {listed(slowed)}", slowed
     if decided:
@@ -115,6 +122,17 @@ def _slowed(victim: str, opened_us: int, end_us: int, throttles: Iterable[Row]) 
         if row["victim"] == victim and throttled_spans(row, opened_us, end_us) is not None:
             found[throttled_name(row)] = None
     return sorted(found)
+
+
+def _by_hand(from_us: int, to_us: int, own_throttles: Iterable[Row]) -> list[str]:
+    """The promise's own volumes that an operator held back."""
+    return sorted(
+        {
+            throttled_name(row)
+            for row in own_throttles
+            if row["source"] == MANUAL and throttled_spans(row, from_us, to_us) is not None
+        }
+    )
 
 
 def _hung(bad: Sequence[Row]) -> bool:

@@ -328,8 +328,8 @@ def _not_in_force(found: ReportInputs) -> str:
     if first.applied_us >= found.end_us:
         return (
             f"agreement {found.name!r} was not in force yet in {found.period.text}: "
-            f"its first version is of {_day(first.applied_us, found)}. Give another period: "
-            "this is the one that goes on"
+            f"its first version is of {_day(first.applied_us, found)} ({found.period.tz}). "
+            "Give a later period: --period this is the one that goes on"
         )
     ended = [item.ended_us for item in found.versions if item.ended_us is not None]
     last = f"; it ended on {_day(max(ended), found)}" if ended else ""

@@ -7,6 +7,7 @@ import io
 from collections.abc import Iterator
 from typing import Final
 
+from sla_server.explanation.words import plural
 from sla_server.reports import words
 from sla_server.reports.document import IssuedReport, ReportContent, ReportedObjective
 from sla_server.reports.words import duration, moment, percent, span
@@ -216,9 +217,12 @@ def _episodes(content: ReportContent) -> Iterator[str]:
 
 def _throttling(content: ReportContent) -> Iterator[str]:
     found = content.throttling
-    for title, volumes in (("slowed down for it", found.others), ("slowed down for others", found.own)):
+    for title, volumes in (
+        ("slowed down for it", found.others),
+        ("its own, slowed down for others or by hand", found.own),
+    ):
         lines = [
-            f"{each.volume}: {duration(each.throttled_s)} in {each.throttles} throttles"
+            f"{each.volume}: {duration(each.throttled_s)} in {plural(each.throttles, 'throttle')}"
             + (f", I/Os held back for {duration(each.delayed_s)}" if each.delayed_s is not None else "")
             for each in volumes
         ]

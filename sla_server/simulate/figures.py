@@ -139,7 +139,7 @@ class ModeFigures:
 
     Attributes:
         clients: of volumes of which an agreement names some clients.
-        events: kind to number.
+        events, texts: kind to number, and to the newest one's text.
         would: in mode observe, (target, reason) of what would have been done first, to number.
     """
 
@@ -150,6 +150,7 @@ class ModeFigures:
     events: Mapping[str, int]
     would: Mapping[tuple[str, str], int]
     left_out: int
+    texts: Mapping[str, str]
 
     @property
     def users(self) -> list[VolumeFigures]:
@@ -161,11 +162,12 @@ def figures_of(plan: Plan, run: ModeRun, off: ModeFigures | None) -> ModeFigures
     """All figures of a mode; ``off``: those of mode off, if it was run."""
     arrays = {stream: _ended(log.arrays(), plan) for stream, log in run.logs.items()}
     base = {each.volume: each.bytes_per_s for each in off.users} if off is not None else {}
-    kinds: dict[str, int] = {}
+    kinds, texts = dict[str, int](), dict[str, str]()
     would: dict[tuple[str, str], int] = {}
     for _, decision in run.decisions:
         if isinstance(decision, RaiseEvent):
             kinds[decision.kind] = kinds.get(decision.kind, 0) + 1
+            texts[decision.kind] = decision.text
         elif isinstance(decision, RecordThrottle) and decision.row["state"] == "observed":
             key = target_of(decision.row["volume"], decision.row["client"]), decision.row["victim"]
             would[key] = would.get(key, 0) + 1
@@ -181,6 +183,7 @@ def figures_of(plan: Plan, run: ModeRun, off: ModeFigures | None) -> ModeFigures
         dict(sorted(kinds.items())),
         dict(sorted(would.items())),
         run.left_out,
+        texts,
     )
 
 

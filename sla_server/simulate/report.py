@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from sla_server.events import catalogue
 from sla_server.services.control.targets import client_of, volume_of
 from sla_server.simulate.figures import ModeFigures, PromiseFigures, VolumeFigures
 from sla_server.simulate.run import Plan
@@ -184,7 +185,8 @@ def verdicts(result: Result) -> list[str]:
     for each in result.modes:
         for kind in FINDINGS:
             if each.events.get(kind):
-                lines.append(f"{each.mode}: event {kind}, {_times(each.events[kind])}")
+                text = each.texts.get(kind) or catalogue.KINDS[kind].meaning.rstrip(".")
+                lines.append(f"{each.mode}: {text} (event {kind}, {_times(each.events[kind])})")
     return lines
 
 

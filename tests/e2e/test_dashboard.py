@@ -106,6 +106,19 @@ def test_the_chart_begins_with_the_first_sample(tmp_path: Path, page: Page) -> N
             states = ["ok", "at-risk", "idle", "out-of-curve", "not-known-yet"]
             words = ["kept", "at risk", "idle", "above demand", "not-known-yet"]
             assert from_module(driver, "format.js", f"{states}.map(m.stateWords)") == words
+            kinds = '["violation-opened", "unattributed", "infeasible", "cut-lost"].map(m.eventKind)'
+            assert from_module(driver, "words.js", kinds) == [
+                "promise broken", "no cause found", "more promised than there is", "statistics lost"
+            ]  # fmt: skip
+            counts = '[0, 1, 2, 1200].map((n) => m.plural(n, "volume"))'
+            assert from_module(driver, "format.js", counts) == [
+                "0 volumes", "1 volume", "2 volumes", "1,200 volumes"
+            ]  # fmt: skip
+            budgets = "[[0.5, 30], [-1.8, 0], [1, null]].map(([budget_remaining, budget_minutes_left]) => "
+            budgets += "m.budgetRest({budget_remaining, budget_minutes_left}))"
+            assert from_module(driver, "format.js", budgets) == [
+                "30 min of bad time", "more bad time than allowed", ""
+            ]  # fmt: skip
             burnt = "[0, 0.04, 7.2, 14].map((burn_1h) => m.burn({burn_1h})[0])"
             assert from_module(driver, "format.js", burnt) == ["0 ×", "0.0 ×", "7.2 ×", "14 ×"]
             november = "{from_us: 1793487600e6, to_us: 1796079600e6}"  # of Berlin

@@ -362,11 +362,14 @@ def test_a_cap_of_one_client_is_drawn_as_that_client_s(
 ) -> None:
     of_all = api.decisions()[0]
 
-    def cap_of(client: str, rate: float) -> dict[str, Any]:
-        figures = {**of_all["figures"], "client": client, "in_force": {"cost_per_s": rate}}
+    def cap_of(client: str, **rate: float) -> dict[str, Any]:
+        figures = {**of_all["figures"], "client": client, "in_force": rate}
         return {**of_all, "decision_id": f"d-{client}", "figures": figures}
 
-    rows = [cap_of("host-a", 40.0), of_all, cap_of("host-b", 70.0)]
+    by_hand = {"before": None, "after": {"bytes_per_s": 1e6}}  # of a unit that the chart does not have
+    in_bytes = cap_of("host-c", bytes_per_s=1e6)
+    in_bytes["figures"] |= by_hand
+    rows = [cap_of("host-a", cost_per_s=40.0), of_all, cap_of("host-b", ops_per_s=70.0), in_bytes]
     monkeypatch.setattr(api, "decisions", lambda: rows)
     with page() as driver:
         for query, wanted in (

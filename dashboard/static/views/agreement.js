@@ -69,8 +69,9 @@ function showLive() {
   const s = live.slices || {};
   showFigures($("figures"), [["Measured now", f.measured(live), live.measured || live.latency_us ? f.metric(live) : ""],
     ["Promised", f.promised(live), f.promised(live) === f.DASH ? "" : f.bound(live)],
-    ["Compliance", f.percent(live.compliance, 3), live.target ? `${f.percent(live.target, 3)} agreed` : ""],
-    ["Error budget left", f.percent(left, 1), live.budget_minutes_left == null ? "" : `${f.minutes(live.budget_minutes_left)} of bad time`],
+    ["Compliance", f.percent(live.compliance, 3), live.target ? `${f.percent(live.target, 3)} agreed` : "",
+      live.compliance != null && live.compliance < live.target ? "trouble" : ""],
+    ["Error budget left", f.percent(left, 1), f.budgetRest(live), left < 0 ? "trouble" : ""],
     ["Burn, last hour", burnt, alerts || (live.burn_1h === 0 ? "fewer than 3 bad slices" : "1 × spends it by the end")],
     ["Coverage", f.percent(live.coverage, 1), "of the time was measured"],
     ["Slices", `${f.count(s.good)} good, ${f.count(s.bad)} bad`,

@@ -57,7 +57,7 @@ export function start(shell) {
   $("approve-form").addEventListener("click", decide);
   $("approve-cancel").addEventListener("click", () => $("approve-dialog").close());
   list = startList({path: "/approvals", id: "approvals", columns, keyOf: (row) => row.approval_id, fields: {},
-    empty: () => ["No change waits. Which ones do: ", code("[api] approval")]});
+    empty: () => ["No change waits for a second person. Which kinds of change do is set in the server's file: ", code("[api] approval")]});
 }
 
 export const onSession = () => list.refresh();

@@ -4,7 +4,7 @@ import * as f from "../format.js";
 import {startList} from "../list.js";
 import {action, showWords} from "../words.js";
 
-const words = (value) => (value === null || value === undefined ? "" : typeof value === "string" ? value : JSON.stringify(value));
+const words = (value) => (value === null || value === undefined ? "" : typeof value === "string" ? value : JSON.stringify(value, (_key, inner) => inner ?? undefined));
 const columns = [
   {label: "When", cls: "head", sort: "newest", falls: true, text: (row) => f.clock(row.at_us)},
   {label: "Who", cls: "wrap", sort: "who", text: (row) => row.who || f.DASH},

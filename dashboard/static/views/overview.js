@@ -58,7 +58,7 @@ function showSummary(snapshot) {
   setText($("summary"), `${[promises, budgets, shell.labels() ? "" : held].filter(Boolean).join("; ")}.`);
   const shown = Math.min(snapshot.slas.length, MOST_ROWS);
   const all = $("all-promises");
-  setText(all, totals.promises > shown ? `Shown are ${f.count(shown)} of ${f.plural(f.count(totals.promises), "promise")}: `
+  setText(all, totals.promises > shown ? `Shown are ${f.count(shown)} of ${f.plural(totals.promises, "promise")}: `
     + "those that need a look. All agreements" : "All agreements");
   document.title = states.length ? `(${states[0]}) Storage SLA` : "Storage SLA";
 }

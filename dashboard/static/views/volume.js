@@ -112,12 +112,13 @@ function capLines(fromMs, toMs) {
   page.capsLeftOut = Math.max(0, clients.length - MOST_CAPS);
   return [...(chosen ? [] : [""]), ...clients.slice(0, MOST_CAPS)].map((client, index) => ({name: client ? `cap of ${client}` : "cap",
     colour: CAP_COLOURS[index % CAP_COLOURS.length], dash: true, steps: true,
-    ...capSteps(rows.filter((row) => (row.figures?.client || "") === client).reverse(), client, fromMs, toMs)}));
+    ...capSteps(rows.filter((row) => (row.figures?.client || "") === client).reverse(), client, fromMs, toMs)}))
+    .filter((line) => line.values.some((value) => value !== null)); // those in bytes a second are in the list below only
 }
 
 function capSteps(rows, client, fromMs, toMs) {
-  const rate = (caps) => caps?.cost_per_s ?? null;
-  const live = client || until() !== null ? null : page.row?.live?.cap_cost_per_s ?? null;
+  const rate = (caps) => caps?.cost_per_s ?? caps?.ops_per_s ?? null; // both are I/Os a second
+  const live = client || until() !== null ? null : page.row?.live?.cap_cost_per_s ?? page.row?.live?.cap_ops_per_s ?? null;
   if (!rows.length) return {at: [fromMs, toMs], values: [live, live]};
   const at = [fromMs];
   const values = [rate(rows[0].figures?.before)];
@@ -144,7 +145,7 @@ function column(rows, value) {
 }
 
 const ms = (us) => (us === null || us === undefined ? null : us / 1000);
-const weighted = (row) => (row.cost_milli == null ? null : row.cost_milli * 1000 / row.length_us);
+const weighted = (row) => (row.cost_milli == null || row.iops == null ? null : row.cost_milli * 1000 / row.length_us);
 
 function drawHistory() {
   if (!page.history || document.hidden) return;

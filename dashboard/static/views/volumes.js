@@ -56,7 +56,7 @@ export function start(around) {
     fields: {match: "", backend: "", labels: "", sort: "busiest", offset: "0"}, refreshMs: 3000,
     onAnswer: ({count}, address) => {
       const {backend} = address.get();
-      setText(document.getElementById("tally"), `${f.plural(f.count(count), "volume")}${backend ? ` on ${backend}` : ""}`);
+      setText(document.getElementById("tally"), `${f.plural(count, "volume")}${backend ? ` on ${backend}` : ""}`);
     },
     empty: () => ["No volume seen yet. Start a gateway agent beside the storage: ", code("gateway-agent run --config FILE")]});
 }

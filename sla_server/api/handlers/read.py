@@ -44,6 +44,8 @@ from sla_server.rows import Row
 
 Item = TypeVar("Item")
 HOUR_US: Final = 3_600_000_000
+LATE_US: Final = 5_000_000
+"""Statistics of a slot have come by then after its end."""
 DAY_US: Final = 24 * HOUR_US
 SPAN_MAX_US: Final = 31 * DAY_US
 PERIODS_DEFAULT: Final = 12
@@ -185,9 +187,16 @@ def volume(context: AppContext, request: Request, volume: str) -> Response:
 
 
 def history(context: AppContext, request: Request, volume: str) -> Response:
-    """Rollups of one volume, or of one client of it; long or old ones by the hour."""
+    """Rollups of one volume, or of one client of it; long or old ones by the hour.
+
+    Rates of what goes on are not known: its counts over its whole length would look like a drop.
+    """
     from_us, to_us = span_of(context, request, HOUR_US)
     rows = context.source.rollup_history(volume, from_us, to_us, request.args.get("client"))
+    whole_us = context.clock.unix_us() - LATE_US
+    for row in rows[-2:]:
+        if row["slot_us"] + row["length_us"] > whole_us:  # its counts are those of a part of it
+            row["iops"] = row["bytes_per_s"] = None
     return responses.as_list(rows, from_us=from_us, to_us=to_us, note=_unstored(context, volume, rows))
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -192,3 +195,18 @@ def test_a_demonstration_says_first_how_long_it_takes_and_how_it_ends() -> None:
     assert " ".join(endless.split()).endswith("then everything stays up, under load, until Ctrl-C.")
     assert " ".join(short.split()).endswith("then it ends by itself.")
     assert max(map(len, endless.splitlines())) <= 80
+
+
+def test_the_demonstration_ends_at_sigterm_as_at_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else server, agents and disk would outlive it."""
+
+    def run(*_args: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+    monkeypatch.setattr(demonstration, "measure", run)
+    former = signal.getsignal(signal.SIGTERM)
+    try:
+        assert CliRunner().invoke(demonstration.main, ["--for", "60"]).exit_code == 130
+    finally:
+        signal.signal(signal.SIGTERM, former)

@@ -109,6 +109,11 @@ def test_a_plane_that_the_file_does_not_have_and_no_file(write, tmp_path):
         ),
         ('name = "gw-a"', 'name = "gw-a"\nserver = "sla.example.org:7411"', "is not on this host"),
         ('name = "gw-a"', 'name = "gw-a"\nserver = "127.0.0.1"', "HOST:PORT"),
+        ('name = "gw-a"', 'name = "gw-a"\nserver = "tcp:127.0.0.1:7411"', "HOST:PORT, without a scheme"),
+        ('name = "gw-a"', 'name = "gw-a"\nserver = "http://127.0.0.1:7411"', "without a scheme"),
+        ('name = "gw-a"', 'name = "gw-a"\nserver = "127.0.0.1:74110"', "a port from 1 to 65535"),
+        ('backend = "b0"', 'backnd = "b0"', "backnd: no such key; did you mean backend"),
+        ('listen = "unix', 'listen = "tcp:127.0.0.1:1081000"\n#', "the port at most 65535"),
         ('name = "gw-a"', 'name = "gw-a"\nspool_bytes = 10', "spool_bytes"),
         ('name = "gw-a"', 'name = "gw-a"\ncolour = "red"', "no such key"),
         ('backend = "b0"', 'backend = "b0"\nplane = "nbd-7"', "nbd-7"),
@@ -183,6 +188,13 @@ def test_relative_directories_begin_where_the_agent_is_started(write, tmp_path, 
 @pytest.mark.parametrize("command", [[], ["run"], ["enrol"]])
 def test_help_has_its_short_form(command):
     assert CliRunner().invoke(cli, [*command, "-h"]).stdout.startswith("Usage: ")
+
+
+def test_the_list_of_commands_says_whole_sentences():
+    said = CliRunner().invoke(cli, ["--help"], terminal_width=80).stdout
+    assert "that an agent left which was killed." in " ".join(said.split())
+    assert "..." not in said.partition("Commands:")[2]
+    assert max(map(len, said.splitlines())) <= 80
 
 
 def test_a_volume_has_one_plane(write):

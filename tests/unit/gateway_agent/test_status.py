@@ -98,6 +98,13 @@ def test_storage_that_has_not_answered_is_named():
     assert "vol-17: its storage" not in text
 
 
+def test_a_file_that_is_not_there_is_no_address_that_does_not_answer():
+    away = volume("vol-18", size_bytes=None, storage="/srv/images/vol-18.img")
+    text = " ".join(" ".join(shown(found(away))).split())
+    assert "vol-18: its storage /srv/images/vol-18.img could not be opened when last tried. Check" in text
+    assert "address" not in text
+
+
 def test_groups_of_the_server_and_of_the_file_are_shown_once_each():
     groups = {"group": {"group": "night", "caps": {"ops_per_s": 90.0}}}
     groups["configured_group"] = {"group": "night", "caps": {"bytes_per_s": 5e7}}
@@ -215,7 +222,14 @@ def test_an_agent_that_does_not_run_is_said(folder):
     state_files.write_json(folder / "r" / "agent.json", {"pid": 1}, synced=False)
     done = CliRunner().invoke(cli, ["status", "--config", str(folder / "agent.toml")])
     assert done.exit_code == AgentNotRunning.exit_status
-    assert "no process holds its lock" in done.output
+    assert "no process holds its lock. Start it: gateway-agent run --config FILE" in done.output
+
+
+def test_an_agent_that_never_ran_is_said_without_a_word_of_disks(folder):
+    (folder / "r").rmdir()
+    done = CliRunner().invoke(cli, ["status", "--config", str(folder / "agent.toml")])
+    assert done.exit_code == AgentNotRunning.exit_status
+    assert "there is no such directory. Start it: gateway-agent run --config FILE" in done.output
 
 
 def test_a_file_with_a_mistake_does_not_hide_the_status(folder):

@@ -103,6 +103,12 @@ def test_a_server_that_is_down_says_how_to_start_it(error: Exception) -> None:
     assert "Traceback" not in text
 
 
+def test_an_address_of_another_kind_is_no_server_that_is_down() -> None:
+    status, text = run(failing(httpx.UnsupportedProtocol("ftp")), "get", "volumes")
+    assert (status, "start --background" in text) == (2, False)
+    assert "write http://HOST:PORT or https://HOST:PORT" in text
+
+
 @pytest.mark.parametrize(
     ("kind", "body"),
     [("text/html", b"<html>hello"), ("application/json", b"{"), ("application/json", b"\xff")],

@@ -234,6 +234,20 @@ def test_tls_without_an_authority_is_reported_at_once(tmp_path: Path, option: st
     assert "sla ca init" in result.stderr
 
 
+@pytest.mark.parametrize("option", ["--check-config", "--background", ""])
+def test_a_certificate_that_is_not_there_is_reported_at_once(tmp_path: Path, option: str) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text(
+        f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n'
+        f'[api]\nlisten = "127.0.0.1:0"\n[api.tls]\ncertificate = "{tmp_path}/none.pem"\n'
+        '[pmdaemon]\nlisten = "127.0.0.1:0"\n'
+    )
+    result = CliRunner().invoke(cli, ["start", "--config", str(path), *filter(None, [option])])
+    assert result.exit_code == 78, result.output
+    assert result.stderr.startswith(f"sla-server: api.tls.certificate: {tmp_path}/none.pem cannot be used")
+    assert not (tmp_path / "data").exists()
+
+
 @pytest.mark.parametrize("option", ["--background", ""])
 def test_a_data_directory_where_no_file_can_be_is_not_called_full(tmp_path: Path, option: str) -> None:
     path = tmp_path / "server.toml"
@@ -291,6 +305,30 @@ def test_a_start_in_the_background_says_whether_it_goes_on(
     assert words in result.stderr
     assert "  dbmanager failed at its last start: the schema is too new\n" in result.stderr
     assert result.stderr.endswith("the newest line of the log\n")
+
+
+def test_a_start_that_fails_shows_the_error_though_more_follows_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text(
+        f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n'
+        '[api]\nlisten = "127.0.0.1:0"\n[pmdaemon]\nlisten = "127.0.0.1:0"\n'
+        "[database]\nqueue_bytes = 16777216\n"
+    )
+    (tmp_path / "data").mkdir(mode=0o700)
+    (tmp_path / "data" / "server.log").write_text('process=x level=error error="of a former run"\n')
+
+    def launched(*_args: object, stdout: IO[bytes], **_how: object) -> SimpleNamespace:
+        stdout.write(b'process=appserver level=error error="no certificate"\n')
+        stdout.writelines(b"process=part%d level=info event=stopped\n" % number for number in range(9))
+        return SimpleNamespace(pid=77, poll=lambda: 1)
+
+    monkeypatch.setattr("sla_server.cli.server.subprocess.Popen", launched)
+    result = CliRunner().invoke(cli, ["start", "--config", str(path), "--background", "--limit", "0"])
+    shown = result.stderr.partition("server.log:\n")[2].splitlines()
+    assert shown[0] == 'process=appserver level=error error="no certificate"'
+    assert shown[1:] == [f"process=part{number} level=info event=stopped" for number in range(4, 9)]
 
 
 @pytest.mark.parametrize("seconds", ["nan", "inf", "-1", "86401"])

@@ -42,9 +42,11 @@ def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[part]\nlisen = 1\n", "part.lisen: no such key"),
+        ("[part]\nlisen = 1\n", "part.lisen: no such key; did you mean listen?"),
+        ("colour = 1\n", "colour: no such key; remove it or correct its spelling"),
         ("[part]\ninterval_s = 0\n", "part.interval_s: should be above 0 (value: 0)"),
         ("name = \n", "is not TOML"),
+        ("name = host-1\n", 'line 1, column 8). Write key = value, text in quotes: name = "host-1"'),
         ("a = " + "[" * 50_000, "is nested too deeply. Remove brackets"),
     ],
 )

@@ -154,6 +154,22 @@ def test_what_is_seen_now_and_not_stored_yet_has_an_empty_history_that_says_so(
     assert [row["backend"] for row in items(web, "backends?match=NEW")] == ["new-disk"]
 
 
+def test_what_goes_on_has_counts_and_no_rates(
+    web: FlaskClient, source: api.FakeSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenth of a minute's I/Os over the whole minute would look like a drop."""
+    minute_us = 60_000_000
+    begun_us = [NOW_US - 2 * minute_us - 6_000_000, NOW_US - minute_us - 6_000_000, NOW_US - 6_000_000]
+    rows = [
+        {"slot_us": at_us, "length_us": minute_us, "reads": 9, "iops": 80.0, "bytes_per_s": 1e6}
+        for at_us in begun_us
+    ]
+    monkeypatch.setattr(source, "rollup_history", lambda *_: [dict(row) for row in rows])
+    found = items(web, "volumes/erp-db/history")
+    assert [row["iops"] for row in found] == [80.0, 80.0, None]
+    assert (found[-1]["bytes_per_s"], found[-1]["reads"]) == (None, 9)
+
+
 def test_history_takes_the_last_hour_by_default(web: FlaskClient, source: api.FakeSource) -> None:
     rows = items(web, "volumes/erp-db/history")
     assert source.asked[-1] == ("rollup_history", "erp-db", NOW_US - 3_600_000_000, NOW_US)

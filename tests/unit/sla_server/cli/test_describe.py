@@ -92,3 +92,9 @@ def test_times_are_not_durations() -> None:
     rows = [{"a": 1, "b": {"c": [2, 3]}}, {"a": None}]
     lines = [" ".join(line.split()) for line in row_lines({"x": rows})]
     assert lines == ["x:", "- a: 1", "b:", "c: 2, 3"]
+
+
+def test_numbers_that_name_something_can_be_copied() -> None:
+    assert value_text("pid", 8835) == "8835"
+    assert value_text("gen", 1_796_071_019_466_067) == "1796071019466067"
+    assert value_text("reads", 8835) == "8,835"

@@ -130,6 +130,13 @@ def test_describe_is_a_document_that_can_be_applied_again(sla: Terminal) -> None
     assert max(map(len, comments)) <= 80
 
 
+def test_describe_before_anything_was_judged_says_so(sla: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dash in a sentence reads as a kept promise of nothing."""
+    monkeypatch.setattr(type(sla.source), "slice_sums", lambda *_: [])
+    comments = [line for line in sla("describe", "sla", "erp-gold").output.splitlines() if line[0] == "#"]
+    assert "#   latency: nothing judged yet, 99.50% promised" in comments
+
+
 def test_describe_an_older_version(sla: Terminal) -> None:
     output = sla("describe", "sla", "erp-gold", "--version", "1").output
     assert load_documents(output, 60)[0].agreement.judged[0].budgeting.target == 0.99

@@ -21,7 +21,7 @@ def test_a_report_as_text(sla: Terminal) -> None:
     assert lines[0].startswith("erp-gold, 2026-12: 2026-12-01 00:00 to 2027-01-01 00:00 (Europe/Berlin)")
     assert "for acme by storage-team; gold, calendar month (Europe/Berlin)" in lines
     assert "  NOT KEPT: 91.666 % of 99 % promised" in lines
-    assert "  batch: 4 min 59 s in 1 throttles" in lines
+    assert "  batch: 4 min 59 s in 1 throttle" in lines
 
 
 def test_the_last_period_is_the_default_and_options_may_come_first(sla: Terminal) -> None:

@@ -79,7 +79,7 @@ def test_by_hand() -> None:
                    cost_per_s=None, ops_per_s=100.0, expires_us=NOW_US + 600_000_000)  # fmt: skip
     found = explain(volume(throttles=[row]))
     assert found.headline == "batch is throttled to 100 IOPS, set by hand by ann at 07:59:18."
-    assert "Its reason: A copy. It ends by itself at 08:10:00." in said(found, "Why")
+    assert "Its reason: a copy. It ends by itself at 08:10:00." in said(found, "Why")
     assert said(found, "Windows") == said(found, "Who used it") == ""
     forever = explain(volume(throttles=[{**row, "expires_us": None}]))
     assert "It holds until 'sla throttle release batch'." in said(forever, "Why")
@@ -278,6 +278,8 @@ def test_a_promise_whose_own_volume_is_throttled() -> None:
         "erp-db is throttled itself since 07:59:18, set by hand by ann at 07:59:18: the delay counts against "
         "this promise."
     )
+    excluded = explain(agreement(own_throttles=[row], promises=[{**PROMISE, "state": "excluded"}]))
+    assert said(excluded, "Its volumes").endswith("by ann at 07:59:18: the delay does not count.")
 
 
 @pytest.mark.parametrize(

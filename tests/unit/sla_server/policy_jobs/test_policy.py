@@ -61,7 +61,7 @@ def test_what_was_kept_at_more_than_the_last_valid_capacity_replaces_it() -> Non
     """The disk was replaced: it now does easily what it never did before."""
     quick = with_former(capacity(None, unlimited=True, highest_kept=500.0), {"disk": 300.0})
     assert quick["cost_per_s"] == 500
-    assert "above 300 weighted IOPS known" in quick["reason"]
+    assert "above the 300 weighted IOPS known" in quick["reason"]
     quiet = with_former(capacity(None, unlimited=True, highest_kept=50.0), {"disk": 300.0})
     assert quiet["cost_per_s"] == 300
     broken = with_former(capacity(None, highest_kept=500.0), {"disk": 300.0})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from sla_server.reports.compute import compute_report
@@ -176,6 +178,41 @@ def test_a_violation_has_a_cause(kind: str, reason: str, cause: str) -> None:
     (episode,) = report(rows).episodes
     assert (episode.cause, episode.in_period_s) == (cause, 300)
     assert episode.volumes == (["batch"] if cause == "neighbours" else [])
+
+
+@pytest.mark.parametrize(
+    ("throttles", "text"),
+    [
+        ([], "no neighbour was found to be the cause: the cause was elsewhere"),
+        (
+            [throttle_row("batch", DAY, None)],
+            "slowing down its neighbours did not help: the cause was elsewhere",
+        ),
+        (
+            [throttle_row("vol-1", DAY, None, source="manual", victim="")],
+            "its own storage was throttled by hand then (vol-1): what waited for that counts against the "
+            "promise",
+        ),
+        (
+            [throttle_row("vol-1", DAY, DAY + HOUR_US // 2, source="manual", victim="")],
+            "no neighbour was found to be the cause: the cause was elsewhere",
+        ),
+    ],
+)
+def test_a_cause_elsewhere_says_what_was_tried(throttles: list[dict[str, Any]], text: str) -> None:
+    """An operator's throttle is named; neighbours that were not slowed down did not fail to help."""
+    opened, closed = DAY + HOUR_US, DAY + HOUR_US + 5 * MINUTE_US
+    decision = {
+        "at_us": opened, "victim": "gold/latency", "kind": "unattributed", "reason": "unattributed",
+        "figures": {},
+    }  # fmt: skip
+    rows = stored(
+        stored_episodes=[episode_row(opened, closed)],
+        stored_decisions=[decision],
+        stored_throttles=throttles,
+    )
+    (episode,) = report(rows).episodes
+    assert (episode.cause, episode.cause_text) == ("elsewhere", text)
 
 
 def test_a_violation_has_the_slices_that_it_reaches_into_whenever_they_were_judged() -> None:

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -80,3 +81,22 @@ def test_sentences_compare_the_modes(result):
     assert re.fullmatch(r"enforce: gold/latency had \d bad seconds of 12, and 10 without control", lines[2])
     assert any(re.search(r"a&b kept \d+% of its throughput; its cap turned", line) for line in lines)
     assert headline(result)[0] == "a <test>: 12 s, seed 1"
+
+
+def test_events_of_the_control_are_said_in_words(result):
+    """With the newest one's reason; a kind alone says nothing of what to change."""
+    told = [replace(each, events={}) for each in result.modes]
+    said = {"unattributed": "nobody to slow down: no other volume uses this backend"}
+    for texts, words in (
+        (said, said["unattributed"]),
+        ({}, "A promise is at risk and no neighbour explains it"),
+    ):
+        told[2] = replace(told[2], events={"unattributed": 2}, texts=texts)
+        found = verdicts(Result(result.plan, told))[-1]
+        assert found == f"enforce: {words} (event unattributed, 2 times)"
+
+
+def test_the_newest_text_of_each_kind_of_event_is_kept(result):
+    for each in result.modes:
+        assert each.texts.keys() == each.events.keys()
+    assert result.modes[2].texts["throttle-set"].startswith("gold/latency at ")
