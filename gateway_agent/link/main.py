@@ -98,7 +98,7 @@ def build(
     Raises:
         GatewayError: this host cannot run the link as configured.
     """
-    spool = Spool(config.state_dir / "spool", config.spool_bytes)
+    spool = spool_of(config, gateway_id)
     stream_names = StreamNames(gateway_id, config.state_dir / "streams.json")
     thresholds = ThresholdStore(config.state_dir / "thresholds.json")
     planes = []
@@ -135,6 +135,25 @@ def build(
     core.space.keep_only([each.name for each in config.space.source])
     core.labels = config.labels()
     return Built(core, spool, groups)
+
+
+def spool_of(config: AgentConfig, gateway_id: str) -> Spool:
+    """Open this gateway's spool.
+
+    Raises:
+        StateFileBroken: its cuts are of another gateway: gateway_id was damaged, copied or deleted.
+        GatewayError: it cannot be used.
+    """
+    spool = Spool(config.state_dir / "spool", config.spool_bytes)
+    owner = spool.owner_beside(gateway_id)
+    if not owner:
+        return spool
+    spool.close()
+    raise StateFileBroken(
+        str(config.state_dir / "gateway_id"),
+        f"it says {gateway_id}, but the cuts in {config.state_dir / 'spool'} are of gateway {owner}",
+        f"Write {owner} into it; or, to go on under a new identity, delete that directory and its cuts, too",
+    )
 
 
 def limited_groups(config: AgentConfig) -> list[LimitedGroup]:
