@@ -241,10 +241,14 @@ class PlaneConditions:
     """Data planes, and monitors of QEMU, that have died or do not answer.
 
     State: which do not answer; also one of which the link before has reported so.
+
+    Attributes:
+        pids: of the planes as the link knew them that died before this one, until each is here.
     """
 
     def __init__(self, conditions: Conditions) -> None:
         self._conditions = conditions
+        self.pids: dict[str, int] = {}
         begun = conditions.open_ones(PLANE)
         self._stalled = {name for name, kind in begun.items() if kind == STALLED}
 
@@ -252,6 +256,17 @@ class PlaneConditions:
         """A plane is connected; of one that did not answer, an answer is the end."""
         if name not in self._stalled:
             self._conditions.end(PLANE, BACK, name, f"data plane {name} is back")
+
+    def introduced(self, name: str, pid: int, former: Collection[str]) -> None:
+        """A plane says which process it is; one that died while no link ran is reported as dead and back.
+
+        ``former``: processes that have handed over to another one, by their names NAME.PID.
+        """
+        known = self.pids.pop(name, 0) if pid else 0
+        if known and known != pid and f"{name}.{known}" not in former:
+            text = f"plane {name} died while no link ran; what it had counted since its last cut is lost"
+            self.lost(name, text)
+            self.connected(name)
 
     def lost(self, name: str, problem: str = "") -> None:
         """Its connection is gone; ``problem``: it has died."""

@@ -295,6 +295,17 @@ def take_reload(path: Path, core: LinkCore, loop: LinkLoop, identity: Identity |
         loop.dial_again("another certificate was obtained")
 
 
+def planes_before(runtime_dir: Path) -> dict[str, int]:
+    """Pids of the planes as the link before this one, of the same parent, knew them: by its ``link.json``."""
+    try:
+        said = state_files.read_json(runtime_dir / "link.json", "")
+    except StateFileBroken:
+        return {}
+    planes = said.get("planes") if isinstance(said, dict) else None
+    rows = planes.items() if isinstance(planes, dict) else ()
+    return {name: row["pid"] for name, row in rows if isinstance(row, dict) and type(row.get("pid")) is int}
+
+
 def former_of(said: dict[str, Any]) -> tuple[list[str], list[str]]:
     """Processes that have handed over to another one, and those that will, by the parent's ``agent.json``."""
     return list(said.get("leaving", [])), list(said.get("handing_over", []))
@@ -327,7 +338,7 @@ def run(
         core.follow_former(*former_of(state_files.read_json(config.runtime_dir / "agent.json", "") or {}))
     restarts, reason = restarts_of_this_process()
     if restarts:
-        core.restarted(restarts, reason)
+        core.restarted(restarts, reason, planes_before(config.runtime_dir))
     facts = LinkFacts(config, core, clock, groups)
     core.on_planes_changed = facts.publish
     facts.publish()

@@ -192,6 +192,21 @@ def test_a_restarted_link_tells_the_server(world, start_link):
     assert alert["text"] == "the link was restarted: it was killed by SIGKILL; restart 2"
 
 
+@pytest.mark.parametrize("pid", [7, 8])  # the plane says 7
+def test_a_plane_that_died_with_the_link_is_reported_by_the_next_one(world, start_link, tmp_path, pid):
+    (tmp_path / "link.json").write_text(json.dumps({"planes": {"nbd-0": {"pid": pid}}}))
+    start_link(**{RESTARTS_ENV: "1", REASON_ENV: "it was killed by SIGKILL"})
+    world.wait_registered()
+    world.poll((world.server.last(Kind.HELLO)["ep"], 1))
+    died = ["plane-died", "plane-back"] if pid != 7 else []
+    wanted = ["process-restarted", *died]
+    world.until(lambda: len(world.server.headers.get(Kind.ALERT, [])) >= len(wanted), "the alerts")
+    world.poll((world.server.last(Kind.HELLO)["ep"], 1))
+    alerts = world.server.headers[Kind.ALERT]
+    assert [each["kind"] for each in alerts] == wanted
+    assert {each["details"]["subject"] for each in alerts[1:]} <= {"nbd-0"}
+
+
 def test_the_link_of_a_parent_that_hangs_tells_the_server(world, start_link):
     pulse = Pulse()
     start_link(pulse)
