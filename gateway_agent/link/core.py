@@ -115,7 +115,7 @@ class LinkCore:
         self.session = AgentSession()
         self._alerts = Alerts(self.session, clock)
         self._conditions = Conditions(self.session, self._alerts, clock, conditions)
-        self._plane_conditions = PlaneConditions(self._conditions)
+        self._plane_conditions = PlaneConditions(self._conditions, clock)
         self._storage_conditions = StorageConditions(self._conditions, clock)
         self.space = SpaceReports(self.session, self._conditions)
         self._identity = identity
@@ -504,8 +504,7 @@ class LinkCore:
         try:
             dropped = self._cut_spooler.spool(samples)
         except (SpoolWriteFailed, WireError) as exc:
-            text = f"cuts wait in their sources: {exc}"
-            self._alerts.report("spool-write-failed", "critical", "spool", text)
+            self._alerts.report("spool-write-failed", "critical", "spool", f"cuts wait in their sources: {exc}")
             return
         self._alerts.late(late)
         self._caps.used(samples, self._clock.monotonic_ns())
@@ -515,7 +514,8 @@ class LinkCore:
 
     def _collection_ended(self) -> None:
         asked = [source.name for source in self._sources if source.can_be_asked]
-        self._plane_conditions.collected(self._collection.overdue(), asked, self.qemu)
+        planes = self.planes.keys() - self._leaving
+        self._plane_conditions.collected(self._collection.overdue(), asked, self.qemu, planes)
         self._storage_conditions.check([plane.source for plane in self.planes.values()])
         for failure in self._collection.failures:
             self._alerts.report("source-failed", "warning", failure.source, str(failure))
