@@ -504,7 +504,7 @@ class LinkCore:
         try:
             dropped = self._cut_spooler.spool(samples)
         except (SpoolWriteFailed, WireError) as exc:
-            self._alerts.report("spool-write-failed", "critical", "spool", f"cuts wait in their sources: {exc}")
+            self._alerts.report("spool-write-failed", "critical", "spool", f"cuts wait in the sources: {exc}")
             return
         self._alerts.late(late)
         self._caps.used(samples, self._clock.monotonic_ns())
