@@ -309,6 +309,11 @@ SERVER: Final = {
     ),
     "database-back": EventKind("info", "The database can be used again.", ends="database-away"),
     "database-was-away": EventKind("info", "The database could not be used for a time; nothing was lost."),
+    "database-emptied": EventKind(
+        "critical",
+        "The database is empty, though the server has stored in one before.",
+        "Restore a backup, if that was not wanted.",
+    ),
     "server-not-alone": EventKind(
         "critical",
         "Another server acts over the database of this one, whose file has no `[cluster.takeover]`.",
