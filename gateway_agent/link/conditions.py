@@ -307,7 +307,7 @@ class PlaneConditions:
             monitors: which of them are monitors.
             planes: data planes that should be there.
         """
-        self._look_for_absent(frozenset(planes).difference(self._connected))
+        self._find_absent(frozenset(planes).difference(self._connected))
         back = self._stalled.intersection(asked).difference(overdue)
         for name in sorted(back.union(overdue).difference(self._stalled - back)):
             what = "monitor" if name in monitors else "data plane"
@@ -319,14 +319,14 @@ class PlaneConditions:
                 self._conditions.begin(PLANE, STALLED, severity, name, text)
         self._stalled = self._stalled.union(overdue) - back
 
-    def _look_for_absent(self, absent: Collection[str]) -> None:
+    def _find_absent(self, absent: Collection[str]) -> None:
         """One that cannot start was never connected, so no connection ended that would say so."""
         now_ns = self._clock.monotonic_ns()
         self._absent_ns = {name: self._absent_ns.get(name, now_ns) for name in absent}
         known = self._conditions.open_ones(PLANE)
         for name, since_ns in self._absent_ns.items():
             if name not in known and now_ns - since_ns >= ABSENT_NS:
-                text = f"plane {name} does not run, and serves nobody; the agent's log says why"
+                text = f"plane {name} does not run, and its clients are refused; the agent's log says why"
                 self._conditions.begin(PLANE, "plane-died", "critical", name, text)
 
 

@@ -361,11 +361,11 @@ def _damage_event(queue: IngestQueue, now_us: int) -> Row | None:
 
 
 def _emptied_event(engine: Engine, queue: IngestQueue, now_us: int) -> Row:
-    """What was in the database before is gone, and nothing else would say so: an empty one is as good as new."""
+    """What was in the database before is gone; to all else an empty one is as good as a new one."""
     text = (
         f"the database {where(engine)} was empty, though this server has stored in one before: agreements, "
-        "accounts and history are not in it, and no promise is watched. If it was lost: stop the server, move "
-        "the new database away, and bring back the newest backup with sla storage restore"
+        "accounts and history are not in it, and no promise is watched. If it was lost: stop the server, "
+        "move the new database away, and bring back the newest backup with sla storage restore"
     )
     return event_row(
         (queue.queue_id, queue.synced_seq, "emptied"),
