@@ -327,7 +327,10 @@ SERVER: Final = {
     ),
     "watermark-mended": EventKind("warning", "Ingest queue and database disagreed.", "Who changed SQL?"),
     "queue-damage": EventKind("critical", "Durable records are gone.", "Check the disk."),
-    "archive-failed": EventKind("critical", "Parquet files cannot be written.", "Make room on the disk."),
+    "archive-failed": EventKind(
+        "critical", "Parquet files cannot be written.", "Make room on the disk.", begins="archive"
+    ),
+    "archive-written": EventKind("info", "They are written again.", ends="archive"),
     "file-damaged": EventKind("critical", "A Parquet file is damaged.", "Restore it; check the disk."),
     "file-missing": EventKind("critical", "A Parquet file is missing.", "Restore it from a backup."),
 }
