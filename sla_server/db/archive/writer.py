@@ -9,7 +9,7 @@ database it lags, and reads the queue for itself until it has caught up. When th
 size, its age, or it holds back half of the queue) it is finished, and its manifest row and the cursor
 ``parquet`` are committed in one transaction. A disk that is full or broken stops this half for ``RETRY_NS``,
 is reported as a problem and as an event ``archive-failed``, and stops nothing else: the file under way is
-given up, and its cuts are read from the queue again. The first file behind it is an event ``archive-written``.
+given up, and its cuts are read from the queue again. The first file after that is event ``archive-written``.
 
 State: the file under way, at most one finished file that waits for its commit, the cursor. What a crash can
 leave: an ``_`` file (swept at the next start), or a whole file without a manifest row (swept too: its cuts
