@@ -59,6 +59,8 @@ STORAGE_AWAY: Final = "storage-away"
 STORAGE_BACK: Final = "storage-back"
 STORAGE_AWAY_NS: Final = 10_000_000_000
 """A machine starts its storage and its agent at once; a question takes 3 s."""
+ABSENT_NS: Final = 10_000_000_000
+"""An agent starts its planes and its link at once; a plane is there within a second or two."""
 _FIX: Final = "A new one is begun: what was reported before may stay open at recipients"
 
 
@@ -238,23 +240,44 @@ class Conditions:
 
 
 class PlaneConditions:
-    """Data planes, and monitors of QEMU, that have died or do not answer.
+    """Data planes, and monitors of QEMU, that have died, have never come or do not answer.
 
-    State: which do not answer; also one of which the link before has reported so.
+    State: which do not answer; also one of which the link before has reported so. Which are connected, and
+    since when others are absent.
+
+    Attributes:
+        pids: of the planes as the link knew them that died before this one, until each is here.
     """
 
-    def __init__(self, conditions: Conditions) -> None:
+    def __init__(self, conditions: Conditions, clock: Clock) -> None:
         self._conditions = conditions
+        self._clock = clock
+        self._connected: set[str] = set()
+        self._absent_ns: dict[str, int] = {}
+        self.pids: dict[str, int] = {}
         begun = conditions.open_ones(PLANE)
         self._stalled = {name for name, kind in begun.items() if kind == STALLED}
 
     def connected(self, name: str) -> None:
         """A plane is connected; of one that did not answer, an answer is the end."""
+        self._connected.add(name)
         if name not in self._stalled:
             self._conditions.end(PLANE, BACK, name, f"data plane {name} is back")
 
+    def introduced(self, name: str, pid: int, former: Collection[str]) -> None:
+        """A plane says which process it is; one that died while no link ran is reported as dead and back.
+
+        ``former``: processes that have handed over to another one, by their names NAME.PID.
+        """
+        known = self.pids.pop(name, 0) if pid else 0
+        if known and known != pid and f"{name}.{known}" not in former:
+            text = f"plane {name} died while no link ran; what it had counted since its last cut is lost"
+            self.lost(name, text)
+            self.connected(name)
+
     def lost(self, name: str, problem: str = "") -> None:
         """Its connection is gone; ``problem``: it has died."""
+        self._connected.discard(name)
         self._stalled.discard(name)
         if problem:
             self._conditions.begin(PLANE, "plane-died", "critical", name, problem)
@@ -269,14 +292,22 @@ class PlaneConditions:
         for name in self._conditions.open_ones(PLANE).keys() - names:
             self.gone(name)
 
-    def collected(self, overdue: Collection[str], asked: Collection[str], monitors: Collection[str]) -> None:
+    def collected(
+        self,
+        overdue: Collection[str],
+        asked: Collection[str],
+        monitors: Collection[str],
+        planes: Collection[str],
+    ) -> None:
         """A collection has ended.
 
         Args:
             overdue: who has not answered.
             asked: who can be asked; of others it is not known whether they would answer.
             monitors: which of them are monitors.
+            planes: data planes that should be there.
         """
+        self._find_absent(frozenset(planes).difference(self._connected))
         back = self._stalled.intersection(asked).difference(overdue)
         for name in sorted(back.union(overdue).difference(self._stalled - back)):
             what = "monitor" if name in monitors else "data plane"
@@ -287,6 +318,16 @@ class PlaneConditions:
                 text = f"{what} {name} does not answer; it is left out"
                 self._conditions.begin(PLANE, STALLED, severity, name, text)
         self._stalled = self._stalled.union(overdue) - back
+
+    def _find_absent(self, absent: Collection[str]) -> None:
+        """One that cannot start was never connected, so no connection ended that would say so."""
+        now_ns = self._clock.monotonic_ns()
+        self._absent_ns = {name: self._absent_ns.get(name, now_ns) for name in absent}
+        known = self._conditions.open_ones(PLANE)
+        for name, since_ns in self._absent_ns.items():
+            if name not in known and now_ns - since_ns >= ABSENT_NS:
+                text = f"plane {name} does not run, and its clients are refused; the agent's log says why"
+                self._conditions.begin(PLANE, "plane-died", "critical", name, text)
 
 
 class StorageConditions:

@@ -78,9 +78,8 @@ class LinkCore:
 
     State: the interval, the polls that wait for the running collection, whether another must follow it, the
     planes that leave for good and those of them that have handed over to another process (``_former``, and
-    what the spool has of them), what the spool has of planes that were forgotten (they may come back with the
-    cut that they repeat), what HELLO said that the planes can do (the session ends when that changes), and
-    the times of the last collection, poll and bytes of the server.
+    what the spool has of them), what it has of planes that were forgotten (they may come back with the cut
+    that they repeat), what HELLO said that planes can do, and when was the last collection, poll and byte.
     """
 
     def __init__(
@@ -116,7 +115,7 @@ class LinkCore:
         self.session = AgentSession()
         self._alerts = Alerts(self.session, clock)
         self._conditions = Conditions(self.session, self._alerts, clock, conditions)
-        self._plane_conditions = PlaneConditions(self._conditions)
+        self._plane_conditions = PlaneConditions(self._conditions, clock)
         self._storage_conditions = StorageConditions(self._conditions, clock)
         self.space = SpaceReports(self.session, self._conditions)
         self._identity = identity
@@ -151,8 +150,9 @@ class LinkCore:
             )
             self._alerts.report("spool-damaged", "critical", "spool", text, lost=spool.damaged)
 
-    def restarted(self, restarts: int, reason: str) -> None:
-        """Report that this process replaced one that died; ``reason``: how that one ended."""
+    def restarted(self, restarts: int, reason: str, plane_pids: Mapping[str, int]) -> None:
+        """Report that this process replaced one that died for a ``reason``, and knew planes by these pids."""
+        self._plane_conditions.pids = dict(plane_pids)
         text = f"the link was restarted: {reason}; restart {restarts}"
         self._alerts.report("process-restarted", "warning", "link", text, restarts=restarts)
 
@@ -167,8 +167,7 @@ class LinkCore:
     @property
     def spool_facts(self) -> dict[str, int]:
         """Cuts that wait for the server, their bytes, and how many were ever dropped."""
-        spool = self._spool
-        return {"cuts": spool.cuts, "bytes": spool.size_bytes, "dropped": spool.dropped}
+        return {"cuts": self._spool.cuts, "bytes": self._spool.size_bytes, "dropped": self._spool.dropped}
 
     # -- reloads
 
@@ -409,6 +408,7 @@ class LinkCore:
         plane = self.planes[name]
         before = plane.config, plane.problems, plane.listening
         has_other_exports = plane.receive(data)
+        self._plane_conditions.introduced(name, plane.pid, self._former)
         if plane.leaving is not None:
             self._handed_over(plane, plane.leaving)
         if has_other_exports:
@@ -504,8 +504,7 @@ class LinkCore:
         try:
             dropped = self._cut_spooler.spool(samples)
         except (SpoolWriteFailed, WireError) as exc:
-            text = f"cuts wait in their sources: {exc}"
-            self._alerts.report("spool-write-failed", "critical", "spool", text)
+            self._alerts.report("spool-write-failed", "critical", "spool", f"cuts wait in the sources: {exc}")
             return
         self._alerts.late(late)
         self._caps.used(samples, self._clock.monotonic_ns())
@@ -515,7 +514,8 @@ class LinkCore:
 
     def _collection_ended(self) -> None:
         asked = [source.name for source in self._sources if source.can_be_asked]
-        self._plane_conditions.collected(self._collection.overdue(), asked, self.qemu)
+        planes = self.planes.keys() - self._leaving
+        self._plane_conditions.collected(self._collection.overdue(), asked, self.qemu, planes)
         self._storage_conditions.check([plane.source for plane in self.planes.values()])
         for failure in self._collection.failures:
             self._alerts.report("source-failed", "warning", failure.source, str(failure))

@@ -98,7 +98,7 @@ def build(
     Raises:
         GatewayError: this host cannot run the link as configured.
     """
-    spool = Spool(config.state_dir / "spool", config.spool_bytes)
+    spool = spool_of(config, gateway_id)
     stream_names = StreamNames(gateway_id, config.state_dir / "streams.json")
     thresholds = ThresholdStore(config.state_dir / "thresholds.json")
     planes = []
@@ -135,6 +135,25 @@ def build(
     core.space.keep_only([each.name for each in config.space.source])
     core.labels = config.labels()
     return Built(core, spool, groups)
+
+
+def spool_of(config: AgentConfig, gateway_id: str) -> Spool:
+    """Open this gateway's spool.
+
+    Raises:
+        StateFileBroken: its cuts are of another gateway: gateway_id was damaged, copied or deleted.
+        GatewayError: it cannot be used.
+    """
+    spool = Spool(config.state_dir / "spool", config.spool_bytes)
+    owner = spool.owner_beside(gateway_id)
+    if not owner:
+        return spool
+    spool.close()
+    raise StateFileBroken(
+        str(config.state_dir / "gateway_id"),
+        f"it says {gateway_id}, but the cuts in {config.state_dir / 'spool'} are of gateway {owner}",
+        f"Write {owner} into it; or, to go on under a new identity, delete that directory and its cuts, too",
+    )
 
 
 def limited_groups(config: AgentConfig) -> list[LimitedGroup]:
@@ -276,6 +295,17 @@ def take_reload(path: Path, core: LinkCore, loop: LinkLoop, identity: Identity |
         loop.dial_again("another certificate was obtained")
 
 
+def planes_before(runtime_dir: Path) -> dict[str, int]:
+    """Pids of the planes as the link before this one, of the same parent, knew them: by its ``link.json``."""
+    try:
+        said = state_files.read_json(runtime_dir / "link.json", "")
+    except StateFileBroken:
+        return {}
+    planes = said.get("planes") if isinstance(said, dict) else None
+    rows = planes.items() if isinstance(planes, dict) else ()
+    return {name: row["pid"] for name, row in rows if isinstance(row, dict) and type(row.get("pid")) is int}
+
+
 def former_of(said: dict[str, Any]) -> tuple[list[str], list[str]]:
     """Processes that have handed over to another one, and those that will, by the parent's ``agent.json``."""
     return list(said.get("leaving", [])), list(said.get("handing_over", []))
@@ -308,7 +338,7 @@ def run(
         core.follow_former(*former_of(state_files.read_json(config.runtime_dir / "agent.json", "") or {}))
     restarts, reason = restarts_of_this_process()
     if restarts:
-        core.restarted(restarts, reason)
+        core.restarted(restarts, reason, planes_before(config.runtime_dir))
     facts = LinkFacts(config, core, clock, groups)
     core.on_planes_changed = facts.publish
     facts.publish()

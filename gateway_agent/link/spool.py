@@ -48,7 +48,7 @@ from gateway_agent.link import state_files
 from pmdaemon.diskqueue import DiskQueue, QueueSettings
 from pmdaemon.diskqueue.errors import DiskQueueError, QueueFull, RecordTooLarge
 from pmdaemon.runtime.clock import Clock, SystemClock
-from pmdaemon.wire.cut_header import marks_in, with_gap
+from pmdaemon.wire.cut_header import CutHeader, marks_in, with_gap
 
 log = structlog.get_logger("spool")
 
@@ -435,6 +435,22 @@ class Spool:
             raw = unpack_record(message.data).raw
         gap = self._gaps.get(key, 0)
         return SpooledCut(*key, with_gap(raw, gap) if gap else raw)
+
+    def owner_beside(self, gateway_id: str) -> str:
+        """Another gateway whose cuts are here; nothing if all are of ``gateway_id``.
+
+        The server takes no session in which a cut of another gateway is offered. An epoch is of one link
+        process and so of one gateway: its first cut tells.
+
+        Raises:
+            GatewayError: a cut cannot be read any more.
+        """
+        for epoch, entry in self._epochs.items():
+            raw = self._spooled((epoch, entry.seqs[0]), entry.places[0]).raw
+            owner = CutHeader.parse(raw).gateway_id
+            if owner != gateway_id:
+                return owner
+        return ""
 
     @property
     def cuts(self) -> int:

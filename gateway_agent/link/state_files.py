@@ -78,7 +78,7 @@ def gateway_id(state_dir: Path, *, may_make: bool = True) -> str:
         raise StateFileBroken(
             str(path),
             f"{text[:64]!r} is not a UUID",
-            "Restore it from a backup, or delete it to get a new identity",
+            "Restore it from a backup; or, to get a new identity, delete it and spool/ beside it",
         ) from exc
 
 

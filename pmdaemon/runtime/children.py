@@ -34,6 +34,7 @@ import structlog
 
 from pmdaemon.runtime.backoff import Backoff
 from pmdaemon.runtime.clock import Clock, Deadline
+from pmdaemon.runtime.failures import SCARCE
 from pmdaemon.runtime.stop import ParentPipe, Stop
 from pmdaemon.runtime.template import ForkedProcess, NoTemplate, Template
 from pmdaemon.runtime.watchdog import KILLED_S, Pulse
@@ -251,10 +252,10 @@ class Child:
     def not_started(self, error: OSError) -> None:
         """Plan another start after one that failed for want of something on this host."""
         self._close_pulse()
-        self._plan(f"it could not be started: {error.strerror}")
-        log.error(
-            f"{self.kind.name}-not-started", **self._label(), problem=error.strerror, again_in_s=self.wait_s
-        )
+        advice = SCARCE.get(error.errno or 0)
+        problem = f"{error.strerror}. {advice}" if advice else error.strerror
+        self._plan(f"it could not be started: {problem}")
+        log.error(f"{self.kind.name}-not-started", **self._label(), problem=problem, again_in_s=self.wait_s)
 
     def wait(self, limit_s: float | None) -> int | None:
         """Reap it if it ends within the limit: its exit status, negative for a signal; None if it runs on."""

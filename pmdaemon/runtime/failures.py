@@ -37,6 +37,11 @@ SCARCE: Final = {
     errno.ENFILE: "This host has no open file left: raise fs.file-max, or look which program holds them",
 }
 """What is short has nothing to do with a path: what to do about it."""
+NO_THREAD: Final = "can't start new thread"  # CPython's words: it raises no class of its own
+NO_THREAD_ADVICE: Final = (
+    "No thread can be started. Free memory on this host, or raise the limits of this service "
+    "(MemoryMax and TasksMax, ulimit -v and -u)"
+)
 MOST_FAULTS: Final = 10  # files a program: one that fails again and again must not fill the disk
 _written: Final[dict[str, Path]] = {}  # beginning of its path -> file of this process's faults
 
@@ -61,8 +66,15 @@ def outermost(program: str, say: Callable[[str], object] | None = None) -> Itera
     except Exception as exc:
         if type(exc).__module__.partition(".")[0] == "click":
             raise
+        if _is_no_thread(exc):
+            (say or _on_stderr(program))(NO_THREAD_ADVICE)
+            raise SystemExit(EX_IOERR) from None
         (say or _on_stderr(program))(of_a_fault(program, exc))
         raise SystemExit(EX_SOFTWARE) from None
+
+
+def _is_no_thread(error: BaseException) -> bool:
+    return isinstance(error, RuntimeError) and str(error) == NO_THREAD
 
 
 def in_words(error: BaseException) -> tuple[str, int]:
@@ -163,6 +175,10 @@ def failure_recorded(runtime_dir: Path, name: str) -> Iterator[None]:
         yield
     except (SlaError, OSError, MemoryError) as exc:
         record_failure(runtime_dir, name, in_words(exc)[0])
+        raise
+    except RuntimeError as exc:
+        if _is_no_thread(exc):
+            record_failure(runtime_dir, name, NO_THREAD_ADVICE)
         raise
 
 

@@ -27,7 +27,8 @@ def write_whole(path: Path, content: str | bytes, *, synced: bool = False) -> No
 
     Raises:
         OSError: no room, not writable, no such directory, or the disk fails; ``path`` is as it was; or,
-            if only the directory could not be synced, it is new, and after a power cut old or new.
+            if only the directory could not be synced, it is new, and after a power cut old or new. It names
+            a file, also where the kernel does not: a write or a sync.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     aside.unlink(missing_ok=True)
@@ -39,8 +40,10 @@ def write_whole(path: Path, content: str | bytes, *, synced: bool = False) -> No
                 stream.flush()
                 os.fsync(fd)
         aside.replace(path)
-    except BaseException:
+    except BaseException as exc:
         aside.unlink(missing_ok=True)
+        if isinstance(exc, OSError) and exc.filename is None:
+            exc.filename = str(path)
         raise
     if synced:
         sync_directory(path.parent)

@@ -65,6 +65,7 @@ STATUS_INTERVAL_S = 0.5  # each question makes a client of its own, which costs 
 EX_TEMPFAIL = 75
 NO_ANSWER = "the application server does not answer"
 STANDS_BY = "this server stands by: SQL has the processes of the one that acts"
+OF_BEFORE = "they are stored in the database, and dbmanager cannot store them now"
 LEFTOVER_LIMIT_S = 5.0  # parts whose supervisor was killed end within this
 GENERATIONS = 5  # supervisor, template, pmdaemon, its template, pair
 
@@ -452,9 +453,10 @@ def ask_status(config: configuration.ResolvedConfig, client: Client | None, pid:
         rows = _checked(client.get("/processes")["items"], pid)
     except SlaError as exc:
         trouble = str(exc).splitlines()[0]
-    return ServerStatus(
-        rows, trouble, str(health.get("status", "")), list(health.get("problems", [])), failed, parts
-    )
+    problems = list(health.get("problems", []))
+    if any(row["state"] == "dead" for row in rows) and any(row["process"] == "dbmanager" for row in problems):
+        rows, trouble = [], OF_BEFORE
+    return ServerStatus(rows, trouble, str(health.get("status", "")), problems, failed, parts)
 
 
 def another_at(listen: str) -> str:

@@ -209,8 +209,13 @@ def restore(client: Client, config: Path | None, directory: Path) -> None:
     with _opened(client, config, read_only=False) as stores:
         data_dir = stores.config.data_dir
         with directory_lock(data_dir), storage_lock(stores.files.lock_dir):
-            head = bring_back(stores.engine, stores.files, data_dir, directory)
+            head, damaged = bring_back(stores.engine, stores.files, data_dir, directory)
     click.echo(
         f"{head.database} database and {head.files} files restored as of {formatting.when(head.made_us)}. "
         "Now: sla storage verify, then sla-server start"
     )
+    for path in damaged:
+        click.echo(f"damaged in the backup: {path}")
+    if damaged:
+        click.echo("Take them from another backup. Slices and rollups are in SQL, and do not depend on them")
+        raise SystemExit(1)

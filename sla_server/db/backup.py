@@ -27,11 +27,11 @@ import re
 import shutil
 import sqlite3
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Engine, delete, insert, inspect, select, text, update
 
@@ -232,7 +232,14 @@ def _checked(head: BackupHead) -> BackupHead:
     return head
 
 
-def restore(engine: Engine, files: FileStore, data_dir: Path, source: Path) -> BackupHead:
+class Restored(NamedTuple):
+    """A backup that was brought back, and the files in it that are not what its manifest says."""
+
+    head: BackupHead
+    damaged: list[str]
+
+
+def restore(engine: Engine, files: FileStore, data_dir: Path, source: Path) -> Restored:
     """Bring a backup back. The server must be stopped; a migration happens at its next start.
 
     Files first, the database last: whatever fails before leaves an empty database and may be repeated. At
@@ -253,8 +260,7 @@ def restore(engine: Engine, files: FileStore, data_dir: Path, source: Path) -> B
             "move the file away together with its -wal and -shm (SQLite)"
         )
     copies = LocalFiles(source / "parquet")
-    for name in copies.listing():
-        _restore_file(copies, files, name)
+    digests = {name: _restore_file(copies, files, name) for name in copies.listing()}
     make_directory(data_dir, 0o700)
     for name in head.state:
         kept = source / "state" / name
@@ -266,7 +272,14 @@ def restore(engine: Engine, files: FileStore, data_dir: Path, source: Path) -> B
     _forget_fences(engine)
     if head.unfiled is not None:
         _register_unfiled(engine, head.unfiled)
-    return head
+    return Restored(head, _damaged(engine, digests))
+
+
+def _damaged(engine: Engine, digests: Mapping[str, str]) -> list[str]:
+    """Files that differ from their row, or are missing: none of what was promised to be whole."""
+    with begin(engine) as connection:
+        rows = manifest.rows(connection, in_use=True)
+    return sorted(row.path for row in rows if digests.get(row.path) != row.sha256)
 
 
 def _forget_fences(engine: Engine) -> None:
@@ -300,20 +313,21 @@ def copy(files: FileStore, target: FileStore, row: FileRow) -> None:
     target.publish(aside, row.path)
 
 
-def _restore_file(copies: FileStore, files: FileStore, name: str) -> None:
-    """Copy a file back unless the same one is there."""
+def _restore_file(copies: FileStore, files: FileStore, name: str) -> str:
+    """Copy a file back unless the same one is there; returns its SHA-256."""
     with copies.open(name) as copy_file:
         wanted = digest_of(copy_file)
     try:
         with files.open(name) as there:
             if digest_of(there) == wanted:
-                return
+                return wanted
     except FileNotFoundError:
         pass
     aside = files.aside(name)
     with copies.open(name) as old, aside.open("wb") as new:
         shutil.copyfileobj(old, new, _COPY_BYTES)
     files.publish(aside, name)
+    return wanted
 
 
 def _state_files(engine: Engine, data_dir: Path) -> Iterator[Path]:

@@ -32,6 +32,10 @@ from sla_server.db.log_renewal import LogRenewal, forget_former_pages
 
 CONNECT_TIMEOUT_S = 5
 FULL_ADVICE = "Make room on the disk that holds it; what comes in meanwhile waits in the ingest queue"
+LOCKED_ADVICE = (
+    "Another program has it open and does not let go: end that (an sqlite3 shell, a copy of the file; "
+    "`fuser` names it). What comes in meanwhile waits in the ingest queue"
+)
 
 
 def make_engine(config: DatabaseConfig, data_dir: Path, *, read_only: bool = False) -> Engine:
@@ -162,6 +166,8 @@ def translated(engine: Engine) -> Iterator[None]:
             raise DatabaseDamaged(where(engine), _first_line(exc)) from exc
         if _is_full(exc):
             raise DatabaseUnavailable(where(engine), _first_line(exc), FULL_ADVICE) from exc
+        if _is_locked(exc):
+            raise DatabaseUnavailable(where(engine), _first_line(exc), LOCKED_ADVICE) from exc
         raise DatabaseUnavailable(where(engine), _first_line(exc)) from exc
 
 
@@ -177,6 +183,12 @@ def _is_full(error: SQLAlchemyError) -> bool:
     cause = error.orig if isinstance(error, DBAPIError) else None
     code = getattr(cause, "sqlite_errorcode", 0)
     return code & 0xFF == sqlite3.SQLITE_FULL or getattr(cause, "sqlstate", "") == "53100"
+
+
+def _is_locked(error: SQLAlchemyError) -> bool:
+    """Whether another process keeps SQLite's file locked, for longer than is waited."""
+    cause = error.orig if isinstance(error, DBAPIError) else None
+    return getattr(cause, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
 def _first_line(error: SQLAlchemyError) -> str:

@@ -58,6 +58,16 @@ def current_revision(connection: Connection) -> str | None:
     return None if found is None else str(found)
 
 
+def is_empty(engine: Engine) -> bool:
+    """Whether it has no schema yet: nothing was ever stored in it.
+
+    Raises:
+        DatabaseUnavailable: try again later.
+    """
+    with engines.begin(engine) as connection:
+        return current_revision(connection) is None
+
+
 def upgrade(engine: Engine) -> str:
     """Upgrade to the newest revision and return it; nothing happens if it is there already.
 

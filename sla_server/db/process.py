@@ -43,7 +43,7 @@ from sla_server.db import migrate
 from sla_server.db.archive.store import FileStore, open_files
 from sla_server.db.archive.upkeep import ArchiveUpkeep, storage_lock
 from sla_server.db.archive.writer import CutFileWriter
-from sla_server.db.engine import make_engine, prepare_files
+from sla_server.db.engine import make_engine, prepare_files, where
 from sla_server.db.errors import DatabaseDamaged, DatabaseUnavailable, DbError, FilesUnavailable, StorageBusy
 from sla_server.db.fence import Fence, OthersWatch, check_alone, take_alone
 from sla_server.db.gateway_list import REFRESH_S, GatewayListFile
@@ -222,7 +222,7 @@ def open_manager(
     upkeep = ArchiveUpkeep(engine, files, queue.queue_id, settings.files, clock)
     outage = DatabaseOutage(OutageMark(queue_dir))
     damage_event = _damage_event(queue, clock.unix_us())
-    is_guarded = False
+    was_emptied = is_guarded = False
     if fence is not None:
         fence.limit(engine)
     while not stop.is_set():
@@ -231,6 +231,7 @@ def open_manager(
                 check_alone(engine)
             elif not is_guarded:
                 fence.check(engine)
+            was_emptied |= bool(queue.synced_seq) and migrate.is_empty(engine)
             migrate.upgrade(engine)
             if fence is None:
                 former = take_alone(engine, queue.queue_id, queue.synced_seq)
@@ -243,6 +244,8 @@ def open_manager(
             store.prepare()
             if damage_event is not None:
                 store.report(damage_event)
+            if was_emptied:
+                store.report(_emptied_event(engine, queue, clock.unix_us()))
             cursors = store.cursors()
             reader = SqlReader(engine)
             dropped = {row["gateway_id"]: row["dropped_cuts"] for row in reader.gateways()}
@@ -354,6 +357,25 @@ def _damage_event(queue: IngestQueue, now_us: int) -> Row | None:
         subject="ingest-queue",
         text=text,
         details=details,
+    )
+
+
+def _emptied_event(engine: Engine, queue: IngestQueue, now_us: int) -> Row:
+    """What was in the database before is gone; to all else an empty one is as good as a new one."""
+    text = (
+        f"the database {where(engine)} was empty, though this server has stored in one before: agreements, "
+        "accounts and history are not in it, and no promise is watched. If it was lost: stop the server, "
+        "move the new database away, and bring back the newest backup with sla storage restore"
+    )
+    return event_row(
+        (queue.queue_id, queue.synced_seq, "emptied"),
+        now_us,
+        "database-emptied",
+        "critical",
+        element="server",
+        subject="database",
+        text=text,
+        details={},
     )
 
 

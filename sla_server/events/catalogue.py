@@ -309,6 +309,11 @@ SERVER: Final = {
     ),
     "database-back": EventKind("info", "The database can be used again.", ends="database-away"),
     "database-was-away": EventKind("info", "The database could not be used for a time; nothing was lost."),
+    "database-emptied": EventKind(
+        "critical",
+        "The database is empty, though the server has stored in one before.",
+        "Restore a backup, if that was not wanted.",
+    ),
     "server-not-alone": EventKind(
         "critical",
         "Another server acts over the database of this one, whose file has no `[cluster.takeover]`.",
@@ -322,7 +327,10 @@ SERVER: Final = {
     ),
     "watermark-mended": EventKind("warning", "Ingest queue and database disagreed.", "Who changed SQL?"),
     "queue-damage": EventKind("critical", "Durable records are gone.", "Check the disk."),
-    "archive-failed": EventKind("critical", "Parquet files cannot be written.", "Make room on the disk."),
+    "archive-failed": EventKind(
+        "critical", "Parquet files cannot be written.", "Make room on the disk.", begins="archive"
+    ),
+    "archive-written": EventKind("info", "They are written again.", ends="archive"),
     "file-damaged": EventKind("critical", "A Parquet file is damaged.", "Restore it; check the disk."),
     "file-missing": EventKind("critical", "A Parquet file is missing.", "Restore it from a backup."),
 }

@@ -28,7 +28,8 @@ class ServicesConfig(StrictModel):
 
     judge_late_s: float = Field(default=30.0, ge=0, le=600)
     """A slice is judged this long after its end even if a gateway has not reported; late data revise it.
-    While the server is behind with storing what came, as much later, at most a quarter of an hour."""
+    While the server is behind with storing what came, as much later, at most a quarter of an hour; and not
+    before services have run for so long."""
 
     policy_look_s: float = Field(default=10.0, ge=0.1, le=3600)
     """How often a newly published policy version is looked for, beside its announcement."""

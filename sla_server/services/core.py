@@ -175,7 +175,9 @@ class Services:
             own = self._gate.up(
                 gateway.gateway_id, gateway.name, gateway.exports, None, now_us, is_start=True
             )
-            controller.gateway_up(gateway.gateway_id, gateway.name, own.exports or [], now_ns)
+            controller.gateway_up(
+                gateway.gateway_id, gateway.name, own.exports or [], now_ns, is_announced=False
+            )
             streams = self._gate.streams(gateway.gateway_id, gateway.streams, now_us)
             controller.add_streams(gateway.gateway_id, streams)
 

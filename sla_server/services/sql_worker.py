@@ -132,6 +132,7 @@ class SqlWorker:
         self._announced = 0  # number of the newest report that was handed to the main loop
         self._interrupted = False  # the last look read what is shown, but not all that is judged
         self.live_us = 0  # when a cut came last, server time; set by the main loop
+        self._start_ends_ns: int | None = None  # while it starts, what others have kept is on its way
 
     @property
     def trouble(self) -> str:
@@ -225,13 +226,23 @@ class SqlWorker:
         if not self._is_open:
             self._judge.set_claims(claims)
         # Last, because what it judges must not be thrown away by a later read that fails.
-        judgement = self._judge.run(now_us, self.live_us)
+        judgement = self._judge.run(now_us, self.live_us, now_us + self._start_left_us())
         self._interrupted = judgement.interrupted is not None
         if judgement.interrupted is not None:
             self._record_away(judgement.interrupted)
         self._claims_version = max((claim.version for claim in claims), default=self._claims_version)
         self._announced = max((row["number"] for row in reports), default=self._announced)
         return SqlState(judgement, processes, events, policy_due, policy, claims, reports)
+
+    def _start_left_us(self) -> int:
+        """How long gateways may take to dial in, and dbmanager to store what its queue has, from now on.
+
+        As long as a slice waits for a late gateway: what it lacks before is no fault of anybody.
+        """
+        now_ns = self._clock.monotonic_ns()
+        if self._start_ends_ns is None:
+            self._start_ends_ns = now_ns + round(self._config.judge_late_s * 1e9)
+        return max(0, self._start_ends_ns - now_ns) // 1000
 
     def _is_policy_due(self, now_us: int) -> bool:
         waited_ns = self._clock.monotonic_ns() - self._policy_at_ns

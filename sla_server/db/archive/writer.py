@@ -9,7 +9,7 @@ database it lags, and reads the queue for itself until it has caught up. When th
 size, its age, or it holds back half of the queue) it is finished, and its manifest row and the cursor
 ``parquet`` are committed in one transaction. A disk that is full or broken stops this half for ``RETRY_NS``,
 is reported as a problem and as an event ``archive-failed``, and stops nothing else: the file under way is
-given up, and its cuts are read from the queue again.
+given up, and its cuts are read from the queue again. The first file after that is event ``archive-written``.
 
 State: the file under way, at most one finished file that waits for its commit, the cursor. What a crash can
 leave: an ``_`` file (swept at the next start), or a whole file without a manifest row (swept too: its cuts
@@ -45,6 +45,8 @@ if TYPE_CHECKING:  # imported with the first cut: a server without gateways need
 
 FOREIGN_ORPHAN_AGE_S: Final = 86_400  # files of another queue: its manager may be about to commit them
 log = structlog.get_logger("db-writer")
+FAILED: Final = "archive-failed"
+WRITTEN: Final = "archive-written"
 RETRY_NS: Final = 10_000_000_000
 
 
@@ -219,6 +221,7 @@ class ArchiveWriter:
         self._probe = probe
         self._finished: FinishedFile | None = None
         self._blocked_until_ns = 0
+        self._is_announced: bool | None = None  # that no file can be written; None: not read yet
         self._finished_bytes = 0
         self.parquet_seq = 0
         self.read_bytes = 0
@@ -309,12 +312,23 @@ class ArchiveWriter:
             self.problem = self.problem or Problem("parquet", now_us, text)
             log.error("archive-failed", error=text)
             self._blocked_until_ns = self._clock.monotonic_ns() + RETRY_NS
-            event = event_row(
-                (now_us,), now_us, "archive-failed", "critical",
-                element="dbmanager", subject="parquet", text=text,
-            )  # fmt: skip
             self._await_commit()
-            self._store.report(event)
+            self._announce(is_failing=True, text=text)
+
+    def _announce(self, *, is_failing: bool, text: str) -> None:
+        """An event when the trouble begins, and one when it ends, also that of a process before."""
+        if self._is_announced is None:
+            self._is_announced = self._store.newest_event(FAILED, WRITTEN) == FAILED
+        if is_failing == self._is_announced:
+            return
+        kind, severity = (FAILED, "critical") if is_failing else (WRITTEN, "info")
+        now_us = self._clock.unix_us()
+        self._store.report(
+            event_row(
+                (now_us, kind), now_us, kind, severity, element="dbmanager", subject="parquet", text=text
+            )
+        )
+        self._is_announced = is_failing
 
     def _commit(self, finished: FinishedFile) -> None:
         if self._store.commit_file(finished, self._queue.oldest_seq):
@@ -322,6 +336,7 @@ class ArchiveWriter:
             self._finished = None
             if self._is_usable:
                 self.problem = None
+                self._announce(is_failing=False, text="Parquet files are written again")
             self._probe("file-committed")
             return
         log.error("file-discarded", first=finished.first_seq, last=finished.last_seq)

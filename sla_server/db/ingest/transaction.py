@@ -414,6 +414,13 @@ class IngestStore:
         with begin(self._engine) as connection:
             add_events(connection, [event])
 
+    def newest_event(self, *kinds: str) -> str:
+        """The kind of the newest event of these kinds; "" if there is none."""
+        events = schema.events.c
+        wanted = select(events.kind).where(events.kind.in_(kinds)).order_by(events.at_us.desc()).limit(1)
+        with begin(self._engine) as connection:
+            return str(connection.execute(wanted).scalar() or "")
+
     def skip(self, queue_seq: int, event: dict[str, Any]) -> None:
         """Pass a record that the database refuses, and say so in an event."""
         with begin(self._engine) as connection:

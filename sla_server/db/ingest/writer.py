@@ -52,6 +52,8 @@ from sla_server.db.ingest.waiting import WaitingRows
 from sla_server.db.partitions import Retention
 
 COMMIT_S: Final = 600.0  # far above what statement timeouts allow: a transaction has some twenty statements
+HANGS_S: Final = watchdog.SLOW_S
+"""A database that is stopped refuses nothing, and its own timeouts do not run: silence is the only sign."""
 log = structlog.get_logger("db-writer")
 REST: Final = 4
 BACKLOG_REST: Final = 2  # a transaction beside the reading has a third of the time at most
@@ -77,9 +79,11 @@ class BackgroundCommit:
         duration_ns: of the last transaction.
     """
 
-    def __init__(self, store: IngestStore, clock: Clock) -> None:
+    def __init__(self, store: IngestStore, clock: Clock, on_hang: Callable[[int], None]) -> None:
         self._store = store
         self._clock = clock
+        self._on_hang = on_hang
+        self._began_us = 0
         self._threads = ThreadGroup()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None  # until the commit itself has said that it is done
@@ -115,6 +119,10 @@ class BackgroundCommit:
         assert self.window is not None  # the caller looked
         if self._is_reported:
             self._begin()
+        if self._thread is not None:
+            self._thread.join(HANGS_S)
+            if self._thread.is_alive():
+                self._on_hang(self._began_us)
         self._threads.join(COMMIT_S)
         if self._error is not None:
             self._is_reported = True
@@ -127,7 +135,7 @@ class BackgroundCommit:
         self._error, self._is_reported = None, False
 
     def _begin(self) -> None:
-        self._thread, self._is_reported = None, False
+        self._thread, self._is_reported, self._began_us = None, False, self._clock.unix_us()
         self._error = self._not_begun("the thread db-commit ended before its transaction did")
         try:
             self._thread = self._threads.start("db-commit", self._run, COMMIT_S)
@@ -188,7 +196,7 @@ class IngestWriter:
         self._finish = threading.Event()
         self._reader: CursorReader | None = None
         self._window = store.window()
-        self._background_commit = BackgroundCommit(store, clock)
+        self._background_commit = BackgroundCommit(store, clock, self._on_hang)
         self._archive_writer = ArchiveWriter(
             queue, store, archive, clock, self._await_commit, self._flush, probe
         )
@@ -296,6 +304,13 @@ class IngestWriter:
             tries=self._outage.tries,
             queue_bytes=self._queue.waiting_bytes,
         )
+
+    def _on_hang(self, since_us: int) -> None:
+        """The transaction under way gets no answer; it may yet, and is waited for."""
+        reason = f"a transaction has had no answer for {HANGS_S:.0f} s"
+        self._outage.failed(since_us, reason)
+        self._outage.announce(self._clock.unix_us())
+        log.warning("database-away", error=reason, queue_bytes=self._queue.waiting_bytes)
 
     def _on_recovery(self) -> None:
         """After an outage: report it, also as an event in the database, behind the queue's records."""

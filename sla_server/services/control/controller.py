@@ -57,6 +57,7 @@ LIMITED_ALONE: Final = frozenset(("cgroup", "qemu"))
 """Sources of volumes whose caps the kernel or QEMU enforces: each by itself, no group."""
 MOST_NAMED: Final = 10
 """Clients of a volume that a refusal lists."""
+Headers = Iterable[Mapping[str, Any]]
 NO_NUMBERS: Final[Mapping[str, float]] = {}
 
 
@@ -205,11 +206,11 @@ class Controller:
         self._table(gateway_id).set_features(frozenset(features))
 
     def gateway_up(
-        self, gateway_id: str, name: str, exports: Iterable[Mapping[str, Any]], now_ns: int
+        self, gateway_id: str, name: str, exports: Headers, now_ns: int, *, is_announced: bool = True
     ) -> None:
-        """A gateway registered, or its exports changed."""
+        """A gateway registered, or its exports changed; not ``is_announced``: it had, before this process."""
         table = self._table(gateway_id)
-        table.name, table.state, table.reason = name, "up", ""
+        table.name, table.state, table.reason, table.is_announced = name, "up", "", is_announced
         self.scopes.table.set_up(gateway_id, True)
         exports = list(exports)
         self.policy.carriers_changed(table.only_seen | table.refused)
@@ -225,7 +226,7 @@ class Controller:
         self.policy.gateway_up(table, now_ns)
         self._agreed.follow(table.exports)
 
-    def gateway_away(self, gateway_id: str, name: str, streams: Iterable[Mapping[str, Any]]) -> None:
+    def gateway_away(self, gateway_id: str, name: str, streams: Headers) -> None:
         """A gateway that was lost before this process began: what its streams do is not known."""
         table = self._table(gateway_id)
         table.name, table.state, table.reason = name, "lost", "not heard of since the server started"
@@ -249,7 +250,7 @@ class Controller:
         self._move(v for v in {*table.exports, *table.use} if self.inventory.locate(v))
         self._agreed.follow({*table.exports, *table.use})
 
-    def add_streams(self, gateway_id: str, streams: Iterable[Mapping[str, Any]]) -> None:
+    def add_streams(self, gateway_id: str, streams: Headers) -> None:
         """Streams of a gateway, all or only new ones."""
         table = self._table(gateway_id)
         known = [KnownStream(s["id"], s["volume"], s["client"], s["backend"]) for s in streams]

@@ -162,7 +162,7 @@ def _gateways(tables: Iterable[GatewayTable]) -> list[dict[str, Any]]:
         {
             "gateway_id": t.gateway_id,
             "name": t.name,
-            "state": t.state,
+            "state": t.shown_state,
             "last_cut_us": t.end_unix_us or None,
             "clock_offset_us": t.offset_us,
             "exports": len(t.exports),
@@ -463,7 +463,7 @@ def snapshot(
     throttles = policy.throttles()
     names = [state.state for state in live.values()]
     counts = Counter(names)
-    gateways = sorted(tables.values(), key=lambda t: t.state == "up")[:most]
+    gateways = sorted(tables.values(), key=lambda t: t.shown_state == "up")[:most]
     volumes = _chosen_volumes(inventory, policy, usage_table, most)
     sums = {name: _sum_of(name, inventory.carriers_of(name).values(), spoke_after_ns) for name in volumes}
     return {
@@ -478,7 +478,7 @@ def snapshot(
         "promises": list(live),
         "states": names,
         "totals": {
-            "gateways": dict(Counter(t.state for t in tables.values())),
+            "gateways": dict(Counter(t.shown_state for t in tables.values())),
             "volumes": len(inventory.volumes()),
             "slas": dict(counts),
             "throttles": len(throttles),

@@ -323,6 +323,8 @@ class Recent(NamedTuple):
 class GatewayTable:
     """One gateway. ``state`` is "up" or "lost"; ``exports`` maps a volume to its backend.
 
+    ``is_announced``: its session was announced to this process; else ``state`` is what SQL had at the start.
+
     ``only_seen``: volumes that it counts beside the I/O path: without latencies, and it cannot throttle them.
     ``has_beside``: a volume's name says that it, or more of it, is counted beside the path.
     ``says_more``: its cuts have entries of what failed, so ``errors`` alone are its clients' own mistakes.
@@ -344,6 +346,7 @@ class GatewayTable:
     usage_table: UsageTable = field(default_factory=UsageTable)
     name: str = ""
     state: str = "up"
+    is_announced: bool = True
     reason: str = ""
     exports: dict[str, str] = field(default_factory=dict)
     only_seen: frozenset[str] = frozenset()
@@ -386,6 +389,12 @@ class GatewayTable:
         self.caps_clients, self.caps_large = CLIENT_CAPS in known, LARGE_CAPS in known
         self.caps_groups, self.caps_others = GROUP_CAPS in known, OTHER_CLIENT_CAPS in known
         self.caps_bursts, self.caps_whole_clients = BURST_CAPS in known, WHOLE_CLIENT_CAPS in known
+
+    @property
+    def shown_state(self) -> str:
+        """For people: that one was up before this process began does not say that it is there."""
+        is_there = self.is_announced or self.last_cut_ns is not None
+        return self.state if is_there or self.state != "up" else "detached"
 
     def add_streams(self, streams: list[KnownStream]) -> list[int]:
         """Add rows for the streams not seen before; returns the new rows."""

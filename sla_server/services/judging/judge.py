@@ -222,8 +222,8 @@ class Judge:
             return {}
         return terms_by_version(self._store.agreement_versions(track.item.name), track.objective.name)
 
-    def run(self, now_us: int, live_us: int = 0) -> Judgement:
-        """One pass; ``live_us``: see ``lag_us``.
+    def run(self, now_us: int, live_us: int = 0, start_until_us: int = 0) -> Judgement:
+        """One pass; ``live_us``: see ``lag_us``; until ``start_until_us`` it is a start.
 
         Raises:
             SlaError: the database is away (retryable); no state has changed then.
@@ -235,7 +235,7 @@ class Judge:
         if self._unread:
             self._load(now_us)
         if self._tracks:
-            self._judge_due(now_us, live_us, result)
+            self._judge_due(now_us, min(live_us, now_us), start_until_us, result)
         judged = {(row["name"], row["objective"]): None for name, row in result.rows if name == "slices"}
         result.changed, events = self._books.refresh(judged, now_us)
         result.rows += events
@@ -253,16 +253,16 @@ class Judge:
         self._late, self._late_read_us, self._late_seen_us = {}, 0, 0
         self._set_scopes()
 
-    def _judge_due(self, now_us: int, live_us: int, result: Judgement) -> None:
+    def _judge_due(self, now_us: int, live_us: int, start_until_us: int, result: Judgement) -> None:
         if not self._read_progress(now_us):
             return
         progress = self._progress
         parts: list[list[_Due]] = []
         try:
             self._record_late_cuts(now_us)
-            parts = _parts(
-                self._due(progress, now_us, self._late_us + lag_us(min(live_us, now_us), progress))
-            )
+            is_start = now_us < start_until_us
+            late_us = self._late_us + lag_us(now_us if is_start else live_us, progress, is_start=is_start)
+            parts = _parts(self._due(progress, now_us, late_us, start_until_us if is_start else NEVER_US))
             while parts:
                 self._yield_to_main_loop()
                 part = self._read(parts[0], progress, now_us)
@@ -339,8 +339,8 @@ class Judge:
                     track.recall(row)
         return bool(noted_us)
 
-    def _due(self, progress: dict[str, int], now_us: int, late_us: int) -> list[_Due]:
-        """Slices to judge in this pass; tracks take turns when there are too many."""
+    def _due(self, progress: dict[str, int], now_us: int, late_us: int, look_us: int) -> list[_Due]:
+        """Slices to judge in this pass; too many tracks take turns, and none waits beyond ``look_us``."""
         self._queue.advance(progress, now_us)
         dues: list[_Due] = []
         again: list[Name] = []
@@ -352,7 +352,7 @@ class Judge:
             if rest is None:
                 again.append(name)
             else:
-                self._queue.defer(name, *rest)
+                self._queue.defer(name, min(rest[0], look_us), rest[1])
             if len(dues) >= MOST_DUES:
                 break
         self._has_more = len(self._queue) > 0

@@ -44,7 +44,7 @@ MAX_DUE: Final = 240  # a pass: four hours of minutes, so that a long catch-up d
 Fingerprint = tuple[Any, ...]
 
 
-def lag_us(live_us: int, progress: Mapping[str, int]) -> int:
+def lag_us(live_us: int, progress: Mapping[str, int], *, is_start: bool = False) -> int:
     """How far the server itself is behind with storing what gateways send; slices wait so much longer.
 
     What has come waits to be stored then, and slices judged without it would be judged twice, by a server
@@ -53,9 +53,11 @@ def lag_us(live_us: int, progress: Mapping[str, int]) -> int:
     Args:
         live_us: when a cut came last, server time; 0: none has come yet.
         progress: how far what each gateway sent is in SQL.
+        is_start: nobody knows yet what gateways and the ingest queue have kept of the time before.
     """
     found_us = live_us - max(progress.values(), default=live_us)
-    return min(found_us, LAG_MOST_US) if found_us >= LAG_LEAST_US else 0
+    most_us = found_us if is_start else LAG_MOST_US
+    return min(found_us, most_us) if found_us >= LAG_LEAST_US else 0
 
 
 @dataclass(frozen=True, slots=True)

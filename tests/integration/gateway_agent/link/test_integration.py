@@ -115,8 +115,8 @@ def world(tmp_path):
 def start_link(tmp_path, world):
     started = []
 
-    def start(pulse=None, **environment):
-        (tmp_path / "gateway_id").write_text(GATEWAY)
+    def start(pulse=None, identity=GATEWAY, output=None, **environment):
+        (tmp_path / "gateway_id").write_text(identity)
         path = tmp_path / "agent.toml"
         path.write_text(
             f'name = "gw-a"\nstate_dir = "{tmp_path}"\nruntime_dir = "{tmp_path}"\n'
@@ -134,7 +134,7 @@ def start_link(tmp_path, world):
             )
             argv[1:3], fds = ["-c", code], (pulse.fd,)
             environment |= pulse.env()
-        started.append(subprocess.Popen(argv, env={**os.environ, **environment}, pass_fds=fds))
+        started.append(subprocess.Popen(argv, env={**os.environ, **environment}, pass_fds=fds, stderr=output))
         return started[-1]
 
     yield start
@@ -168,6 +168,20 @@ def test_statistics_caps_and_a_killed_link(world, start_link):
     assert world.plane.cap_gen == 7  # the plane held them all the while
 
 
+def test_a_changed_identity_is_named_beside_the_one_of_the_spool(world, start_link, tmp_path):
+    link = start_link()
+    world.wait_registered()
+    world.poll((world.server.last(Kind.HELLO)["ep"], 1))
+    link.kill()
+    link.wait()
+    damaged = GATEWAY[:-1] + ("1" if GATEWAY[-1] == "0" else "0")
+    again = start_link(identity=damaged, output=subprocess.PIPE)
+    _, said = again.communicate(timeout=60)
+    assert again.returncode == 78
+    assert f"{tmp_path}/gateway_id: it says {damaged}" in said.decode()
+    assert f"Write {GATEWAY} into it" in said.decode()
+
+
 def test_a_restarted_link_tells_the_server(world, start_link):
     start_link(**{RESTARTS_ENV: "2", REASON_ENV: "it was killed by SIGKILL"})
     world.wait_registered()
@@ -176,6 +190,21 @@ def test_a_restarted_link_tells_the_server(world, start_link):
     alert = world.server.last(Kind.ALERT)
     assert (alert["kind"], alert["details"]["restarts"]) == ("process-restarted", 2)
     assert alert["text"] == "the link was restarted: it was killed by SIGKILL; restart 2"
+
+
+@pytest.mark.parametrize("pid", [7, 8])  # the plane says 7
+def test_a_plane_that_died_with_the_link_is_reported_by_the_next_one(world, start_link, tmp_path, pid):
+    (tmp_path / "link.json").write_text(json.dumps({"planes": {"nbd-0": {"pid": pid}}}))
+    start_link(**{RESTARTS_ENV: "1", REASON_ENV: "it was killed by SIGKILL"})
+    world.wait_registered()
+    world.poll((world.server.last(Kind.HELLO)["ep"], 1))
+    died = ["plane-died", "plane-back"] if pid != 7 else []
+    wanted = ["process-restarted", *died]
+    world.until(lambda: len(world.server.headers.get(Kind.ALERT, [])) >= len(wanted), "the alerts")
+    world.poll((world.server.last(Kind.HELLO)["ep"], 1))
+    alerts = world.server.headers[Kind.ALERT]
+    assert [each["kind"] for each in alerts] == wanted
+    assert {each["details"]["subject"] for each in alerts[1:]} <= {"nbd-0"}
 
 
 def test_the_link_of_a_parent_that_hangs_tells_the_server(world, start_link):

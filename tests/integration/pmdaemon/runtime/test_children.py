@@ -44,6 +44,7 @@ def test_a_child_that_cannot_be_started_is_tried_again_and_ends_nobody(
     monkeypatch.setattr(subprocess, "Popen", popen)
     assert [child.is_due and child.start() for _ in range(3)] == [False] * 3
     assert len(refusals) == 1, "not before its wait is over"
+    assert "Free memory on this host" in child.reason
     clock.advance(FIRST_WAIT_S)
     assert not child.start()
     assert child.reason == "it could not be started: busy"

@@ -115,6 +115,21 @@ def test_a_process_of_a_former_run_is_not_called_running(server: Server) -> None
     assert "  dbmanager does not run\n  services does not run\n" in text
 
 
+def test_a_process_that_was_started_while_nothing_can_be_stored_is_not_called_dead(server: Server) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait(60)
+    stale = [{**row, "pid": ended.pid} if row["name"] == "services" else row for row in ROWS]
+    waits = {"process": "dbmanager", "what": "dbmanager", "since_us": None, "reason": "waits at its start"}
+    server.answers |= {"/processes": {"items": stale}, "/health": {"status": "down", "problems": [waits]}}
+    status, text, result = server.status()
+    assert status == 1
+    assert result["processes"] == []
+    assert "dead" not in text
+    assert "does not run" not in text
+    assert "states of the processes are unknown: they are stored in the database" in text
+    assert text.endswith("  in trouble: dbmanager: Waits at its start.\n")
+
+
 def test_a_process_below_the_supervisor_is_ours() -> None:
     with subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; read x; kill $!"], stdin=-1, stdout=-1) as child:
         assert child.stdout is not None

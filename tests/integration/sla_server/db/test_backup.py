@@ -344,6 +344,22 @@ def test_damaged_and_foreign_backups_are_refused(site, empty_site, tmp_path):
     empty_site.do("restore", tmp_path / "saved")
 
 
+def test_damaged_and_missing_files_of_a_backup_are_named_when_it_is_brought_back(site, empty_site, tmp_path):
+    fill(site)
+    site.do("backup", tmp_path / "saved")
+    first, second = sorted((tmp_path / "saved" / "parquet").rglob("*.parquet"))[:2]
+    content = bytearray(first.read_bytes())
+    content[len(content) // 2] ^= 1
+    first.write_bytes(content)
+    second.unlink()
+    done = empty_site.sla("restore", tmp_path / "saved")
+    assert done.exit_code == 1
+    found = [line for line in done.stdout.splitlines() if line.startswith("damaged in the backup: ")]
+    names = [path.relative_to(tmp_path / "saved" / "parquet").as_posix() for path in (first, second)]
+    assert found == [f"damaged in the backup: {name}" for name in names]
+    assert "restored as of" in done.stdout
+
+
 def test_without_a_schema_there_is_nothing_to_back_up(empty_site, tmp_path):
     done = empty_site.sla("backup", tmp_path / "saved")
     assert done.exit_code in (1, 69, 75)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -264,6 +265,36 @@ def test_damage_of_the_queue_that_lost_records_is_an_event_once(config, peers, r
     found = [row for row in reader.events(limit=50) if row["kind"] == "queue-damage"]
     assert [(row["severity"], row["subject"]) for row in found] == [("critical", "ingest-queue")]
     assert "1 record of cuts that were not yet in SQL and Parquet are lost" in found[0]["text"]
+
+
+def emptied(config):
+    """As after ``createdb`` of another one, or with SQLite's file cut to nothing."""
+    engine = make_engine(config.database, config.data_dir)
+    path = engine.url.database
+    if engine.dialect.name == "sqlite":
+        engine.dispose()
+        for name in (f"{path}-wal", f"{path}-shm"):
+            Path(name).unlink(missing_ok=True)
+        os.truncate(path, 0)
+        return
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP SCHEMA public CASCADE")
+        connection.exec_driver_sql("CREATE SCHEMA public")
+    engine.dispose()
+
+
+def test_a_database_that_was_emptied_is_an_event_once_and_a_new_one_none(config, peers):
+    kinds = []
+    for is_emptied in (False, True, False):
+        if is_emptied:
+            emptied(config)
+        with Running(config):
+            peers.pair.expect(Kind.WATERMARKS)
+            peers.pair.post(cuts_message([make_cut(len(kinds) + 1)]))
+            peers.pair.expect(Kind.DURABLE)
+        with contextlib.closing(open_reader(config.database, config.data_dir)) as reader:
+            kinds.append([row["severity"] for row in reader.events(50) if row["kind"] == "database-emptied"])
+    assert kinds == [[], ["critical"], ["critical"]]
 
 
 def test_a_frozen_process_that_looks_after_the_files_holds_no_start_up(config, peers, reader):

@@ -101,6 +101,22 @@ def test_of_a_plane_that_did_not_answer_the_next_links_answer_is_the_end(
     assert said(after)[-1] == "plane-back"
 
 
+def test_a_plane_that_never_comes_is_reported_and_so_is_its_coming(tmp_path: Path, plane: FakePlane) -> None:
+    bench = absent(tmp_path, plane)
+    bench.pass_time(9)
+    bench.poll()
+    assert said(bench) == [], "it may be starting"
+    bench.pass_time(2)
+    bench.poll()
+    assert said(bench) == ["plane-died"]
+    assert "does not run" in bench.server.last(Kind.ALERT)["text"]
+    settle(bench)
+    assert said(bench) == ["plane-died"], "once"
+    bench.core.plane_connected(NAME)
+    bench.carry()
+    assert said(bench) == ["plane-died", "plane-back"]
+
+
 def test_a_plane_that_the_file_names_no_more_has_ended(tmp_path: Path, plane: FakePlane) -> None:
     link(tmp_path, plane).core.plane_lost(NAME, "connection reset")
     bench = link(tmp_path, plane, is_connected=False)

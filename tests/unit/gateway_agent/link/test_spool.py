@@ -45,6 +45,18 @@ def gaps(spool: Spool) -> dict[tuple[int, int], int]:
     return {key: gap for key, gap in found.items() if gap}
 
 
+def test_cuts_of_another_gateway_are_seen_also_behind_a_restart(tmp_path):
+    spool = Spool(tmp_path, BIG)
+    assert spool.owner_beside("another") == ""
+    put(spool, 7, 1)
+    put(spool, 8, 1)
+    spool.forget(7, 1)
+    spool.forget(8, 1)  # the newest stays in the queue, and is offered again
+    spool.close()
+    again = Spool(tmp_path, BIG)
+    assert (again.owner_beside(GATEWAY), again.owner_beside("another")) == ("", GATEWAY)
+
+
 def test_what_is_appended_is_read_until_forgotten(tmp_path):
     spool = Spool(tmp_path, BIG)
     for seq in (1, 2, 3):

@@ -58,6 +58,7 @@ def test_a_full_disk_is_one_line_with_the_file(capsys: pytest.CaptureFixture[str
         (MemoryError(), "Cannot allocate memory. Free memory"),
         (OSError(errno.EMFILE, "x", "/some/file"), "Too many open files. Raise the limit of open files"),
         (OSError(errno.ENFILE, "x"), "Too many open files in system. This host"),
+        (RuntimeError("can't start new thread"), "No thread can be started. Free memory"),
     ],
 )
 def test_what_has_run_out_is_not_blamed_on_a_path(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,19 @@ def test_a_full_disk_of_sqlite_is_told_as_that(tmp_path: Path) -> None:
         connection.exec_driver_sql("INSERT INTO t VALUES (zeroblob(100000))")
     engine.dispose()
     assert "database or disk is full. Make room on the disk" in str(caught.value)
+    assert "accepts this user" not in str(caught.value)
+
+
+def test_a_locked_file_of_sqlite_is_told_as_that(tmp_path: Path) -> None:
+    engine = make_engine(DatabaseConfig(lock_timeout_s=0.1), tmp_path)
+    with begin(engine) as connection:
+        connection.exec_driver_sql("CREATE TABLE t (a)")
+    with closing(sqlite3.connect(tmp_path / "sla.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(DatabaseUnavailable) as caught, begin(engine) as connection:
+            connection.exec_driver_sql("INSERT INTO t VALUES (1)")
+    engine.dispose()
+    assert "database is locked. Another program has it open" in str(caught.value)
     assert "accepts this user" not in str(caught.value)
 
 

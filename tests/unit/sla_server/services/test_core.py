@@ -948,6 +948,7 @@ def test_after_a_restart_the_controller_gets_what_sql_knows_in_this_order() -> N
     names = ["set_agreements", *modes, "restore", "set_mode", "gateway_up", "add_streams"]
     assert bench.controller.names() == names
     assert bench.controller.last("restore") == ([throttle],)
+    assert bench.controller.last("gateway_up")[-1] is False, "its session was not announced yet"
     bench.tick()
     assert bench.main.take_posted(Kind.SET_CAPS) == []
     # What SQL knows of its exports may be less than all: it is told when it is announced.

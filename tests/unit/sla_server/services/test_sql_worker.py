@@ -135,6 +135,16 @@ def test_the_judge_knows_how_far_storing_is_behind_what_comes() -> None:
     assert [row["state"] for table, row in found.judgement.rows if table == "slices"] == ["no_data"] * 2
 
 
+def test_services_that_were_started_again_before_the_queue_was_stored_judge_nothing_too_early() -> None:
+    scene = Scene()
+    scene.store.add_stream()
+    scene.store.progress_us[GATEWAY] = START_US + 30 * 1_000_000
+    scene.sql_worker.set_catalog(apply(Start().catalog, docs(simple()), "ann", START_US).catalog)
+    assert [found.judgement.rows for found in scene.look(180)] == [[]], "no cut has come to this process yet"
+    (found,) = scene.look(ServicesConfig().judge_late_s)
+    assert {row["state"] for table, row in found.judgement.rows if table == "slices"} == {"no_data"}
+
+
 @pytest.mark.parametrize("method", ["*", "slices", "progress", "slice_inputs", "processes", "policies"])
 def test_a_database_that_goes_away_loses_neither_agreements_nor_slices(method: str) -> None:
     scene = Scene()

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 
 import pytest
 from sqlalchemy import text
 
+from pmdaemon.runtime.clock import Deadline
 from sla_server.db.archive import writer as archive_writers
 from sla_server.db.errors import ArchiveFailed, DatabaseRefused, DatabaseUnavailable
 from sla_server.db.ingest import outage as outages
 from sla_server.db.ingest import writer as writers
 from sla_server.db.ingest.transaction import CursorMoved
 from tests.support import database as support
-from tests.support.database import Rig, archived, backlog, identity
+from tests.support.database import Gate, Rig, archived, backlog, identity
 from tests.support.samples import (
     T0,
     assert_database_holds,
@@ -183,6 +185,7 @@ def test_a_full_disk_holds_the_archive_back_and_nothing_else(rig, monkeypatch):
     assert rig.writer.problems() == [problem], "no file stands yet"
     rig.drain(final=True)
     assert rig.writer.problems() == []
+    assert sorted(row["kind"] for row in rig.reader.events()) == ["archive-failed", "archive-written"]
     assert archived(rig) == identity(items)
 
 
@@ -413,6 +416,47 @@ def test_a_file_never_counts_before_its_cuts_even_if_a_window_is_refused(rig, mo
     assert all(file_seq <= sql_seq for file_seq, sql_seq in seen)
     assert_database_holds(rig.reader, items)
     assert archived(rig) == identity(items)
+
+
+def test_a_disk_that_stays_full_is_one_event_and_its_end_one_also_behind_a_restart(database, monkeypatch):
+    first = Rig(database.config, database.data_dir)
+
+    def no_space(*_args):
+        first.archive.abort()
+        raise ArchiveFailed(first.parquet_dir, "No space left on device")
+
+    monkeypatch.setattr(first.archive, "add", no_space)
+    for seq in (1, 2, 3):
+        first.feed(cuts_message([make_cut(seq)]))
+        first.clock.advance(11)
+    assert [row["kind"] for row in first.reader.events()] == ["archive-failed"]
+    first.die()
+    second = Rig(database.config, database.data_dir, clock=first.clock)
+    for seq in (4, 5):
+        second.feed(cuts_message([make_cut(seq)]))
+        second.drain(final=True)
+    assert sorted(row["kind"] for row in second.reader.events()) == ["archive-failed", "archive-written"]
+    second.close()
+
+
+def test_a_database_that_gives_no_answer_is_away_until_it_does(rig, monkeypatch):
+    monkeypatch.setattr(writers, "HANGS_S", 0.01)
+    gate = Gate(rig.store)
+    monkeypatch.setattr(rig.store, "commit", gate)
+    rig.queue.append_many([cuts_message([make_cut(1)])])
+    working = threading.Thread(target=lambda: (rig.drain(), rig.writer._on_recovery()))
+    working.start()
+    deadline = Deadline(60)
+    while not rig.writer.problems() and not deadline.passed:
+        time.sleep(0.01)
+    (problem,) = rig.writer.problems()
+    assert problem.reason.startswith("the database cannot be used: a transaction has had no answer")
+    rig.clock.advance(60)
+    gate.go.set()
+    working.join(60)
+    assert rig.writer.problems() == []
+    assert_database_holds(rig.reader, [make_cut(1)])
+    assert [row["kind"] for row in rig.reader.events()] == ["database-was-away"]
 
 
 def test_a_full_disk_stays_a_problem_when_a_file_that_waited_is_committed(rig, monkeypatch):

@@ -31,7 +31,7 @@ class Store:
 
 
 def under_way(store: Any) -> BackgroundCommit:
-    return BackgroundCommit(store, SystemClock())
+    return BackgroundCommit(store, SystemClock(), lambda _since_us: None)
 
 
 def test_a_window_is_committed_once() -> None:

@@ -60,6 +60,15 @@ def test_a_lost_gateway_shows_no_rates():
     assert found["backends"][0]["cost_per_s"] == 0
 
 
+def test_a_gateway_that_only_sql_calls_up_is_not_shown_as_up():
+    made = controller((promise(),))
+    made.gateway_up(A, A, [{"volume": "gold", "backend": "disk"}], 1, is_announced=False)
+    found = made.snapshot(1)
+    assert (found["gateways"][0]["state"], found["totals"]["gateways"]) == ("detached", {"detached": 1})
+    made.gateway_up(A, A, [{"volume": "gold", "backend": "disk"}], 2)
+    assert made.snapshot(2)["totals"]["gateways"] == {"up": 1}
+
+
 def test_what_a_silent_gateway_said_last_is_not_shown_as_of_now():
     made = Feeder(controller((promise(),)), (A, ("gold",)), (B, ("gold",)))
     made.step((A, {"gold": (80, 2)}, 0), (B, {"gold": (20, 2)}, 0))

@@ -72,6 +72,18 @@ def test_while_the_server_is_behind_with_storing_what_came_its_slices_wait_and_a
     assert (row["state"], row["revision"]) == ("good", 0)
 
 
+def test_at_a_start_slices_wait_for_what_gateways_and_queue_have_kept_however_much_it_is() -> None:
+    scene = Scene()
+    scene.store.progress_us[GATEWAY] = at(0.5)
+    assert scene.judge.run(at(60), start_until_us=at(60.5)).rows == [], "an hour's backlog is on its way"
+    scene.store.add_slot(at(0), missed=30)
+    scene.store.progress_us[GATEWAY] = at(1)
+    ((_, row),) = scene.judge.run(at(60.1), live_us=at(60), start_until_us=at(60.5)).rows
+    assert (row["start_us"], row["state"], row["revision"]) == (at(0), "good", 0)
+    rows = scene.judge.run(at(60.5), start_until_us=at(60.5)).rows
+    assert {row["state"] for table, row in rows if table == "slices"} == {"no_data"}, "nothing has come"
+
+
 @pytest.mark.parametrize("live", [0, 0.6, 0.7])
 def test_a_gateway_that_sends_nothing_any_more_is_not_waited_for(live: float) -> None:
     scene = Scene()
