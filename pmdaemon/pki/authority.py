@@ -123,6 +123,14 @@ class Authority:
         """SHA-256 of the CA's certificate; raises as ``certificate_der``."""
         return certificates.fingerprint(self.certificate_der())
 
+    def check_key(self) -> None:
+        """That certificates can be signed: else it would be noticed when the first must be renewed.
+
+        Raises:
+            PkiError: the key is missing, damaged, or not that of the certificate.
+        """
+        self._signer()
+
     def ensure_server(self) -> Path:
         """The server's key and certificate, made again from two thirds of its life on; returns the file.
 
@@ -397,9 +405,11 @@ class Authority:
         try:
             key = serialization.load_pem_private_key(self.store.read(CA_KEY), None)
         except FileNotFoundError as exc:
-            raise NoAuthority(str(self.store.directory)) from exc
+            raise StateUnusable(str(self.store.path(CA_KEY)), "is missing") from exc
         except (ValueError, TypeError) as exc:
             raise StateUnusable(str(self.store.path(CA_KEY)), f"is no private key ({exc})") from exc
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise StateUnusable(str(self.store.path(CA_KEY)), "is no elliptic-curve key")
+        if key.public_key() != certificate.public_key():
+            raise StateUnusable(str(self.store.path(CA_KEY)), f"is not the key of {CA_CERTIFICATE} beside it")
         return certificates.Signer(key, certificate)

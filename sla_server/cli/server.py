@@ -101,8 +101,17 @@ def start(path: Path | None, background: bool, limit_s: int, show_config: bool, 
     config = configuration.load(path)
     if config.pmdaemon.tls.enabled and not show_config:
         from pmdaemon.pki.authority import Authority
+        from pmdaemon.pki.errors import PkiError
 
-        Authority(config.ca_dir).fingerprint()  # or say how to make one
+        authority = Authority(config.ca_dir)
+        authority.fingerprint()  # or say how to make one
+        try:
+            authority.check_key()
+        except PkiError as exc:
+            if check_config:
+                raise
+            # Gateways that are enrolled go on with their certificates until these must be renewed.
+            click.echo(f"warning: {exc}\nUntil then no certificate can be made or renewed.", err=True)
     if config.api.tls.certificate is not None and not show_config:
         from sla_server.api.tls import load_context
 

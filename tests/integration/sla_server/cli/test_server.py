@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from pmdaemon.errors import ConfigError, SlaError
+from pmdaemon.pki.authority import Authority
 from pmdaemon.runtime.stop import ParentPipe
 from sla_server import config as configuration
 from sla_server import directories
@@ -247,6 +248,28 @@ def test_tls_without_an_authority_is_reported_at_once(tmp_path: Path, option: st
     result = CliRunner().invoke(cli, ["start", "--config", str(path), option])
     assert result.exit_code == 78
     assert "sla ca init" in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--check-config", "--background"])
+def test_a_damaged_key_of_the_authority_is_said_and_stops_no_start(
+    tmp_path: Path, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is enrolled goes on; the start goes as far as the disk, which has no room here."""
+    path = tmp_path / "server.toml"
+    path.write_text(
+        f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}/run"\n'
+        '[api]\nlisten = "127.0.0.1:0"\n[pmdaemon]\nlisten = "127.0.0.1:0"\n[pmdaemon.tls]\nenabled = true\n'
+    )
+    Authority(tmp_path / "data" / "ca").init()
+    (tmp_path / "data" / "ca" / "ca.key").write_text("")
+    small = SimpleNamespace(f_blocks=1000, f_bavail=1000, f_bfree=1000, f_frsize=4096)
+    monkeypatch.setattr("sla_server.db.ingest.queue.os.statvfs", lambda _path: small)
+    result = CliRunner().invoke(cli, ["start", "--config", str(path), option])
+    assert result.exit_code == 74, result.output
+    assert "ca.key: is no private key" in result.stderr
+    is_only_checked = option == "--check-config"
+    assert ("warning: " not in result.stderr) is is_only_checked
+    assert ("bytes, and" not in result.stderr) is is_only_checked
 
 
 @pytest.mark.parametrize("option", ["--check-config", "--background", ""])

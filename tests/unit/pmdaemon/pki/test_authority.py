@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,28 @@ def test_a_damaged_key_is_named(authority: Authority) -> None:
     (authority.store.directory / "ca.key").write_text("junk")
     with pytest.raises(StateUnusable, match=r"ca\.key: is no private key"):
         enrol(authority)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda key: key.write_text(""), "is no private key"),
+        (lambda key: key.unlink(), "is missing"),
+        (
+            lambda key: key.write_bytes(certificates.key_pem(certificates.make_key())),
+            "is not the key of ca.crt beside it",
+        ),
+    ],
+    ids=["empty", "missing", "another"],
+)
+def test_a_key_that_cannot_sign_is_found_before_a_certificate_is_asked_for(
+    authority: Authority, damage: Callable[[Path], object], said: str
+) -> None:
+    authority.check_key()
+    damage(authority.store.directory / "ca.key")
+    authority.fingerprint()  # the certificate is as it was
+    with pytest.raises(StateUnusable, match=said):
+        authority.check_key()
 
 
 @pytest.mark.parametrize("text", [b"junk", b"[" * 50_000])
