@@ -61,7 +61,7 @@ def maintenance() -> None:
 def _new_name(now_s: float) -> str:
     """Of two works begun in the same second each has its own."""
     at = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now_s))
-    return f"maintenance-{at}-{secrets.token_hex(2)}"
+    return f"work-{at}-{secrets.token_hex(2)}"
 
 
 @maintenance.command("start")

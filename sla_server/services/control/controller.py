@@ -484,7 +484,7 @@ class Controller:
         self.loops.faults_ended(ended)
         decisions = [*self._assess_promises(now_ns), *events]
         decisions += self.manual_causes.check(now_ns)
-        decisions += self.loops.run(now_ns, unix_us)
+        decisions += self.manual_causes.without_known(self.loops.run(now_ns, unix_us))
         plan = self.policy.decide(self.tables, now_ns, unix_us)
         self.loops.shut_gates(plan.waits, self.tables, now_ns)
         return [*decisions, *self._agreed.events(), *plan.decisions, *self.log.take()]

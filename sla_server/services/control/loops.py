@@ -591,7 +591,8 @@ def _notices(backend: str, step: LoopStep) -> list[Decision]:
     if not step.notice:
         return []
     severity = "critical" if step.violated else "warning"  # at risk is not broken yet
-    return [RaiseEvent(step.notice, severity, "backend", backend, step.notice_text, {"backend": backend})]
+    details = {"backend": backend} | ({"promise": step.lead.name} if step.lead is not None else {})
+    return [RaiseEvent(step.notice, severity, "backend", backend, step.notice_text, details)]
 
 
 def _key_of(name: str) -> Key:

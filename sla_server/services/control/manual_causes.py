@@ -3,7 +3,7 @@
 The wait counts against the promise, so an operator's throttle may be all of the trouble. The loops look for
 neighbours, and need some seconds of decreases without effect before they say that the cause is elsewhere. So
 such a throttle is named as soon as the promise is at risk and its gateways hold I/Os back, again after a time
-that doubles while that lasts, as the loops do.
+that doubles while that lasts, as the loops do; and what loops say of a cause elsewhere is left out meanwhile.
 
 State: what was reported, by promise and throttle. No clock, no I/O. Changed only by the controller's one
 thread.
@@ -11,7 +11,7 @@ thread.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -69,6 +69,18 @@ class ManualCauses:
                 if _slows_down(throttle, scope) and self._is_due(cause, now_ns):
                     events.append(self._event(scope, throttle, now_ns))
         return events
+
+    def without_known(self, decisions: Sequence[Decision]) -> list[Decision]:
+        """What loops decided, less that a promise is nobody's fault where a throttle explains it."""
+        known = {"/".join(cause.key) for cause in self._reported}
+        return [
+            each
+            for each in decisions
+            if not known
+            or not isinstance(each, RaiseEvent)
+            or each.kind != "unattributed"
+            or each.details.get("promise") not in known
+        ]
 
     def _holds(self, throttle: Throttle) -> bool:
         """Whether a gateway holds I/Os back that are of what it caps."""

@@ -57,6 +57,27 @@ def test_it_is_named_again_only_after_the_back_off() -> None:
     )
 
 
+def test_no_loop_says_meanwhile_that_nobody_is_the_cause() -> None:
+    alone = Feeder(controller((promise(),), (volume_class(),)), (A, ("gold",)))
+
+    def late(count: int) -> list[Any]:
+        found: list[Any] = []
+        for _ in range(count):
+            gen = alone.controller.policy.gateways[A].gen
+            found += alone.step((A, {"gold": (40, 40.0)}, gen), held=3)
+        return found
+
+    (text,) = [event.text for event in events_of(late(40), "unattributed")]
+    assert "no other volume uses this backend" in text
+    alone.controller.manual_set("t1", "gold", ops_per_s=50)
+    texts = [event.text for event in events_of(late(3 * BACKOFF_S), "unattributed")]
+    assert texts
+    assert all("by hand" in text for text in texts)
+    alone.controller.manual_release("gold")
+    (text, *_) = [event.text for event in events_of(late(20 * BACKOFF_S), "unattributed")]
+    assert "no other volume uses this backend" in text, "it is said again once no throttle explains it"
+
+
 def test_one_that_holds_nothing_back_is_not_named() -> None:
     fed = world()
     seconds(fed, 4, 2.0)
