@@ -30,7 +30,7 @@ export function startMaintenance(shell, done) {
     done});
   return () => {
     const start = wallTime(Date.now() + HOUR_MS).slice(0, 13);
-    name = `maintenance-${wallTime(Date.now()).replace(/[^0-9]/g, "")}-${Math.random().toString(16).slice(2, 6)}`;
+    name = `work-${wallTime(Date.now()).replace(/[^0-9]/g, "")}-${Math.random().toString(16).slice(2, 6)}`;
     open();
     dialog.querySelector("[name=start]").value = `${start}:00`;
   };
