@@ -12,8 +12,11 @@ from benchmarks.sla_scenarios import SCENARIOS
 from benchmarks.sla_simulated import Runs
 from sla_server.services.control.cap_gate import CapGate
 from sla_server.services.control.decisions import SetCaps
+from sla_server.services.control.nearness import MOST_KEPT, Nearness
+from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.sharing import Neighbour
 from sla_server.services.control.simulation import Simulation
+from sla_server.services.control.victims import Victim
 from sla_server.simulate.run import run_mode
 from tests.support.loop_steps import S, clear, neighbour, victim, world
 
@@ -154,6 +157,20 @@ def test_a_step_up_asks_for_what_is_usual_at_this_c_not_for_one_good_window(cont
     for quarter in range(40):
         control.step([clear(r=0.3)], biting, (40 + quarter // 4) * S)
     assert control.allowed > low
+
+
+def test_of_very_many_promises_one_good_window_is_not_what_is_usual_and_those_of_before_are_forgotten():
+    near = Nearness(ControlSettings())
+
+    def all_at(r: float) -> list[Victim]:
+        return [clear(r=r, name=f"gold-{number}") for number in range(2 * MOST_KEPT)]
+
+    near.see([clear(r=0.9, name="before")])
+    for _ in range(30):
+        near.see(all_at(0.8))
+    near.see(found := all_at(0.3))
+    assert near.margin(found) < 1, "0.3 alone would be far from where C parks"
+    assert len(near.usual) == len(near.each) == len(found)
 
 
 # On the simulator: an nbdkit that gives each connection its turn.
