@@ -250,9 +250,8 @@ class LeasedCaps:
             return None
         self._ack_due = False
         reason = f"nothing of this gateway serves {_some(foreign)}" if foreign else ""
-        return CapsAck(
-            gen, ok=len(foreign) < len(volumes) or not volumes, reason=reason, refused=foreign or None
-        )
+        holds_some = len(foreign) < len(volumes) or not volumes or bool(self._caps.whole_clients)
+        return CapsAck(gen, ok=holds_some, reason=reason, refused=foreign or None)
 
 
 def _that_fit(volumes: Sequence[str]) -> tuple[str, ...]:

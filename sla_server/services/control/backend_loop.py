@@ -258,8 +258,9 @@ class BackendControl:
         self.carried = cost_of(neighbours)
         if self.settling and not self.changed_ns:
             self.changed_ns = self.calm_since_ns = now_ns
-        if self.gate.drain.is_on and self.lead is not None:  # by Little's law, what C lets be there
-            most = self.allowed * (self.lead.signal.threshold_us or 0) / 1e6
+        if self.gate.drain.is_on:  # by Little's law, what C lets be there
+            promised_us = 0 if self.lead is None else self.lead.signal.threshold_us or 0
+            most = self.allowed * promised_us / 1e6
             self.gate.follow_drain(self.managed.values(), most, self.settings.drain_max_s, now_ns)
         if self.is_learning:
             if (used := grown_to(self.managed.values(), self.start, self.peaks)) is not None:
@@ -504,9 +505,8 @@ class BackendControl:
             why = f"{names} use no more than their floors already"
             return self._helpless(lead, "unattributed", f"nobody to slow down: {why}", now_ns)
         is_doubtful = self.effect.is_doubtful(lead, (now_ns - self.changed_ns) / 1e9, now_ns)
-        is_own = not lead.volumes.isdisjoint(
-            self.managed
-        )  # it waits for its own cap: that is no cause elsewhere
+        # It waits for its own cap: that is no cause elsewhere.
+        is_own = not lead.volumes.isdisjoint(self.managed)
         if not is_useless and not is_own and (is_doubtful or self.effect.is_nil(lead, self.allowed)):
             return self._restore(lead, victims, now_ns)
         why = (

@@ -261,7 +261,7 @@ class Controller:
         self._locate(table, {table.streams[row].volume for row in rows} | elsewhere.keys())
         if rows:
             self._link_rows(self.scopes.extend(table, rows))
-            self.policy.streams_seen([table.streams[row] for row in rows])
+            self.policy.streams_seen(table, [table.streams[row] for row in rows])
             self._agreed.follow({table.streams[row].volume for row in rows})
 
     def forget_volumes(self, gateway_id: str, volumes: Collection[str]) -> None:

@@ -14,6 +14,7 @@ Pure. Of one loop; changed only by the controller's one thread.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
@@ -31,11 +32,11 @@ class Drain:
     """See the module.
 
     Attributes:
-        under_way: I/Os at the storage when it was looked at last; None: nothing is waited for.
+        under_way: I/Os of each neighbour at the storage at the last look; None: nothing is waited for.
         looked_ns: when the cuts came that say so; 0: when caps went down.
     """
 
-    under_way: int | None = None
+    under_way: dict[str, int] | None = None
     looked_ns: int = 0
 
     @property
@@ -45,8 +46,8 @@ class Drain:
 
     def begin(self, managed: Collection[Neighbour], most: float) -> None:
         """Caps of these go down; with no more I/Os under way than ``most`` nothing is waited for."""
-        under_way = sum(n.under_way for n in managed)
-        self.under_way, self.looked_ns = under_way if under_way > most else None, 0
+        found = _by_neighbour(managed)
+        self.under_way, self.looked_ns = found if sum(found.values()) > most else None, 0
 
     def stop(self) -> None:
         """Wait no longer."""
@@ -54,6 +55,9 @@ class Drain:
 
     def check(self, managed: Collection[Neighbour], most: float, from_ns: int, until_ns: int) -> int:
         """The caps are confirmed: is there still what was sent before?
+
+        A look needs a new cut of each neighbour with a queue: what one of them has not said yet did not stop
+        getting less. One that joined since the last look is compared from the next one on.
 
         Args:
             managed: whose caps went down.
@@ -66,18 +70,25 @@ class Drain:
         """
         if self.under_way is None:
             return 0
-        seen_ns = max((n.seen_ns for n in managed), default=0)
+        newest_ns = max((n.seen_ns for n in managed), default=0)
+        seen_ns = min((n.seen_ns for n in managed if n.under_way > LEAST_UNDER_WAY), default=newest_ns)
         span_ns = seen_ns - (self.looked_ns or from_ns)
         if span_ns <= 0:
             return 0
-        under_way = sum(n.under_way for n in managed)
-        if under_way <= max(most, LEAST_UNDER_WAY * len(managed)):
+        found = _by_neighbour(managed)
+        if sum(found.values()) <= max(most, LEAST_UNDER_WAY * len(managed)):
             self.stop()
-            return seen_ns
+            return newest_ns
         if span_ns < LEAST_SPAN_S * 1e9:
             return 0
-        left = self.under_way - under_way
-        self.under_way, self.looked_ns = under_way, seen_ns
-        if left <= 0 or seen_ns + span_ns * under_way / left > until_ns:
+        before, self.under_way, self.looked_ns = self.under_way, found, seen_ns
+        compared = before.keys() & found.keys()
+        left = sum(before[volume] - found[volume] for volume in compared)
+        due_ns = span_ns * sum(found[volume] for volume in compared) / left if left > 0 else math.inf
+        if compared and seen_ns + due_ns > until_ns:
             self.stop()
         return 0
+
+
+def _by_neighbour(managed: Collection[Neighbour]) -> dict[str, int]:
+    return {n.volume: n.under_way for n in managed}

@@ -27,6 +27,7 @@ from sla_server.agreements.selectors import can_meet, is_pattern
 from sla_server.services.control.backend_use import BackendUse, Place
 from sla_server.services.control.client_floors import ClientFloors
 from sla_server.services.control.client_use import ClientUse, ClientUses
+from sla_server.services.control.drain import LEAST_UNDER_WAY
 from sla_server.services.control.scopes import Key, PromiseScope
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.sharing import (
@@ -236,7 +237,7 @@ class BackendInventory:
         """
         place, volume = self.terms_of(target), volume_of(target)
         cost = last = peak = all_cost = all_ops = 0.0
-        is_held, under_way, seen_ns = False, 0, 0
+        is_held, under_way, newest_ns, queued_ns = False, 0, 0, list[int]()
         for table, use in self._used(target):
             smoothed = use.cost_per_s
             all_cost, all_ops = all_cost + smoothed, all_ops + use.ops_per_s
@@ -248,12 +249,13 @@ class BackendInventory:
                 peak += use.peak_cost_per_s
                 is_held = is_held or use.held > 0
                 under_way += use.inflight
-                seen_ns = max(seen_ns, table.last_cut_ns or 0)
+                newest_ns = max(newest_ns, table.last_cut_ns or 0)
+                if use.inflight > LEAST_UNDER_WAY:
+                    queued_ns.append(table.last_cut_ns or 0)
         full = cap is None or cost >= FULL_RATIO * cap
         floor = max(place.floor_cost(self._mean_cost(target, all_cost, all_ops)), 1.0)
-        return Neighbour(
-            target, place.priority, cost, peak, floor, full and is_held, None, last, under_way, seen_ns
-        )
+        seen_ns, queueing = min(queued_ns, default=newest_ns), full and is_held
+        return Neighbour(target, place.priority, cost, peak, floor, queueing, None, last, under_way, seen_ns)
 
     def neighbours(
         self, backend: str, scopes: Iterable[PromiseScope], caps: Mapping[str, float | None]

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.victims import Key, Victim
@@ -31,7 +31,10 @@ NEW_RATIO: Final = 0.1
 MOST_R: Final = 1.0
 """Of a window, in what is usual: far over the threshold is no more than over it."""
 MOST_KEPT: Final = 256
-"""Promises known by themselves: loops last for months, and of thousands each step sees others."""
+"""Promises known by themselves beyond those of a step: loops last for months, and of thousands each step sees
+others."""
+
+Known = TypeVar("Known")
 
 
 @dataclass(slots=True)
@@ -58,8 +61,7 @@ class Nearness:
 
     def see(self, victims: Sequence[Victim]) -> None:
         """What windows under the caps in force say; asked once a step."""
-        if len(self.usual) > MOST_KEPT:
-            self.usual.clear()
+        self.usual = _kept(self.usual, victims)
         for v in victims:
             r, before = min(v.signal.r, MOST_R), self.usual.get(v.key)
             if v.signal.excused_ratio > 0:  # its gateway's own host was busy
@@ -71,8 +73,7 @@ class Nearness:
         r = max(v.signal.r for v in victims)
         self.worst = self.worst or Least(r)
         self.worst.see(r)
-        if len(self.each) > MOST_KEPT:
-            self.each.clear()
+        self.each = _kept(self.each, victims)
         for v in victims:
             self.each.setdefault(v.key, Least(v.signal.r)).see(v.signal.r)
 
@@ -109,3 +110,10 @@ class Nearness:
             return known
         least = min(own.least, self.worst.least)
         return max(known, least + share * (1 - least))
+
+
+def _kept(known: dict[Key, Known], victims: Sequence[Victim]) -> dict[Key, Known]:
+    """What is known of promises, when it is of very many: of those of this step."""
+    if len(known) <= MOST_KEPT:
+        return known
+    return {v.key: known[v.key] for v in victims if v.key in known}

@@ -274,9 +274,9 @@ class PolicyManager:
         """Other gateways carry these volumes, or can throttle them, than before."""
         self.index.changed([throttle.target for throttle in self.index.of_volumes(volumes)])
 
-    def streams_seen(self, streams: Collection[KnownStream]) -> None:
+    def streams_seen(self, table: GatewayTable, streams: Collection[KnownStream]) -> None:
         """Clients use volumes through a gateway for the first time; whole clients' caps follow them there."""
-        for throttle in self.index.join(streams):
+        for throttle in self.index.join(table, streams):
             self.groups.set(throttle.group_key, throttle.weights)
             self._dirty[throttle.throttle_id] = throttle
         self.carriers_changed({stream.volume for stream in streams})

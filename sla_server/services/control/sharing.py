@@ -59,7 +59,8 @@ class Neighbour:
         queueing: a cap hides its demand (I/Os held back).
         curve_end: cost rate at the end of its own curve while its demand is above it, else None.
         last_cost_per_s: what it used in the newest cut.
-        under_way: its I/Os at the storage when that ended; seen_ns: when the newest cut of its gateways came.
+        under_way: its I/Os at the storage when that ended.
+        seen_ns: when the newest cut came; of several gateways the oldest of these with a queue.
     """
 
     volume: str

@@ -15,7 +15,7 @@ from typing import Final
 from pmdaemon.wire.rates import Rates
 from sla_server.services.control.targets import target_of
 from sla_server.services.control.throttle import Throttle
-from sla_server.services.control.usage import KnownStream
+from sla_server.services.control.usage import GatewayTable, KnownStream
 
 MOST_SHOWN: Final = 512
 """Volumes of a whole client that its throttle's row names; those beyond are under its cap, too."""
@@ -57,11 +57,17 @@ class ThrottleIndex:
             else:
                 del index[key]
 
-    def join(self, streams: Iterable[KnownStream]) -> Iterator[Throttle]:
-        """Streams are there now; gives whole clients' throttles to which a volume comes by one, changed."""
+    def join(self, table: GatewayTable, streams: Iterable[KnownStream]) -> Iterator[Throttle]:
+        """Streams of a gateway are there now; gives whole clients' throttles that got a volume more by one.
+
+        One that has very many gets no more, but for the first at a gateway, which finds the cap by it.
+        """
         for stream in streams:
             for throttle in self._targets.get(target_of("", stream.client), ()):
-                if stream.volume not in throttle.weights and len(throttle.weights) < MOST_SHOWN:
+                known = throttle.weights
+                if stream.volume in known:
+                    continue
+                if len(known) < MOST_SHOWN or not any(map(table.carries, known)):
                     throttle.weights = {**throttle.weights, stream.volume: 1.0}
                     self._volumes.setdefault(stream.volume, []).append(throttle)
                     yield throttle

@@ -40,6 +40,15 @@ def test_caps_of_clients_are_refused_by_their_volume_where_no_plane_serves_it():
     assert (ack.ok, ack.refused) == (False, ("w",))
 
 
+def test_the_cap_of_a_whole_client_holds_beside_those_of_volumes_that_no_plane_serves():
+    caps = LeasedCaps([FakeEnforcer(frozenset({"v"}))])
+    whole = {"client": "c", "ops_per_s": 5, "bytes_per_s": None, "cost_per_s": None}
+    caps.replace(CapSet(4, 30_000_000, ({"volume": "w", "ops_per_s": 5},), whole_clients=(whole,)), 0)
+    ack = caps.due_ack()
+    assert ack is not None
+    assert (ack.ok, ack.refused) == (True, ("w",))
+
+
 def test_a_set_of_clients_alone_has_a_lease():
     caps = LeasedCaps([FakeEnforcer(frozenset({"v"}))])
     caps.replace(CapSet(4, 30_000_000, (), (client_cap("v"),)), 0)

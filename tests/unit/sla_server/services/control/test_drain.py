@@ -12,8 +12,11 @@ from benchmarks.sla_scenarios import SCENARIOS
 from benchmarks.sla_simulated import Runs
 from sla_server.services.control.cap_gate import CapGate
 from sla_server.services.control.decisions import SetCaps
+from sla_server.services.control.nearness import MOST_KEPT, Nearness
+from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.sharing import Neighbour
 from sla_server.services.control.simulation import Simulation
+from sla_server.services.control.victims import Victim
 from sla_server.simulate.run import run_mode
 from tests.support.loop_steps import S, clear, neighbour, victim, world
 
@@ -83,6 +86,43 @@ def test_a_neighbour_at_the_floor_has_two_under_way_whatever_its_caps_let_be():
     assert looked(draining(256), 2, 12, most=0.5).is_open
 
 
+def test_neighbours_whose_gateways_speak_in_turn_are_looked_at_when_each_has_spoken():
+    """A cut of one without a queue says nothing of the queue of the other."""
+    gate = CapGate()
+    gate.drain.begin([deep(64, CAPPED_S, "a"), deep(200, CAPPED_S, "b")], 83.0)
+    gate.wait_for("A", 7, CAPPED_S * S)
+    gate.confirm("A", 7, 7, began_ns=HELD_S * S)
+
+    def look(a: tuple[int, float], b: tuple[int, float], at_s: float) -> bool:
+        gate.follow_drain([deep(*a, "a"), deep(*b, "b")], 3.0, LIMIT_S, round(at_s * S))
+        return gate.is_open
+
+    assert not look((2, 11.5), (180, 11.25), 11.5)
+    assert not look((2, 11.5), (140, 12.0), 12.0)
+    assert not look((2, 12.5), (140, 12.0), 12.5), "b has said nothing since"
+    assert not look((2, 12.5), (80, 13.0), 13.0)
+    assert look((2, 13.5), (1, 14.0), 14.0)
+
+
+def test_one_that_joins_with_a_queue_does_not_end_the_wait_for_the_others():
+    gate = looked(draining(256), 180, 12)
+    both = [deep(120, 13.0), deep(90, 13.0, "late")]
+    gate.follow_drain(both, 3.0, LIMIT_S, 13 * S)
+    assert not gate.is_open
+    gate.follow_drain([deep(120, 14.0), deep(90, 14.0, "late")], 3.0, LIMIT_S, 14 * S)
+    assert gate.is_open, "neither of them gets less"
+
+
+def test_the_loop_whose_lead_is_only_observed_by_now_goes_on_after_the_drain(control):
+    """``mode_changed`` takes the lead from a loop that goes on for other promises."""
+    assert control.step([victim(r=3.0)], world(deep(256, 1.0)), S).changed
+    control.gate.wait_for("B", 7, S)
+    control.gate.confirm("B", 7, 7, began_ns=2 * S)
+    control.lead = None
+    assert not control.step([victim(r=3.0)], world(deep(150, 4)), 4 * S).changed
+    assert control.step([victim(r=3.0)], world(deep(1, 5)), 5 * S).changed
+
+
 def test_the_loop_lowers_c_once_for_one_queue(control):
     """Late windows of the drain are of before; the same windows after it are of C."""
     full = world(deep(256, 1.0))
@@ -117,6 +157,20 @@ def test_a_step_up_asks_for_what_is_usual_at_this_c_not_for_one_good_window(cont
     for quarter in range(40):
         control.step([clear(r=0.3)], biting, (40 + quarter // 4) * S)
     assert control.allowed > low
+
+
+def test_of_very_many_promises_one_good_window_is_not_what_is_usual_and_those_of_before_are_forgotten():
+    near = Nearness(ControlSettings())
+
+    def all_at(r: float) -> list[Victim]:
+        return [clear(r=r, name=f"gold-{number}") for number in range(2 * MOST_KEPT)]
+
+    near.see([clear(r=0.9, name="before")])
+    for _ in range(30):
+        near.see(all_at(0.8))
+    near.see(found := all_at(0.3))
+    assert near.margin(found) < 1, "0.3 alone would be far from where C parks"
+    assert len(near.usual) == len(near.each) == len(found)
 
 
 # On the simulator: an nbdkit that gives each connection its turn.

@@ -137,3 +137,20 @@ def test_of_a_volume_on_two_backends_each_counts_its_own_use():
     inventory = made.controller.inventory
     assert inventory.neighbours("disk", (), {})["greedy"].cost_per_s == pytest.approx(425)
     assert inventory.neighbours("other", (), {})["greedy"].cost_per_s == pytest.approx(106.25)
+
+
+def test_a_volume_through_several_gateways_is_as_old_as_what_the_slowest_says_of_its_queue():
+    """Without a queue there, the newest cut says all."""
+    made = feeder()
+    made.controller.gateway_up(B, "b", exports("greedy"), made.now_ns)
+    made.controller.add_streams(B, streams(B, "greedy"))
+    inventory = made.controller.inventory
+    queue = {"greedy": (9, 1.0)}
+    made.step((A, {"greedy": (400, 2)}, 0), (B, {"greedy": (400, 2)}, 0), waiting=queue)
+    slow_ns = made.now_ns
+    made.step((B, {"greedy": (400, 2)}, 0), waiting=queue)
+    found = inventory.neighbours("disk", (), {})["greedy"]
+    assert (found.under_way, found.seen_ns) == (18, slow_ns)
+    made.step((A, {"greedy": (400, 2)}, 0))
+    made.step((B, {"greedy": (400, 2)}, 0), waiting=queue)
+    assert inventory.neighbours("disk", (), {})["greedy"].seen_ns == made.now_ns

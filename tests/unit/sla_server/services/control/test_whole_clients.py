@@ -23,6 +23,7 @@ from sla_server.services.control.targets import (
     volume_of,
     whole_client_of,
 )
+from sla_server.services.control.throttle_index import MOST_SHOWN
 from tests.support.worlds import (
     A,
     B,
@@ -181,6 +182,21 @@ def test_it_follows_the_client_to_a_new_volume_and_a_new_gateway():
     fed.controller.add_streams(B, streams(B, "z/greedy"))
     found = fed.step((A, {"v/greedy": (10, 1)}, gen), (B, {"z/greedy": (10, 1)}, 0))
     assert caps_of(found, B).whole_clients[0]["client"] == "greedy"
+
+
+def test_one_that_uses_more_volumes_than_its_row_names_is_capped_at_a_new_gateway_too():
+    used = tuple(f"v{number}/greedy" for number in range(MOST_SHOWN))
+    fed = feeder(None, (A, used))
+    busy(fed, v0_greedy=100)
+    cap(fed)
+    assert len(json.loads(rows_of(busy(fed, v0_greedy=100))[0]["members"])) == MOST_SHOWN
+    fed.controller.set_features(B, CAN)
+    fed.controller.gateway_up(B, "b", exports("y", "z"), fed.now_ns)
+    fed.controller.add_streams(B, streams(B, "y/greedy", "z/greedy"))
+    found = busy(fed, gateway=B, y_greedy=10)
+    assert [each["client"] for each in caps_of(found, B).whole_clients] == ["greedy"]
+    (row,) = rows_of(found)
+    assert len(json.loads(row["members"])) == MOST_SHOWN + 1, "one more finds the gateway"
 
 
 def test_after_a_restart_it_is_believed_and_nothing_is_sent_again():
