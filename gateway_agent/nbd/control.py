@@ -87,6 +87,8 @@ class ControlServer:
         self._link: _ControlConnection | None = None
         self._heir: _ControlConnection | None = None
         self._connections: list[_ControlConnection] = []
+        self.had_link = False
+        """Whether one has connected since this process began, or a program that may have become it."""
         loop.watch(listener.fileno(), IN, self._on_connection, lambda _exc: None)
 
     def _on_connection(self, _events: int) -> None:
@@ -100,6 +102,7 @@ class ControlServer:
             self._loop, accepted[0], self._commands, self._is_link, self._take_over, self._forget
         )
         self._connections.append(made)
+        self.had_link = True
         made.send(self._commands.hello().encode())
 
     def _is_link(self, connection: _ControlConnection) -> None:

@@ -367,6 +367,11 @@ class CutMaker:
         self._close(now_ns, now_unix_us, more=True)
         self._is_finished = True
 
+    @property
+    def has_kept(self) -> bool:
+        """Whether a cut was made that the link has not spooled."""
+        return bool(self._kept)
+
     def collect(self, got: int, now_ns: int, now_unix_us: int) -> bytes | None:
         """The DP_CUT frame that answers a DP_COLLECT; None when the last cut of all is spooled.
 

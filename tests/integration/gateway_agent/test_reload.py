@@ -323,6 +323,20 @@ def test_planes_come_and_go_and_what_needs_a_restart_is_named(host):
         assert host.spooled(*stream) == (count, count)
 
 
+def test_a_stop_waits_for_a_link_that_was_started_again_just_before(host):
+    """What was counted is with the plane, which ends before the link: nobody else could bring it to disk."""
+    host.write({"nbd-0": {"vol-a": ""}})
+    host.start()
+    busy, link = Busy(host.connect(), "vol-a@busy"), host.children()["link"]
+    busy.goes_on()
+    os.kill(link, signal.SIGKILL)
+    wait_for("another link", lambda: host.children().get("link") not in (None, link))
+    count = busy.stop()
+    host.stop()
+    assert host.spooled("vol-a", "busy") == (count, count)
+    assert "link-does-not-collect" not in (host.folder / "log").read_text()
+
+
 def test_a_client_that_would_not_be_let_in_any_more_is_ended_and_no_other(host):
     host.write({"nbd-0": {"vol-a": "", "vol-b": "allow_networks = ['unix']\n"}})
     host.start()
