@@ -13,8 +13,8 @@ from tests.support.cluster import LocalCluster
 NATS_SOCKET: Final = tuple(
     f"ignore:unclosed {what}:ResourceWarning" for what in ("<StreamWriter", "transport <", "<socket")
 )
-"""nats-py leaves the socket of a node that has died to the collector of garbage, whenever that comes. Which of
-the three warns depends on the release of Python, and on the order in which they are collected."""
+"""nats-py leaves the socket of a node that has died to the collector of garbage, whenever that comes.
+Which of the three warns depends on the release of Python, and on the order in which they are collected."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
