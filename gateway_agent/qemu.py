@@ -33,7 +33,7 @@ import numpy.typing as npt
 
 from pmdaemon.runtime.excerpt import excerpt
 from pmdaemon.wire.histogram import BUCKETS, EDGES_NS
-from pmdaemon.wire.rates import Rates
+from pmdaemon.wire.rates import Rates, whole_rate
 
 MOST_LIMIT: Final = 10**15
 """QEMU refuses more."""
@@ -129,7 +129,7 @@ NO_LIMITS: Final = Limits()
 
 
 def _whole(rate: float | None) -> int | None:
-    return None if rate is None else min(max(1, int(rate)), MOST_LIMIT)
+    return None if rate is None else min(max(1, whole_rate(rate)), MOST_LIMIT)
 
 
 @dataclass(frozen=True, slots=True)

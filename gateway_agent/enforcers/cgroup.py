@@ -31,7 +31,7 @@ from gateway_agent.errors import GroupUnusable
 from gateway_agent.pressure import read_pressure
 from gateway_agent.sources.counted import is_later, minus
 from pmdaemon.wire.messages.agent import CapSet
-from pmdaemon.wire.rates import NO_CAPS, Rates
+from pmdaemon.wire.rates import NO_CAPS, Rates, whole_rate
 
 CLIENT: Final = "cgroup"
 """The one client of each of its volumes."""
@@ -86,7 +86,7 @@ def _divided(rate: float | None, share: float) -> tuple[int | None, int | None]:
     """For reads and writes: the sum is the rate, but 1 of each at least; the kernel knows nothing below."""
     if rate is None:
         return None, None
-    whole = max(2, int(rate))
+    whole = max(2, whole_rate(rate))
     reads = min(max(1, round(whole * share)), whole - 1)
     return reads, whole - reads
 

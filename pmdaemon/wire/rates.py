@@ -35,6 +35,7 @@ from typing import Any, Final
 
 LEAST_RATE: Final = 0.001  # one in a thousand seconds; times of far smaller rates exceed what a float holds
 MOST_RATE: Final = 1e15
+_SAME_RATIO: Final = 1e-13  # 0.8 of 40 and 0.2 of it may be 39.999999999999996
 COST_BYTES: Final = 65_536
 """Bytes that cost as much as one base unit, where an export has no other number."""
 DEFAULT_BURST_S: Final = 0.02
@@ -43,6 +44,11 @@ LEAST_BURST_S: Final = 0.001
 _ANY_BYTES: Final = 1 << 62
 _LEAST_FORMER: Final = 64  # so many rates of before are kept without a look whether they must be
 MOST_BURST_S: Final = 300.0
+
+
+def whole_rate(rate: float) -> int:
+    """For what takes whole numbers a second: the next one below. What was 40 until it was divided is 40."""
+    return math.floor(rate * (1 + _SAME_RATIO))
 
 
 def io_cost(base: float, transfer_bytes: float, unit_bytes: float = COST_BYTES) -> float:

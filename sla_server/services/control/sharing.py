@@ -408,6 +408,6 @@ def split(
     if total <= 0:
         return {gateway: rate * shares[gateway] for gateway in recent}
     return {
-        gateway: rate * (recent_ratio * use / total + (1 - recent_ratio) * shares[gateway])
+        gateway: rate * (recent_ratio * (use / total) + (1 - recent_ratio) * shares[gateway])
         for gateway, use in recent.items()
     }

@@ -65,6 +65,7 @@ def test_a_group_may_be_named_by_its_path():
 
 def test_limits_are_whole_never_above_the_rate_and_never_none_by_rounding():
     assert Limits.of(Rates(99.9, 0.2)) == Limits(99, 1)
+    assert Limits.of(Rates(39.99999999999999)).iops == 40, "a division took its last bit"
     assert Limits.of(Rates(None, 1e300)) == Limits(None, MOST_LIMIT)
 
 

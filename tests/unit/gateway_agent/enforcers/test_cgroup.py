@@ -16,7 +16,7 @@ from gateway_agent.sources.cgroup import CgroupSource
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire import cut
 from pmdaemon.wire.messages.agent import CapSet
-from pmdaemon.wire.rates import NO_CAPS, Rates
+from pmdaemon.wire.rates import NO_CAPS, Rates, whole_rate
 
 VOLUME = "cgroup:host-1:batch"
 NOTHING = IoCounts()
@@ -111,6 +111,14 @@ def test_a_cap_is_divided_by_what_is_done_and_never_exceeded(host: Host) -> None
     assert row["held"] == 1  # writes used their limit in full
     limits = host.group.kept
     assert (limits.read_iops, limits.write_iops) == (44, 56)
+
+
+def test_a_cap_that_lost_its_last_bit_when_it_was_divided_is_whole(host: Host) -> None:
+    host.second(IoCounts(reads=90, writes=0, read_bytes=90 * 4096))
+    host.set(5, ops_per_s=39.99999999999999)
+    assert host.group.kept == IoLimits(38, 2, None, None)
+    host.set(6, ops_per_s=39.9)
+    assert host.group.kept == IoLimits(37, 2, None, None), "never more than the cap"
 
 
 def test_cost_is_limited_by_operations_and_by_bytes(host: Host) -> None:
@@ -221,12 +229,12 @@ def test_limits_never_allow_more_than_the_cap(cap: Rates, steps: list[IoCounts])
         size = [value for value in limits[2:] if value is not None]
         assert all(value >= 1 for value in (*ops, *size))
         if cap.ops_per_s is not None:
-            assert sum(ops) <= max(2, cap.ops_per_s)
+            assert sum(ops) <= max(2, whole_rate(cap.ops_per_s))
         if cap.bytes_per_s is not None:
-            assert sum(size) <= max(2, cap.bytes_per_s)
+            assert sum(size) <= max(2, whole_rate(cap.bytes_per_s))
         if cap.cost_per_s is not None:
-            assert sum(ops) <= max(2, cap.cost_per_s)
-            assert sum(size) <= max(2, cap.cost_per_s * 65_536)
+            assert sum(ops) <= max(2, whole_rate(cap.cost_per_s))
+            assert sum(size) <= max(2, whole_rate(cap.cost_per_s * 65_536))
 
 
 def test_a_unit_that_is_started_again_gets_its_limits_again(host: Host) -> None:

@@ -2,7 +2,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pmdaemon.wire.rates import DEFAULT_BURST_S, Allowance, FormerRates, Gcra, Rates, RateSet, at_once_s
+from pmdaemon.wire.rates import (
+    DEFAULT_BURST_S,
+    Allowance,
+    FormerRates,
+    Gcra,
+    Rates,
+    RateSet,
+    at_once_s,
+    whole_rate,
+)
 
 TAU = 20_000_000
 SECOND = 10**9
@@ -316,3 +325,9 @@ def test_bursts_may_begin_empty_where_it_is_not_known_what_was_used():
     late = RateSet(TAU, now_ns)
     late.set_caps(LONG, now_ns + 50 * SECOND)
     assert passes(late, now_ns + 50 * SECOND) == 1001, "a pause that was seen"
+
+
+@given(st.integers(1, 10**9), st.floats(0.01, 1))
+def test_a_whole_rate_that_was_divided_and_added_up_again_is_whole(rate, share):
+    assert whole_rate(rate * share + rate * (1 - share)) == rate
+    assert whole_rate(rate - 0.001) == rate - 1

@@ -80,6 +80,8 @@ def test_spread_hands_out_everything_and_takes_from_nobody(allowed, claims):
 def test_split_by_use_and_equally():
     assert split(100, {"A": 30, "B": 10}, 0.8) == pytest.approx({"A": 70, "B": 30})
     assert split(100, {"A": 0, "B": 0}, 0.8) == pytest.approx({"A": 50, "B": 50})
+    for use in range(1, 1000):
+        assert split(40, {"A": use / 7}, 0.8) == {"A": 40}, "whole, to the last bit, where it is not divided"
 
 
 @pytest.mark.parametrize(
