@@ -37,6 +37,7 @@ from gateway_agent.nbd.control import ControlServer
 from gateway_agent.nbd.cuts import CutMaker, RunDelay, StreamTable
 from gateway_agent.nbd.exports import BURST_NS, ExportTable, FittedCost
 from gateway_agent.nbd.groups import GroupTable
+from gateway_agent.nbd.last_counts import hand_over_counts
 from gateway_agent.nbd.listeners import ListenerGuard
 from gateway_agent.nbd.loop import IN, EventLoop
 from gateway_agent.nbd.negotiation import Negotiation, NegotiationTable, identity_of
@@ -72,8 +73,6 @@ OPEN_FILES: Final = 65_536  # a client takes one, or more before an upstream; a 
 MAX_ACCEPTS: Final = 16  # at a time, so that a crowd of new clients does not hold up those that work
 CLIENT_MODE: Final = 0o660  # of Unix sockets for clients
 CONTROL_MODE: Final = 0o600
-DRAIN_LIMIT_NS: Final = 2 * 10**9  # the link needs some milliseconds; the parent kills after 12 s
-RETURN_LIMIT_NS: Final = 6 * 10**9  # one that is started again needs a second, or some on a busy host
 LISTEN_AGAIN_NS: Final = 10**9  # an address that another plane has not let go of yet
 REMOVED_CHECK_NS: Final = 100_000_000
 LEAVING_CHECK_NS: Final = 100_000_000
@@ -163,28 +162,8 @@ class Plane:
         log.info("stopping", reason=stop.reason)
         self._end_clients()
         if not self._is_stopping:
-            self._drain()
-
-    def _drain(self) -> None:
-        """Let the link spool what was counted, until it closes the connection; let upstreams end.
-
-        A link that was here and is not may have been started again just now: it comes for what is left.
-        """
-        now_ns = self._clock.monotonic_ns()
-        self._finish_counts(now_ns)
-        end_ns = now_ns + (DRAIN_LIMIT_NS if self._control.has_link else RETURN_LIMIT_NS)
-        self._loop.at("drain", end_ns, self._drained_too_long)
-        farewells = self._context.farewells
-        while (self._is_owed_to_link or farewells) and self._clock.monotonic_ns() < end_ns:
-            self._loop.step()
-
-    @property
-    def _is_owed_to_link(self) -> bool:
-        return self._control.has_link or (self._control.had_link and self._cuts.has_kept)
-
-    def _drained_too_long(self, _now_ns: int) -> None:
-        if self._is_owed_to_link:
-            log.warning("link-does-not-collect")
+            self._finish_counts(self._clock.monotonic_ns())
+            hand_over_counts(self._loop, self._control, self._cuts, self._context.farewells)
 
     def _finish_counts(self, now_ns: int) -> None:
         self._is_stopping = True

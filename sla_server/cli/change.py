@@ -386,12 +386,8 @@ def throttle_set(
         print_json(answer)
         return
     volume = str(subject.get("volume", ""))
-    again = f"{volume} --client {of_client}".strip() if of_client else volume or f"--group {group}"
-    until = (
-        f"for {lasting}{'s' if lasting.isdecimal() else ''}"
-        if lasting
-        else f"until 'sla throttle release {again}'"
-    )
+    release = words.release_command(volume, of_client or "", group or "")
+    until = f"for {lasting}{'s' if lasting.isdecimal() else ''}" if lasting else f"until '{release}'"
     asked = words.rates({**given, "ops_per_s": iops})
     throttle_id = formatting.short_id(answer.get("throttle_id"))
     named = _named(volume, of_client, group)

@@ -286,10 +286,8 @@ def _why_throttled(throttles: Sequence[Row], facts: Row, times: Times) -> list[s
         if throttle.get("expires_us"):
             lines.append(f"It ends by itself at {times.when(throttle['expires_us'])}.")
         elif throttle.get("source") == MANUAL and facts["is_now"]:
-            which = f" --client {throttle['client']}" if throttle.get("client") else ""
-            group = f"--group {throttle['group_name']}" if throttle.get("group_name") else ""
-            subject = f"{throttle['volume'] or group}{which}".strip()
-            lines.append(f"It holds until 'sla throttle release {subject}'.")
+            client, group = throttle.get("client") or "", throttle.get("group_name") or ""
+            lines.append(f"It holds until '{words.release_command(throttle['volume'], client, group)}'.")
         if figures.get("policy_version"):
             lines.append(
                 f"Policy version {figures['policy_version']} has this cap for this hour of the week."

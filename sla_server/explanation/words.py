@@ -130,6 +130,13 @@ def capped(row: Row) -> str:
     return f"client {client} of {row.get('volume')}" if client else str(row.get("volume"))
 
 
+def release_command(volume: str, client: str = "", group: str = "") -> str:
+    """What ends a throttle set by hand; without volume and group it is one of a whole client."""
+    subject = f"--group {group}" if group else volume
+    which = f"--client {client}" if client and not group else ""
+    return " ".join(part for part in ("sla throttle release", subject, which) if part)
+
+
 def rates(row: Row | None) -> str:
     """Rates that are set: of a throttle's row, or of a decision's figures."""
     parts = []

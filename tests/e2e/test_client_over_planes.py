@@ -1,7 +1,7 @@
 """A cap of one client over volumes of two planes of one agent, and of a second gateway, by the real link.
 
 What is counted has one direction only: no more than the rate allows for the time that passed. Of each part a
-burst may pass at once, also anew where a part grows.
+burst may pass at once, and again where a part grows.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class ManualCauses:
                 yield (
                     f"{what} is {held_text}, which is below what is promised for it: {'; '.join(broken)}. "
                     "Its I/Os wait, and the wait counts. It ends with: "
-                    f"sla throttle release {_named(throttle)}"
+                    f"{_release_command(throttle)}"
                 )
 
     def _event(self, scope: PromiseScope, throttle: Throttle, now_ns: int) -> RaiseEvent:
@@ -134,18 +134,15 @@ class ManualCauses:
         what, held = words.capped(throttle.row()), throttle.announced(self._policy.held)
         text = (
             f"{figures_of(victim)}; {what} is {held}: I/Os of this promise wait for that. It ends with: "
-            f"sla throttle release {_named(throttle)}"
+            f"{_release_command(throttle)}"
         )
         severity = "critical" if victim.signal.u > 1 else "warning"
         details = {"backend": scope.backend, "throttle_id": throttle.throttle_id, "promise": victim.name}
         return RaiseEvent("unattributed", severity, "backend", scope.backend, text, details)
 
 
-def _named(throttle: Throttle) -> str:
-    """As the command line names it."""
-    if throttle.group:
-        return f"--group {throttle.group}"
-    return f"{throttle.volume} --client {throttle.client}".strip() if throttle.client else throttle.volume
+def _release_command(throttle: Throttle) -> str:
+    return words.release_command(throttle.volume, throttle.client, throttle.group)
 
 
 def _is_held(promise: Promise, volume: str, client: str) -> bool:
