@@ -3,9 +3,9 @@
 The rules of code: no two public classes of one name in the product; no banned word in the name of a module,
 class, function or parameter, and no vague verb before that of a function (docs/glossary.md has the words to
 use); no banned phrase in docstrings, comments, documents and string literals, which are what people read in
-messages, logs and events. The rules of documents: lines of at most 120 columns (``python -m docs.reflow``),
-no cell of a table longer than a line, design notes of at most 120 lines, and no file named that does not
-exist. Prints each place and exits 1 when there is one.
+messages, logs and events; no module of the product above 600 lines. The rules of documents: lines of at most
+120 columns (``python -m docs.reflow``), no cell of a table longer than a line, design notes of at most 120
+lines, and no file named that does not exist. Prints each place and exits 1 when there is one.
 """
 
 from __future__ import annotations
@@ -71,6 +71,8 @@ WIDE_CELLS: Final = {
 }
 """Documents with cells longer than a line, of before the rule, and what their rows are."""
 
+MODULE_LINES: Final = 600
+"""Of a module of the product: one concept, one file (HOUSE.md 1)."""
 NOTE_LINES: Final = 120
 """Of a design note."""
 FILES_OF_USERS: Final = {
@@ -242,6 +244,13 @@ def too_long(lines: list[str], *, are_cells_wide: bool) -> Iterator[tuple[int, s
                 yield number, "a cell longer than a line: make a list of this table, or say it below"
 
 
+def long_modules() -> Iterator[str]:
+    """Modules of the product that hold more than one concept, as their length says."""
+    for path, _, text in modules():
+        if (count := len(text.splitlines())) > MODULE_LINES:
+            yield f"{path}: {count} lines, a module has at most {MODULE_LINES}: divide it"
+
+
 def missing_files() -> Iterator[str]:
     """Files and links that documents name and that do not exist."""
     names = {path.relative_to(ROOT).as_posix() for path in _files()}
@@ -282,7 +291,14 @@ def unused_allowances() -> Iterator[str]:
 def main() -> int:
     """Print what breaks a rule; the number of rules' breaches decides the exit status."""
     gc.disable()  # all trees are kept to the end: to walk them for garbage was a third of the work
-    code = [*twice(), *banned_names(), *vague_verbs(), *banned_phrases(), *unused_allowances()]
+    code = [
+        *twice(),
+        *banned_names(),
+        *vague_verbs(),
+        *banned_phrases(),
+        *unused_allowances(),
+        *long_modules(),
+    ]
     found = [*code, *long_lines(), *missing_files()]
     print("\n".join(found), end="\n" if found else "")
     return 1 if found else 0

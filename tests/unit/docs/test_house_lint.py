@@ -36,6 +36,13 @@ def test_an_allowance_that_is_not_needed_any_more_is_named(monkeypatch: pytest.M
     assert "'no text has this piece'" in said
 
 
+def test_a_module_that_is_too_long_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree, line = ast.parse(""), "pass\n"
+    found = [(Path("a.py"), tree, 600 * line), (Path("b.py"), tree, 601 * line)]
+    monkeypatch.setattr(house_lint, "modules", lambda: found)
+    assert list(house_lint.long_modules()) == ["b.py: 601 lines, a module has at most 600: divide it"]
+
+
 @pytest.mark.parametrize(
     ("name", "verb"),
     [
