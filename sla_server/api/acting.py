@@ -2,7 +2,7 @@
 
 No state: each question reads the file that the node publishes (``lease_file``). A server that stands by has
 no ``services``. A change that waited in their mailbox would be carried out hours later, when this server acts
-again; so it is refused at once, with the name of the server that acts.
+again; so what is not forwarded (``forwarding``) is refused at once, with the name of the server that acts.
 """
 
 from __future__ import annotations
@@ -24,10 +24,13 @@ class ActingServer:
     Attributes:
         runtime_dir: of this server; None: it is alone, and acts always.
         clock: server time.
+        authority: certificate of this server's authority, of which the others' pages may have theirs; the
+            file need not be there.
     """
 
     runtime_dir: Path | None = None
     clock: Clock = field(default_factory=SystemClock)
+    authority: Path | None = None
 
     def check(self) -> None:
         """Before a change.
@@ -38,6 +41,12 @@ class ActingServer:
         if reason := self.why_not_here():
             lease = self._lease()
             raise StandsBy(reason, lease.acting, lease.page)
+
+    def elsewhere(self) -> LeaseState | None:
+        """What is known of the lease while another server acts; None: this one acts, or none is known to."""
+        if self.runtime_dir is None or (lease := self._lease()).held_fence is not None:
+            return None
+        return lease if lease.acting else None
 
     def why_not_here(self) -> str:
         """Why this server changes nothing now, in words; "" while it acts."""

@@ -1,7 +1,8 @@
 """The Flask app: table of routes, rights before the handlers, headers after them, every error as a problem.
 
 Before each request the Host header is checked, and for each route whether who asks may (``Guard.admit``):
-``g.principal`` is who it is, ``g.who`` their name in the audit log. After each come security headers, ETag
+``g.principal`` is who it is, ``g.who`` their name in the audit log. What a server that stands by forwards is
+decided by the acting one (``forwarding``). After each come security headers, ETag
 and metrics. An ``ApiError`` keeps its status; a retryable error of another package (a database that does not
 answer) becomes 503; any other error is logged with its traceback and answered with 500 without details.
 """
@@ -126,6 +127,10 @@ def _make_view(route: ApiRoute, context: AppContext) -> Callable[..., Response]:
     known = {query.name for query in route.query}
 
     def answer(**path: Any) -> Response:
+        if context.forwarder is not None:
+            forwarded = context.forwarder.forward(request, route)
+            if forwarded is not None:
+                return forwarded
         responses.check_parameters(request, known)
         g.principal = context.guard.admit(request, route)
         g.who = g.principal.who if g.principal else ""

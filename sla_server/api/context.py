@@ -17,7 +17,8 @@ from sla_server.api.scope import Scopes
 from sla_server.api.security import Guard, Logins
 from sla_server.db.queries.reader import SqlReader
 
-if TYPE_CHECKING:  # its libraries take some MB, for those who use it
+if TYPE_CHECKING:  # their libraries take some MB, for those who use them
+    from sla_server.api.forwarding import RequestForwarder
     from sla_server.api.oidc import OidcProvider
 
 
@@ -44,6 +45,8 @@ class AppContext:
     """Of the cluster, this server's own first; empty without ``[cluster]``."""
     acting: ActingServer = ALONE
     """Which of several servers acts."""
+    forwarder: RequestForwarder | None = None
+    """None: the server is alone, and there is no other one to forward requests to."""
     other_runbook: str = ""
     """Address of a runbook that is not the page's own."""
 

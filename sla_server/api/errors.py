@@ -215,14 +215,17 @@ class StandsBy(Unavailable):
     slug = "stands-by"
     title = "This server stands by"
 
-    def __init__(self, reason: str, acting: str, page: str = "") -> None:
+    def __init__(self, reason: str, acting: str, page: str = "", *, first: str = "") -> None:
+        """``first``: what to do before the change is made again, which no program should do by itself then."""
         where = f"the server of {acting}{f', {page}' if page else ''}"
-        super().__init__(
-            reason,
+        fix = (
             f"Make the change at {where}; 'sla get nodes' lists the nodes"
             if acting
-            else "Try again in some seconds; 'sla cluster status' says which nodes run",
+            else "Try again in some seconds; 'sla cluster status' says which nodes run"
         )
+        super().__init__(reason, f"{first}. If not: {fix[0].lower()}{fix[1:]}" if first else fix)
+        if first:
+            self.retry_after_s = None
 
 
 class TooManyStreams(ApiError):

@@ -219,11 +219,9 @@ class Guard:
             return False
 
     def _identify(self, request: Request, route: ApiRoute) -> Principal | None:
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() == "bearer":
+        if (given := bearer_of(request)) is not None:
             if route.changes:
                 self.check_origin(request, required=False)
-            given = given.strip()
             if hmac.compare_digest(given.encode(errors="replace"), self._token):
                 return replace(LOCAL, who=local_name(request))
             principal = self._directory.by_token(given) if given.startswith(TOKEN_PREFIX) else None
@@ -235,6 +233,12 @@ class Guard:
         if principal is not None and route.changes:
             self.check_origin(request, required=True)
         return principal
+
+
+def bearer_of(request: Request) -> str | None:
+    """The bearer token that comes with a request; None: there is none."""
+    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    return given.strip() if scheme.lower() == "bearer" else None
 
 
 def local_name(request: Request) -> str:

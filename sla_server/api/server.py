@@ -74,6 +74,7 @@ from sla_server.config import ResolvedConfig
 from sla_server.db.queries.reader import SqlReader, open_reader
 
 if TYPE_CHECKING:
+    from sla_server.api.forwarding import RequestForwarder
     from sla_server.api.oidc import OidcProvider
 
 log = structlog.get_logger("appserver")
@@ -446,13 +447,14 @@ def make_context(
     live = LiveView(clock, streams_max=config.live_streams_max, stale_after_s=config.stale_after_s)
     directory = Directory(source.access, clock, config.oidc.token_days)
     operations = Operations(RequestPoster(mailbox), clock, wait_s=config.request_wait_s, check=acting.check)
+    guard = Guard(token, config.hosts(), directory, needs_login=config.reading == "login")
     return AppContext(
         config=config,
         token=token,
         source=source,
         live=live,
         operations=operations,
-        guard=Guard(token, config.hosts(), directory, needs_login=config.reading == "login"),
+        guard=guard,
         logins=Logins(clock),
         scopes=Scopes(source, clock),
         access=Access(directory, operations, clock, config=config),
@@ -468,8 +470,20 @@ def make_context(
         oidc=make_provider(config, token, clock, address),
         nodes=nodes,
         acting=acting,
+        forwarder=make_forwarder(acting, guard, token, config),
         other_runbook=other_runbook,
     )
+
+
+def make_forwarder(
+    acting: ActingServer, guard: Guard, token: str, config: ApiConfig
+) -> RequestForwarder | None:
+    """None: there is no other server. Its library takes some MB, so it is read for those who use it."""
+    if acting.runtime_dir is None:
+        return None
+    from sla_server.api.forwarding import RequestForwarder
+
+    return RequestForwarder(acting, guard, token, config.request_wait_s)
 
 
 def make_provider(config: ApiConfig, token: str, clock: Clock, address: str) -> OidcProvider | None:
@@ -499,7 +513,8 @@ def run(config: ResolvedConfig, stop: Stop) -> int:
         cluster = config.cluster
         nodes = (cluster.node, *(peer.name for peer in cluster.peers)) if cluster else ()
         takes_over = cluster is not None and cluster.takeover.enabled
-        acting = ActingServer(config.runtime_dir if takes_over else None, server_clock())
+        authority = config.ca_dir / "ca.crt"
+        acting = ActingServer(config.runtime_dir if takes_over else None, server_clock(), authority)
         server = WebServer(
             config.api,
             config.data_dir,
