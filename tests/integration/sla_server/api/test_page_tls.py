@@ -7,21 +7,27 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 from structlog.testing import capture_logs
+from werkzeug.test import TestResponse
 
+import dashboard
 from pmdaemon.errors import ConfigError
 from pmdaemon.pki.authority import DAY_S, Authority
-from pmdaemon.runtime.clock import FakeClock
+from pmdaemon.runtime.clock import FakeClock, boot_ns
 from pmdaemon.runtime.stop import Stop
+from sla_server.api.acting import ActingServer
 from sla_server.api.config import ApiConfig
+from sla_server.api.forwarding import RequestForwarder
 from sla_server.api.server import WebServer, open_listener
 from sla_server.api.tls import PageCertificate
 from sla_server.cli.client import Client
 from sla_server.cli.errors import NoToken, UntrustedServer
+from sla_server.lease_file import LeaseState
 from tests.support import api
 
 
@@ -188,3 +194,34 @@ def test_a_key_that_was_refused_for_its_mode_is_read_once_it_is_mended(site: Sit
     assert seen() == []
     site.key.chmod(0o600)
     assert seen() == ["certificate-read"]
+
+
+def test_a_server_that_stands_by_forwards_a_token_to_a_page_of_its_own_authority_alone(
+    site: Site, tmp_path: Path
+) -> None:
+    LeaseState("n1", "n2", 7, 0, 6.0, boot_ns(), site.url).write(tmp_path)
+    foreign = Authority(tmp_path / "foreign", 90 * DAY_S)
+    foreign.init()
+    authority = tmp_path / "authority.crt"
+    mailbox = api.AnsweringMailbox()
+    made = api.make_context(mailbox)
+    acting = ActingServer(tmp_path, FakeClock(), authority)
+    forwarder = RequestForwarder(acting, made.guard, made.token, 55.0)
+    other = dashboard.create_app(replace(made, acting=acting, forwarder=forwarder)).test_client()
+    headers = {"Authorization": f"Bearer {api.TOKEN}"}
+
+    def ask() -> TestResponse:
+        where = "http://127.0.0.1:8411"
+        return other.put("/api/v1/mode", json={"mode": "observe"}, headers=headers, base_url=where)
+
+    for trusted, status in ((None, 503), (tmp_path / "foreign" / "ca.crt", 503), (site.ca, 200)):
+        if trusted is not None:
+            authority.write_bytes(trusted.read_bytes())
+        answer = ask()
+        assert answer.status_code == status, trusted
+        assert ("CERTIFICATE_VERIFY_FAILED" in str(answer.json)) == (status == 503)
+    authority.write_text("no certificate")
+    os.utime(authority, (1, 1))
+    assert f"{authority} cannot be read" in ask().json["detail"]
+    assert [header["op"] for header in site.mailbox.posted] == ["mode"]
+    mailbox.close()
