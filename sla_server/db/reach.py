@@ -98,7 +98,7 @@ class DatabaseReach:
         try:
             found = self._check()
         except SlaError as exc:
-            problem = str(exc).splitlines()[0]
+            problem = exc.reason if isinstance(exc, DatabaseUnavailable) else str(exc).splitlines()[0]
             if not former.problem:
                 log.warning("database-not-reached", problem=problem)
             self._state = replace(begun, reached_ns=0, problem=problem)

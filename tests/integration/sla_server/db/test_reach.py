@@ -67,8 +67,8 @@ def test_a_connection_that_is_cut_or_refused_and_a_role_that_may_not_log_in_are_
     postgres: PostgresServer, proxy: CuttingProxy, tmp_path: Path
 ) -> None:
     postgres.create("reach_refused")
-    postgres.execute("CREATE ROLE reacher LOGIN")
-    reach = _reach(tmp_path, _through(proxy, "reach_refused", "reacher"))
+    postgres.execute("CREATE ROLE visitor LOGIN")
+    reach = _reach(tmp_path, _through(proxy, "reach_refused", "visitor"))
     reach.probe()
     assert reach.state().reached_s > 0
     proxy.refuse(True)
@@ -81,9 +81,9 @@ def test_a_connection_that_is_cut_or_refused_and_a_role_that_may_not_log_in_are_
     proxy.refuse(False)
     reach.probe()
     assert (reach.state().away_s, reach.state().problem) == (0.0, "")
-    postgres.execute("ALTER ROLE reacher NOLOGIN")
+    postgres.execute("ALTER ROLE visitor NOLOGIN")
     reach.probe()
-    assert "reacher" in reach.state().problem
+    assert "visitor" in reach.state().problem
     assert reach.state().away_s > 0
 
 

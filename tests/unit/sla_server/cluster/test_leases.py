@@ -221,6 +221,10 @@ class Walker:
             record = self.lease.next_record(now_ns, 0)
             self.writing = None if record is None else (record, self.lease.revision, now_ns)
             self.answer = None
+        elif kind == "back":  # it gives it up, to any or to the next one
+            given_up = self.lease.given_up("n2" if self.name == "n1" else "", "cannot act")
+            self.writing = None if given_up is None else (given_up, self.lease.revision, now_ns)
+            self.answer = None
         elif kind == "store" and self.writing is not None:
             record, revision, _sent_ns = self.writing
             if revision == store.revision:
@@ -234,7 +238,20 @@ class Walker:
 
 
 ROUND: Final = ("read", "saw", "send", "store", "answer")
-PARTS: Final = (ROUND, ROUND, ROUND[:3], ROUND[3:], ROUND[:1], ROUND[1:], ROUND[:4], ROUND[4:], ("die",))
+BACK: Final = ("read", "saw", "back", "store", "answer")
+PARTS: Final = (
+    BACK,
+    BACK[:4],
+    ROUND,
+    ROUND,
+    ROUND[:3],
+    ROUND[3:],
+    ROUND[:1],
+    ROUND[1:],
+    ROUND[:4],
+    ROUND[4:],
+    ("die",),
+)
 STEPS: Final = st.tuples(
     st.integers(0, 2), st.sampled_from(PARTS), st.sampled_from([0, 0.1, 1, 3, 5.9, 7, 7.6])
 )
