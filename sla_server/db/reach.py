@@ -97,8 +97,9 @@ class DatabaseReach:
         self._state = begun
         try:
             found = self._check()
-        except SlaError as exc:
-            problem = exc.reason if isinstance(exc, DatabaseUnavailable) else str(exc).splitlines()[0]
+        except (SlaError, OSError) as exc:
+            said = exc.reason if isinstance(exc, DatabaseUnavailable) else str(exc)
+            problem = said.split("\n", 1)[0] or type(exc).__name__
             if not former.problem:
                 log.warning("database-not-reached", problem=problem)
             self._state = replace(begun, reached_ns=0, problem=problem)
