@@ -73,6 +73,7 @@ class BackendControl:
     allowed: float = 0.0
     start: float = 0.0
     carried: float = 0.0  # by the storage, of all its volumes
+    given: float = 0.0  # by the storage, of all, at the most when C had to be lowered
     ceiling: float = 0.0
     managed: dict[str, Neighbour] = field(default_factory=dict)
     lead: Victim | None = None
@@ -193,6 +194,7 @@ class BackendControl:
         self.is_ahead, self.probes = False, 0
         self.effect.reset()
         self.near.reset()
+        self.given = 0.0
         self.gate.drain.stop()
         self.strides = Strides()
         self.is_learning, self.grew = False, False
@@ -577,7 +579,10 @@ class BackendControl:
         if room < smallest:
             return self.allowed
         share = s.approach_ratio if self.ceiling < self.start else s.first_approach_ratio
-        return self.allowed + max(share / self.hold_up_factor * room, smallest)
+        room *= share / self.hold_up_factor
+        if self.given > self.carried:  # else it gives more than it did
+            room = min(room, self.near.reach(others, self.given - self.carried))
+        return self.allowed + max(room, smallest)
 
     def _move(
         self, wanted: float, phase: Phase, reason: Reason, text: str, lead: Victim, now_ns: int
@@ -585,6 +590,7 @@ class BackendControl:
         sign = 1 if wanted > self.allowed else -1
         if sign < 0:
             self.strides.lowered()
+            self.given = max(self.given, self.carried)
             # An I/O costs 1 and more: what is under way lasts for that long, at least.
             self.gate.drain.begin(self.managed.values(), self.settings.drain_s * self.carried)
         self.is_ahead = self.is_ahead and sign > 0
