@@ -99,13 +99,19 @@ class Nearness:
         of the capacity: that may shrink as what they wait may grow.
 
         Args:
-            unused: of what the storage has given when it was at its limit.
+            victims: those that keep C from rising.
+            unused: of what the storage gave when it was at its limit; below 0 it gives more now.
+
+        Returns:
+            Infinite where nothing is known of that limit.
         """
+        if unused <= 0:
+            return math.inf
         waits = 0.0
         for v in victims:
             alone = min(v.signal.r_alone, v.signal.r)
             waits = max(waits, (self._now(v) - alone) / max(self._parks_at(v) - alone, 1e-9))
-        return max(unused * (1 - waits), 0.0)
+        return unused * max(1 - waits, 0.0)
 
     def _now(self, victim: Victim) -> float:
         return max(victim.signal.r, self.usual.get(victim.key, 0.0))

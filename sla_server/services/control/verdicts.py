@@ -23,7 +23,8 @@ from sla_server.services.control.pieces import Bools, Floats, Ints, Pick, percen
 from sla_server.services.control.windows import WindowTable
 
 ALONE_PERCENTILE: Final = 10.0
-"""Of the latencies: up to nine tenths of its capacity, storage has no other I/O for a tenth of those that come."""
+"""Of the latencies: up to nine tenths of its capacity, storage is idle when a tenth of the I/Os come."""
+MIDDLE_PERCENTILE: Final = 50.0
 MOST_FAILED_RATIO: Final = 1 - NO_PERCENTILE / 100
 """Of the I/Os of a promise without a percentile."""
 
@@ -57,6 +58,7 @@ class Signal:
         at_risk: the neighbours must be slowed down: enough windows are at risk, the newest too, also without
             what is excused, and r does not fall by itself.
         r_step: by how much: the r, without what is excused, that ``at_risk_windows`` windows reached.
+        r_middle: what half of the I/Os of the newest window took, as a share of the threshold, likewise.
         excused_ratio: share of the I/Os that is excused.
         stalled: windows in which nothing completed though I/O was outstanding, or one stream hung.
         stall_us: for how long at least, as the newest of them says.
@@ -78,6 +80,7 @@ class Signal:
     of_over: Figures = NO_FIGURES
     at_risk: bool = False
     r_step: float = 0.0
+    r_middle: float = 0.0
     excused_ratio: float = 0.0
     stalled: int = 0
     stall_us: float = 0.0
@@ -271,6 +274,7 @@ def _signal(windows: WindowTable, found: Verdict, row: int, at: int) -> Signal:
         of_over=of_over,
         at_risk=bool(found.at_risk[at]),
         r_step=float(np.sort(found.sure_r[:count, at])[-least]) if count >= least else 0.0,
+        r_middle=_r_middle(windows, found, at, count) if found.at_risk[at] else 0.0,
         excused_ratio=float(windows.w_excused[slots].sum() / counted) if is_flawed else 0.0,
         stalled=len(newest_stalled) and int(found.stalled[:, at].sum()),
         stall_us=float(windows.w_stall_us[newest_stalled].sum()) if is_flawed else 0.0,
@@ -278,6 +282,16 @@ def _signal(windows: WindowTable, found: Verdict, row: int, at: int) -> Signal:
         failed_ratio=float(windows.w_failed[slots].sum() / counted) if is_flawed else 0.0,
         excuse=excuse,
     )
+
+
+def _r_middle(windows: WindowTable, found: Verdict, at: int, count: int) -> float:
+    newest = found.slots[count - 1, at]
+    if windows.w_failed[newest] or found.stalled[count - 1, at]:
+        return 0.0
+    excused = windows.w_excused[newest] / max(windows.w_done[newest], 1)
+    middle = np.array([MIDDLE_PERCENTILE * (1 - excused)])
+    middle_us = percentiles_us(windows.w_hist[newest][None], middle, windows.used)
+    return float(middle_us[0] / found.threshold_us[at])
 
 
 def _figures(windows: WindowTable, found: Verdict, at: int, ages: Ints) -> Figures:
