@@ -2,7 +2,8 @@
 
     RUNTIME_DIR/lease.json   {"node": "n1", "holder": "n1", "fence": 1795861200, "until_ns": 5123456789,
                               "lease_s": 6.0, "heard_ns": 5121456789, "page": "https://sla-1:8411",
-                              "cluster": "9f86d081884c7d65", "links": "192.0.2.1:7412"}
+                              "cluster": "9f86d081884c7d65", "links": "192.0.2.1:7412",
+                              "gave_up": "n2", "why": "has not reached the database for 31 s ..."}
 
 Times are of the clock since boot, which all processes of a machine have alike. When ``until_ns`` has passed,
 the lease is not held, whatever has become of the process that wrote it. ``holder`` is whom the cluster named
@@ -41,6 +42,8 @@ class LeaseState:
         page: where the holder's page is; "": not known.
         cluster: identity of the cluster whose lease it is.
         links: where the holder takes agents that others forward; "": it takes none.
+        gave_up: the node whose server gave the lease up to the holder by itself; "": none.
+        why: it did, in words after "it".
     """
 
     node: str = ""
@@ -52,6 +55,8 @@ class LeaseState:
     page: str = ""
     cluster: str = ""
     links: str = ""
+    gave_up: str = ""
+    why: str = ""
 
     @property
     def held_fence(self) -> int | None:
@@ -127,5 +132,5 @@ def _parsed(data: bytes) -> LeaseState:
         int(found.get("heard_ns", 0)),
         str(found.get("page", "")),
         str(found.get("cluster", "")),
-        str(found.get("links", "")),
+        *(str(found.get(name, "")) for name in ("links", "gave_up", "why")),
     )

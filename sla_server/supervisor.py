@@ -25,7 +25,8 @@ With ``[cluster.takeover]`` several servers have one database, and one of them *
 lease, which the part ``cluster`` takes and publishes (``lease_file``). The parts ``ACTING`` run while this
 server acts; the others stand by, with the part ``standby``. A server that loses the lease ends all parts but
 the node, empties the mailbox segments (what is in them was not acknowledged: another server has it again from
-the agents), and stands by.
+the agents), and stands by. It says to the node which parts end again and again, and when those that act have
+ended (``acting_file``): the node may give the lease up by itself, and does so after that.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ from pmdaemon.runtime.stop import ParentPipe, Stop
 from pmdaemon.runtime.template import UNKNOWN_STATUS, Template
 from pmdaemon.runtime.watchdog import KILLED_S, REPORTED_S, EachSecond
 from pmdaemon.wire.messages.server import Problem
+from sla_server.acting_file import ActingFile, ActingParts, RestartSeries
 from sla_server.config import ResolvedConfig
 from sla_server.directories import (
     APP,
@@ -166,6 +168,8 @@ class Supervisor:
         self._reserves = self.config.data_dir / "events" / "reserve"
         self._lease = LeaseFile(self.config.runtime_dir) if takes_over(self.config) else None
         self._fence: int | None = None  # with which this server acts, as one of several
+        self._acting = ActingFile(self.config.runtime_dir)
+        self._ends = RestartSeries(PROCESSES.healthy_s)
 
     def run(self) -> int:
         """Supervise until the stop is asked for; returns the exit status."""
@@ -179,6 +183,7 @@ class Supervisor:
             identity, is_empty = data_identity(self.config.data_dir)
             if self._lease is not None:  # what a former term has left: not acknowledged, and had by others
                 self._lease.remove()
+                self._acting.remove()
                 self._segments.remove()
             if self._segments.bind(identity, is_empty=is_empty):
                 log.warning("segments-of-another-data-directory", effect="their messages were dropped")
@@ -278,7 +283,8 @@ class Supervisor:
 
     def _start(self, part: Child) -> None:
         with blocked():  # delivery takes SIGHUP when it can, the others never
-            part.start()
+            if not part.start():
+                self._ends.ended(part.name, 0.0, part.reason, self.clock.monotonic_ns())
         self._record(part)
 
     def _step(self) -> None:
@@ -299,6 +305,7 @@ class Supervisor:
             self._renew_segments(damaged)
         self.records.flush(self.clock.monotonic_ns())
         if self._second.is_due():
+            self._publish_acting()
             self._run_jobs()
             self._manager.beat()
             self._check_progress()
@@ -317,6 +324,7 @@ class Supervisor:
         if fence is not None:
             log.warning("server-acts", fence=fence)
             self._fence = fence
+            self._publish_acting()
             self._stop_all([STANDBY])  # it listens for agents, and writes what services write
             self._start_parts(ACTING)
             self._jobs = self._scheduled()
@@ -331,12 +339,21 @@ class Supervisor:
         self._fence = None
         self._stop_jobs()
         self._stop_all(ACTING)  # first, and polling first of all: another server may begin within a second
+        self._ends.clear()
+        self._publish_acting()
         self._stop_all(PARTS)
         self._detach()
         for name in (MAIN, APP):
             self._segments.renew(name)
         self._attach()
         self._start_parts([*(name for name in PARTS if name not in ACTING), STANDBY])
+
+    def _publish_acting(self) -> None:
+        """What the node has to know of the parts that act."""
+        if self._lease is not None:
+            failing = self._ends.failing(self.clock.monotonic_ns())
+            acting = tuple(part for part in failing if part.name in ACTING)
+            self._acting.publish(ActingParts(self._fence, acting))
 
     def _run_jobs(self) -> None:
         for job in self._jobs:
@@ -412,6 +429,8 @@ class Supervisor:
 
     def _plan_restart(self, part: Child, reason: str, status: int) -> None:
         """A part does not run: plan its next start."""
+        life_s = 0.0 if part.hung else part.age_ns / 1e9
+        self._ends.ended(part.name, life_s, reason, self.clock.monotonic_ns())
         part.died(reason[:MOST_REASON], status)
         self._record(part)
 

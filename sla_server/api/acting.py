@@ -53,7 +53,9 @@ class ActingServer:
         if self.runtime_dir is None or (lease := self._lease()).held_fence is not None:
             return ""
         if name := lease.acting:
-            return f"the server of node {name} acts, this one (node {lease.node}) stands by"
+            said = f"the server of node {name} acts, this one (node {lease.node}) stands by"
+            has_given = lease.gave_up == lease.node
+            return f"{said}: it gave the lease up, as it {lease.why}" if has_given else said
         if lease.heard_s is not None and not lease.is_fresh:
             who = "this server" if lease.holder == lease.node else f"the server of node {lease.holder}"
             return (

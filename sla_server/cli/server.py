@@ -365,6 +365,7 @@ class ServerStatus:
         failures: part -> why it ended at its last start.
         parts: those that it should have.
         acting: node of the server that acts while this one stands by; "" if this one acts.
+        gave_up: why this one gave the lease up to it by itself; "": it did not.
     """
 
     processes: list[dict[str, Any]] = field(default_factory=list)
@@ -374,6 +375,7 @@ class ServerStatus:
     failures: dict[str, str] = field(default_factory=dict)
     parts: tuple[str, ...] = PARTS
     acting: str = ""
+    gave_up: str = ""
 
     @property
     def missing(self) -> list[str]:
@@ -396,7 +398,8 @@ class ServerStatus:
     def lines(self) -> list[str]:
         """For people: states, then troubles."""
         if self.acting:
-            return [f"  stands by: the server of node {self.acting} acts", *self.troubles()]
+            why = [f"  it gave the lease up, as it {self.gave_up}"] if self.gave_up else []
+            return [f"  stands by: the server of node {self.acting} acts", *why, *self.troubles()]
         lines = [f"  states of the processes are unknown: {self.trouble}"] if self.trouble else []
         for row in self.processes:
             line = f"  {row['name']:<10} {row['state']:<11} pid {row['pid'] or '-':<8}"
@@ -446,7 +449,10 @@ def ask_status(config: configuration.ResolvedConfig, client: Client | None, pid:
         lease = LeaseFile(config.runtime_dir).read()
         if lease.holder not in ("", lease.node):
             standing_by = parts_of(config, is_acting=False)
-            return ServerStatus(trouble=STANDS_BY, failures=failed, parts=standing_by, acting=lease.holder)
+            why = lease.why if lease.gave_up == lease.node else ""
+            return ServerStatus(
+                trouble=STANDS_BY, failures=failed, parts=standing_by, acting=lease.holder, gave_up=why
+            )
     if client is None:
         return ServerStatus(trouble=NO_ANSWER, failures=failed, parts=parts)
     health: dict[str, Any] = {}

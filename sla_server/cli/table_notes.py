@@ -23,6 +23,16 @@ def notes_of(kind: str, rows: Sequence[Row], order: str | None = None) -> Iterat
         yield from _reasons(rows)
     if kind == "volumes":
         yield from _shared(rows)
+    if kind == "nodes":
+        yield from _given_up(rows)
+
+
+def _given_up(rows: Sequence[Row]) -> Iterator[str]:
+    """Why a server that stands by gave its lease up."""
+    for row in rows:
+        if row.get("why"):
+            said = printable_lines(f"The server of {row['name']} gave the lease up, as it {row['why']}")
+            yield from wrap(said, formatting.WIDTH, subsequent_indent="  ")
 
 
 def _reasons(rows: Sequence[Row]) -> Iterator[str]:

@@ -85,6 +85,11 @@ class TakeoverConfig(StrictModel):
     lease_s: float = Field(default=6.0, ge=2, le=60)
     """The acting server renews its lease three times in so long. When it dies another one takes over after
     a quarter more than this."""
+    give_up_after_s: float = Field(default=30.0, ge=0, le=3600)
+    """The acting server gives its lease up when it has not reached the database for so long, or when a part
+    of it has ended again and again for so long, if a server that stands by says that it has reached the
+    database all that time; it takes the lease again only once it has reached the database for so long. 0:
+    never."""
     page: Annotated[str, AfterValidator(_page)] = ""
     """Address of this server's page, to which the pages of the others lead, for example
     `https://sla-1.example.org:8411`. Default: `external_url` of `[api]`, else its `listen`; none where that

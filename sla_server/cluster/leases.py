@@ -3,7 +3,7 @@
 A lease is a record in the cluster that its holder writes again (*renews*) before it lapses:
 
     {"holder": "n1", "fence": 1795861200, "lease_s": 6.0, "is_given_up": false, "page": "https://sla-1:8411",
-     "links": "192.0.2.1:7412"}
+     "links": "192.0.2.1:7412", "successor": "", "gave_up": "n2", "why": "has not reached the database ..."}
 
 ``fence`` rises with each holder. Whatever the holder writes elsewhere carries it, and the place that is
 written to (``sla_server.db.fence``) refuses a lower one than it has seen. That is what keeps a former holder
@@ -14,7 +14,7 @@ revision before it is the one its writer has read. So of two that want the same 
 
     holder    holds until ``lease_s`` after it *began* to write the newest record that was stored
     others    take it when they have seen the same revision for ``lease_s`` and a margin, or a record that is
-              given up; counted from when they *had read* it first
+              given up, if it is to no other one; counted from when they *had read* it first
 
 Both are of each one's own clock since its boot, which goes on while a machine sleeps; no two are compared. A
 holder's time began before the others could see the record, so it ends first, as long as clocks run equally
@@ -45,8 +45,9 @@ import nats.js.errors
 import structlog
 from nats.aio.client import Client
 
-from pmdaemon.runtime.clock import Clock, boot_ns
+from pmdaemon.runtime.clock import Clock, Deadline, boot_ns
 from sla_server.cluster.errors import UNREADABLE, ClusterError, ClusterRefused
+from sla_server.cluster.giving_up import GivingUp
 
 log = structlog.get_logger("cluster")
 BUCKET: Final = "SLA_LEASES"
@@ -56,6 +57,7 @@ MARGIN_RATIO: Final = 0.25
 """Of ``lease_s``: what others wait beyond it. Clocks of machines differ by some 0.01 %."""
 RENEWALS: Final = 3  # in ``lease_s``: two may fail
 LOOKS: Final = 6  # in ``lease_s``, of those that wait
+STEP_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,9 @@ class LeaseRecord:
         is_given_up: it was handed back; the next one need not wait.
         page: where the holder's page is; "": not known, as of a former release.
         links: where the holder takes agents that others forward; "": it takes none.
+        successor: to whom it is given up; "": to any.
+        gave_up: the node that gave it up to the holder because it could not act (``giving_up``); "": none.
+        why: it did.
     """
 
     holder: str
@@ -77,6 +82,9 @@ class LeaseRecord:
     is_given_up: bool = False
     page: str = ""
     links: str = ""
+    successor: str = ""
+    gave_up: str = ""
+    why: str = ""
 
     def encode(self) -> bytes:
         """As the value of the key."""
@@ -97,7 +105,7 @@ class LeaseRecord:
                 float(found["lease_s"]),
                 bool(found["is_given_up"]),
                 str(found.get("page", "")),
-                str(found.get("links", "")),
+                *(str(found.get(name, "")) for name in ("links", "successor", "gave_up", "why")),
             )
         except UNREADABLE as exc:
             raise ValueError(f"no record of a lease: {exc!r}") from exc
@@ -146,25 +154,35 @@ class ClusterLease:
         if record is None or record.holder != self._holder or record.is_given_up:
             self._until_ns = 0
 
-    def next_record(self, now_ns: int, unix_s: int) -> LeaseRecord | None:
-        """What to store in place of ``record``; None: nothing now."""
+    def next_record(self, now_ns: int, unix_s: int, *, may_take: bool = True) -> LeaseRecord | None:
+        """What to store in place of ``record``; None: nothing now. Without ``may_take`` only its own is."""
         record = self.record
+        if record is not None and record.holder == self._holder and not record.is_given_up:
+            return replace(record, lease_s=self._lease_s, page=self._page, links=self._links)
+        if not may_take:
+            return None
         if record is None:
             return self._own(unix_s)
-        if record.holder == self._holder and not record.is_given_up:
-            return replace(record, lease_s=self._lease_s, page=self._page, links=self._links)
         waited_ns = now_ns - self._seen_ns
-        if record.is_given_up or waited_ns >= record.lease_s * (1 + MARGIN_RATIO) * 1e9:
-            return self._own(max(record.fence + 1, unix_s))
+        is_offered = record.is_given_up and record.successor in ("", self._holder)
+        if is_offered or waited_ns >= record.lease_s * (1 + MARGIN_RATIO) * 1e9:
+            own = self._own(max(record.fence + 1, unix_s))
+            return replace(own, gave_up=record.gave_up, why=record.why) if record.is_given_up else own
         return None
 
-    def given_up(self) -> LeaseRecord | None:
-        """What to store to hand it back; None if it is another's. It is not held from now on."""
+    def given_up(self, successor: str = "", why: str = "") -> LeaseRecord | None:
+        """What to store to hand it back; None if it is another's. It is not held from now on.
+
+        Args:
+            successor: who could act; "": any.
+            why: this server cannot; "": it could, and is stopped.
+        """
         self._until_ns = 0
         record = self.record
         if record is None or record.holder != self._holder or record.is_given_up:
             return None
-        return replace(record, is_given_up=True)
+        gave_up = self._holder if why else ""
+        return replace(record, is_given_up=True, successor=successor, gave_up=gave_up, why=why)
 
     def stored(self, record: LeaseRecord, revision: int, sent_ns: int) -> None:
         """``record`` was stored; ``sent_ns``: before it was sent."""
@@ -173,7 +191,8 @@ class ClusterLease:
 
     def wait_s(self) -> float:
         """Until the next round."""
-        own = self.record is not None and self.record.holder == self._holder
+        record = self.record
+        own = record is not None and record.holder == self._holder and not record.is_given_up
         return self._lease_s / (RENEWALS if own else LOOKS)
 
     def _own(self, fence: int) -> LeaseRecord:
@@ -254,6 +273,7 @@ class LeaseKeeper:
         clock: for the first fence.
         publish: called after each round and each failure.
         now_ns: the clock that decides.
+        giving_up: whether this server gives it up by itself, and may take it.
     """
 
     def __init__(
@@ -263,13 +283,20 @@ class LeaseKeeper:
         clock: Clock,
         publish: Callable[[ClusterLease], None],
         now_ns: Callable[[], int] = boot_ns,
+        giving_up: GivingUp | None = None,
     ) -> None:
+        self._giving_up = giving_up or GivingUp(0)
         self._name = name
         self._lease = lease
         self._clock = clock
         self._publish = publish
         self._now_ns = now_ns
         self._is_known = False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the lease is to be handed back now."""
+        return self._giving_up.is_due
 
     async def round(self, store: LeaseStore) -> None:
         """Read if need be; store what is to be stored.
@@ -283,7 +310,7 @@ class LeaseKeeper:
             if not was_held or not self._is_known:
                 record, revision = await store.read(self._name)
                 lease.saw(record, revision, self._now_ns())
-            await self._store(store, lease.next_record(self._now_ns(), self._unix_s()))
+            await self._store(store, self._next_record())
         except BaseException:
             self._is_known = False
             raise
@@ -301,6 +328,14 @@ class LeaseKeeper:
             await self._store(store, self._lease.given_up())
         finally:
             self._publish(self._lease)
+
+    def _next_record(self) -> LeaseRecord | None:
+        lease, giving_up = self._lease, self._giving_up
+        if giving_up.is_due:
+            if (record := lease.given_up(giving_up.successor, giving_up.reason)) is not None:
+                return record
+            giving_up.handed_back(self._clock.monotonic_ns())
+        return lease.next_record(self._now_ns(), self._unix_s(), may_take=giving_up.may_take)
 
     async def _store(self, store: LeaseStore, record: LeaseRecord | None) -> None:
         if record is None:
@@ -350,7 +385,15 @@ class LeaseTask:
                 raise
             self._failing_ns = 0
             self._said.clear()
-            await asyncio.sleep(self._lease.wait_s())
+            await self._wait()
+
+    async def _wait(self) -> None:
+        """Until the next round, which comes at once when the lease is to be handed back."""
+        deadline = Deadline(self._lease.wait_s())
+        while not deadline.passed:
+            await asyncio.sleep(min(STEP_S, deadline.left_s()))
+            if self._keeper.is_due:
+                return
 
     def failed(self, exc: Exception) -> None:
         """Say so once it matters: rounds fail for longer than a lease, or as they will fail again."""

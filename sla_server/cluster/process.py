@@ -17,25 +17,29 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from pmdaemon.reserve import event_row, initialized, raise_event
 from pmdaemon.runtime.children import describe_status, stop_together, wait_for_any
-from pmdaemon.runtime.clock import Clock, Deadline, server_clock
+from pmdaemon.runtime.clock import Clock, Deadline, boot_ns, server_clock
 from pmdaemon.runtime.stop import ParentPipe, Stop
+from pmdaemon.runtime.threads import ThreadGroup
 from pmdaemon.runtime.watchdog import beat
 from sla_server import directories
+from sla_server.acting_file import ActingFile
 from sla_server.cluster import accounts, admin, documents, engine, essentials, membership, parameters
 from sla_server.cluster.admin import NodeRow
 from sla_server.cluster.agent import NodeAgent, load_destinations, settings
 from sla_server.cluster.config import ClusterConfig, page_address
+from sla_server.cluster.giving_up import GivingUp
 from sla_server.cluster.leases import ACTING, ClusterLease, LeaseKeeper, LeaseRecord, LeaseTask
 from sla_server.cluster.log_spool import LogSpool, copied
 from sla_server.cluster.log_stream import LogForwarder
 from sla_server.cluster.mirror_keeper import MirrorKeeper
 from sla_server.cluster.node import Node, check_store
+from sla_server.cluster.offers import COULD_ACT, StandInOffers
 from sla_server.cluster.own_copies import OwnCopies
 from sla_server.cluster.server_facts import ServerFacts
 from sla_server.cluster.shared import NodeDocuments
@@ -45,8 +49,14 @@ from sla_server.config import ResolvedConfig
 from sla_server.lease_file import LeaseState
 from sla_server.nodes_file import RunningNode, write_nodes
 
+if TYPE_CHECKING:
+    from sla_server.db.reach import DatabaseReach
+
 log = structlog.get_logger("cluster")
 STEP_S: Final = 1.0
+REACH_S: Final = 5.0
+REACHES: Final = 4
+"""Checks of the database within the time after which the lease is given up, at least."""
 START_LIMIT_S: Final = 180.0
 """Probing the engine, and asking peers whose hosts do not answer, before the first step."""
 
@@ -67,8 +77,13 @@ def run(config: ResolvedConfig, stop: Stop, *, is_alone: bool = False) -> int:
     assert config.cluster is not None  # the supervisor starts no such part without the table
     directory = config.cluster.directory(config.data_dir)
     runtime_dir = None if is_alone else config.runtime_dir
-    facts = ServerFacts.of(config, is_alone=is_alone)
-    return NodeProcess(config.cluster, directory, stop, server_clock(), runtime_dir, facts).run()
+    facts, clock = ServerFacts.of(config, is_alone=is_alone), server_clock()
+    reach = None
+    if facts.takes_over:
+        from sla_server.db.reach import reach_of  # of SQL, which a node without a server has no need of
+
+        reach = reach_of(config, clock.monotonic_ns)
+    return NodeProcess(config.cluster, directory, stop, clock, runtime_dir, facts, reach).run()
 
 
 class NodeProcess:
@@ -78,6 +93,7 @@ class NodeProcess:
         runtime_dir: of the server, where nodes and the lease of the acting server are published; None: there
             is no server.
         facts: what that server says of itself to the other nodes.
+        reach: of the database, if that server is one of several.
     """
 
     def __init__(
@@ -88,8 +104,11 @@ class NodeProcess:
         clock: Clock,
         runtime_dir: Path | None = None,
         facts: ServerFacts | None = None,
+        reach: DatabaseReach | None = None,
     ) -> None:
         self._config = config
+        self._reach = reach
+        self._threads = ThreadGroup(lambda name, exc: stop.set(f"thread {name} died: {exc}"))
         self._facts = facts or ServerFacts()
         self._runtime_dir = runtime_dir
         self._directory = directory
@@ -109,6 +128,7 @@ class NodeProcess:
             initialized()
             node.start()
             agent.start()
+            self._start_reach()
             try:
                 self._run(node, watch, certificate)
             finally:
@@ -118,6 +138,13 @@ class NodeProcess:
                 finally:
                     stop_together([node.child], self._clock)
             return 0
+
+    def _start_reach(self) -> None:
+        """Its thread may hang with the database, and keeps nothing: it ends with the process."""
+        if (reach := self._reach) is not None:
+            limit_s = self._config.takeover.give_up_after_s or REACH_S
+            interval_s = min(REACH_S, limit_s / REACHES)
+            self._threads.start("node-sql", lambda: reach.run(self._stop, interval_s))
 
     def _run(self, node: Node, watch: NodeWatch, certificate: CertificateWatch) -> None:
         next_watch = Deadline(WATCH_S)
@@ -173,8 +200,8 @@ class NodeProcess:
         copies = min(config.replicas, len(config.peers) + 1)
         agent.add_task(MirrorKeeper(config.node, copies, self._clock).run)
         agent.add_task(OwnCopies(config.node, copies).run)
-        if self._runtime_dir is not None and config.takeover.enabled:
-            self._add_lease(agent, self._runtime_dir, member.identity)
+        if self._runtime_dir is not None and self._reach is not None:
+            self._add_lease(agent, self._runtime_dir, member.identity, self._reach)
         certificate = CertificateWatch(config.node, member.tls, self._clock, self._raise)
         return node, NodeWatch(config, member, self._raise, self._publish_nodes), agent, certificate
 
@@ -193,26 +220,44 @@ class NodeProcess:
             ]
             write_nodes(self._runtime_dir, nodes, self._clock.unix_us())
 
-    def _add_lease(self, agent: NodeAgent, runtime_dir: Path, identity: str) -> None:
-        config = self._config
+    def _add_lease(self, agent: NodeAgent, runtime_dir: Path, identity: str, reach: DatabaseReach) -> None:
+        config, giving_up = self._config, GivingUp(self._config.takeover.give_up_after_s)
         lease = ClusterLease(config.node, config.takeover.lease_s, self._facts.page, self._facts.links)
 
         def publish(lease: ClusterLease) -> None:
             found = lease.record
-            record = found if found is not None and not found.is_given_up else LeaseRecord("", 0, 0)
+            known = found or LeaseRecord("", 0, 0)
+            record = LeaseRecord("", 0, 0) if known.is_given_up else known
+            ends = bool(giving_up.reason)
             LeaseState(
                 config.node,
                 record.holder,
                 record.fence,
-                lease.until_ns,
+                0 if ends else lease.until_ns,
                 record.lease_s,
                 lease.heard_ns,
                 page_address(record.page),
                 identity,
                 record.links,
+                config.node if ends else known.gave_up,
+                giving_up.reason if ends else known.why,
             ).write(runtime_dir)
 
-        keeper = LeaseKeeper(ACTING, lease, self._clock, publish)
+        offers = StandInOffers(
+            config.node,
+            identity,
+            lease,
+            giving_up,
+            reach,
+            ActingFile(runtime_dir),
+            publish,
+            lambda text, details: self._raise("server-gave-up", "warning", text, details),
+            boot_ns=boot_ns,
+            now_ns=self._clock.monotonic_ns,
+        )
+        agent.table.register(COULD_ACT, offers.answer)
+        agent.add_task(offers.run)
+        keeper = LeaseKeeper(ACTING, lease, self._clock, publish, giving_up=giving_up)
         task = LeaseTask(keeper, lease, min(config.replicas, len(config.peers) + 1), config.takeover.lease_s)
         agent.add_task(task.run)
         agent.add_farewell(task.end)

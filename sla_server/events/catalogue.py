@@ -319,6 +319,11 @@ SERVER: Final = {
         "Another server acts over the database of this one, whose file has no `[cluster.takeover]`.",
         "Stop one of them, or set `enabled` and restart.",
     ),
+    "server-gave-up": EventKind(
+        "warning",
+        "The acting server could not act, gave the lease up by itself, and another server acts.",
+        "The text says why: its way to the database, or a part that ends. `docs/operations/cluster.md`.",
+    ),
     "data-refused": EventKind(
         "warning",
         "A record could not be stored and was put aside.",

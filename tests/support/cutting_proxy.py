@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from pathlib import Path
 
 PIECE_BYTES = 1 << 16
 
 
 class CuttingProxy:
-    """Forwards ``port`` to ``target_port`` in a thread with an event loop of its own.
+    """Forwards ``port`` to ``target``, a port or a Unix socket, in a thread with an event loop of its own.
 
-    State: the open connections (loop only); ``_open``, cleared while stalled: bytes then wait, in both ways.
+    State: the open connections (loop only); ``_open``, cleared while stalled: bytes then wait, in both ways;
+    ``_refuses``: new connections are reset.
     """
 
-    def __init__(self, target_port: int) -> None:
+    def __init__(self, target: int | Path) -> None:
         self.port = 0
-        self._target_port = target_port
+        self._target = target
+        self._refuses = False
         self._loop = asyncio.new_event_loop()
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -33,8 +36,14 @@ class CuttingProxy:
         return server
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._refuses:
+            writer.transport.abort()
+            return
         try:
-            there = await asyncio.open_connection("127.0.0.1", self._target_port)
+            if isinstance(self._target, Path):
+                there = await asyncio.open_unix_connection(self._target)
+            else:
+                there = await asyncio.open_connection("127.0.0.1", self._target)
         except OSError:
             await self._open.wait()
             writer.close()  # the server is away: the agent tries again
@@ -69,6 +78,12 @@ class CuttingProxy:
     def _cut(self) -> None:
         for writer in self._writers:
             writer.transport.abort()
+
+    def refuse(self, refused: bool) -> None:
+        """Reset every connection, also new ones; or serve them again."""
+        self._refuses = refused
+        if refused:
+            self.cut()
 
     def stall(self, stalled: bool) -> None:
         """Hold all bytes, or let them go."""

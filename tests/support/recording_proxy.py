@@ -20,6 +20,7 @@ class RecordingProxy(CuttingProxy):
     def __init__(self, target_port: int) -> None:
         self.kinds: list[int] = []
         self.open_links = 0
+        self._target_port = target_port
         super().__init__(target_port)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -15,7 +15,8 @@ const WITH_SERVER = ["acts", "stands-by"];
 const columns = [
   {label: "State", cls: "head", fill: (td, row) => {
     if (!td.firstChild) td.append(element("span"));
-    setBadge(td.firstChild, ...(STATES[row.state] || ["", row.state]), row.state === "runs" ? RUNS : "");
+    const why = row.why ? `It gave the lease up, as it ${row.why}` : "";
+    setBadge(td.firstChild, ...(STATES[row.state] || ["", row.state]), row.state === "runs" ? RUNS : why);
   }},
   {label: "Node", cls: "head", text: (row) => [row.name, row.is_this ? "this page" : row.site || ""]},
   {label: "Since", text: (row) => (row.since_us ? f.clock(row.since_us) : f.DASH)},

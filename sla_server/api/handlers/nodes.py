@@ -19,7 +19,8 @@ def nodes(context: AppContext, _request: Request) -> Response:
     ``state`` is ``acts``, ``stands-by`` (its server takes over when the acting one does not go on), ``runs``
     (there is no server around it, or one that takes over from none, or of a former release), ``away``, or
     ``unknown`` while this server's own node does not answer. ``lease_s`` and ``heard_s`` are of the acting
-    server: how long its lease holds without a renewal, and how long ago this server heard of it.
+    server: how long its lease holds without a renewal, and how long ago this server heard of it. ``why``: why
+    a server that stands by gave the lease up by itself, to the one that acts; null of all others.
     """
     if not context.nodes or context.metrics.folder is None:
         return responses.as_list([])
@@ -44,6 +45,7 @@ def nodes(context: AppContext, _request: Request) -> Response:
             "since_us": int(term["since_us"]) if acts and term else None,
             "lease_s": lease.lease_s if acts else None,
             "heard_s": _heard_s(lease) if acts else None,
+            "why": (lease.why or None) if name == lease.gave_up and not acts else None,
         }
         rows.append(row)
     return responses.as_list(rows)

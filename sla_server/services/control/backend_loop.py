@@ -73,6 +73,7 @@ class BackendControl:
     allowed: float = 0.0
     start: float = 0.0
     carried: float = 0.0  # by the storage, of all its volumes
+    given: float = 0.0  # by the storage, of all, at the most when C had to be lowered
     ceiling: float = 0.0
     managed: dict[str, Neighbour] = field(default_factory=dict)
     lead: Victim | None = None
@@ -196,7 +197,7 @@ class BackendControl:
         self.gate.drain.stop()
         self.strides = Strides()
         self.is_learning, self.grew = False, False
-        self.phase, self.allowed, self.start, self.ceiling = Phase.IDLE, 0.0, 0.0, 0.0
+        self.phase, self.allowed, self.start, self.ceiling, self.given = Phase.IDLE, 0.0, 0.0, 0.0, 0.0
         self.managed, self.victims, self.lead = {}, set(), None
         self.clear_since_ns, self.hold_up_factor, self.settling = None, 1, False
         self.ends, self.fits_from_ns, self.unused_from_ns = {}, {}, {}
@@ -344,7 +345,8 @@ class BackendControl:
             return NOTHING if found is None else self._take_back(*found, victims, neighbours, now_ns)
         if self.active and now_ns - self.changed_ns < s.hold_down_for(lead.signal.latency_us / 1e6) * 1e9:
             return NOTHING
-        factor = min(max(1 / max(lead.signal.r_step, 1e-9), s.decrease_min), s.decrease_max)
+        r = max(lead.signal.r_step, lead.signal.r_middle, 1e-9)
+        factor = min(max(1 / r, s.decrease_min), s.decrease_max)
         no_effect = self.active and self.effect.had_none(lead, self.allowed)
         is_least = self.active and self.effect.least(lead, now_ns) >= SAME_RATIO * self.allowed
         rose = self._manage(lead, neighbours, factor, no_effect or is_least)
@@ -375,10 +377,8 @@ class BackendControl:
         self.lead = lead
         others = helped_with(lead, [v for v in at_risk if v.key not in self.effect.useless], self.managed)
         self.victims |= {v.key for v in (lead, *others)}
-        names, also = (
-            named(self.managed),
-            f"; at risk, too: {named(v.name for v in others)}" if others else "",
-        )
+        names = named(self.managed)
+        also = f"; at risk, too: {named(v.name for v in others)}" if others else ""
         text = f"{figures_of(lead)}{also}: {names} from {self.allowed:.0f} to {wanted:.0f} weighted IOPS"
         reason = Reason.PROMISE_VIOLATED if lead.signal.u > 1 else Reason.PROMISE_AT_RISK
         return self._move(wanted, Phase.DECREASE, reason, text, lead, now_ns)
@@ -577,7 +577,8 @@ class BackendControl:
         if room < smallest:
             return self.allowed
         share = s.approach_ratio if self.ceiling < self.start else s.first_approach_ratio
-        return self.allowed + max(share / self.hold_up_factor * room, smallest)
+        room = min(share / self.hold_up_factor * room, self.near.reach(others, self.given - self.carried))
+        return self.allowed + max(room, smallest)
 
     def _move(
         self, wanted: float, phase: Phase, reason: Reason, text: str, lead: Victim, now_ns: int
@@ -585,6 +586,7 @@ class BackendControl:
         sign = 1 if wanted > self.allowed else -1
         if sign < 0:
             self.strides.lowered()
+            self.given = max(self.given, self.carried)
             # An I/O costs 1 and more: what is under way lasts for that long, at least.
             self.gate.drain.begin(self.managed.values(), self.settings.drain_s * self.carried)
         self.is_ahead = self.is_ahead and sign > 0

@@ -89,11 +89,35 @@ class Nearness:
 
     def margin(self, victims: Sequence[Victim]) -> float:
         """The share of a step that may be taken: 1 far from where C parks, 0 if one of them is beyond."""
-        nearest = max(
-            max(v.signal.r, self.usual.get(v.key, 0.0)) / self._at_least(v, self.settings.park_r, PARK_RATIO)
-            for v in victims
-        )
+        nearest = max(self._now(v) / self._parks_at(v) for v in victims)
         return min(max(4 * (1 - nearest), 0.0), 1.0)
+
+    def reach(self, victims: Sequence[Victim], unused: float) -> float:
+        """By how much C may rise until one of them is where it parks, if the storage is one queue.
+
+        The time that an I/O waits in it is in proportion to use / (capacity - use), so nearly to what is left
+        of the capacity: that may shrink as what they wait may grow.
+
+        Args:
+            victims: those that keep C from rising.
+            unused: of what the storage gave when it was at its limit; below 0 it gives more now.
+
+        Returns:
+            Infinite where nothing is known of that limit.
+        """
+        if unused <= 0:
+            return math.inf
+        waits = 0.0
+        for v in victims:
+            alone = min(v.signal.r_alone, v.signal.r)
+            waits = max(waits, (self._now(v) - alone) / max(self._parks_at(v) - alone, 1e-9))
+        return unused * max(1 - waits, 0.0)
+
+    def _now(self, victim: Victim) -> float:
+        return max(victim.signal.r, self.usual.get(victim.key, 0.0))
+
+    def _parks_at(self, victim: Victim) -> float:
+        return self._at_least(victim, self.settings.park_r, PARK_RATIO)
 
     def reset(self) -> None:
         """The loop ended."""

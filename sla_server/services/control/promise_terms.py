@@ -28,6 +28,7 @@ class PromiseTerms:
         allowed: 1 - q, or what else may be missed of what counts; percentile: 0..100, 0 if the
             promise has none; r_on: entry threshold of r; near_u: the u from which it is at risk.
         up_to: I/Os a second, -1 where a curve has fewer steps; threshold_us: 1 there; shape (rows, steps).
+        last_step: number of the last one of the curve.
         is_outage: of availability: a silence counts though it has ended.
         is_rate: a rate is promised; excludes: what failed does not count at all.
         is_mean: of a mean latency: a stall is in its figures, and breaks it by itself from ``lost_us`` on.
@@ -48,6 +49,7 @@ class PromiseTerms:
         self.near_u = np.full(rows, np.inf)
         self.up_to = np.full((rows, self.steps), -1.0)
         self.threshold_us = np.ones((rows, self.steps))
+        self.last_step = np.zeros(rows, np.int64)
         self.is_outage, self.is_mean = np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)
         self.is_rate, self.excludes = np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)
         self.hung_us, self.remember_us = np.full(rows, np.inf), np.zeros(rows)
@@ -85,6 +87,7 @@ class PromiseTerms:
         self.hung_us[row] = self.lost_us[row] if is_shown else np.inf
         self.remember_us[row] = promise.slice_s * 1e6 if is_shown else 0.0
         self.up_to[row], self.threshold_us[row] = -1.0, 1.0
+        self.last_step[row] = max(len(promise.curve) - 1, 0)
         for index, step in enumerate(promise.curve):
             self.up_to[row, index], self.threshold_us[row, index] = step.up_to_iops, step.threshold_us
         if not promise.curve:  # of a rate: only what hangs is measured in time

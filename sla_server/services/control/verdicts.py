@@ -22,6 +22,9 @@ from sla_server.agreements.promise import NO_PERCENTILE
 from sla_server.services.control.pieces import Bools, Floats, Ints, Pick, percentiles_us
 from sla_server.services.control.windows import WindowTable
 
+ALONE_PERCENTILE: Final = 10.0
+"""Of the latencies: up to nine tenths of its capacity, storage is idle when a tenth of the I/Os come."""
+MIDDLE_PERCENTILE: Final = 50.0
 MOST_FAILED_RATIO: Final = 1 - NO_PERCENTILE / 100
 """Of the I/Os of a promise without a percentile."""
 
@@ -32,6 +35,7 @@ class Figures(NamedTuple):
     u: float = 0.0
     latency_us: float = 0.0
     offered_iops: float = 0.0
+    alone_us: float = 0.0
 
 
 NO_FIGURES: Final = Figures()
@@ -54,12 +58,14 @@ class Signal:
         at_risk: the neighbours must be slowed down: enough windows are at risk, the newest too, also without
             what is excused, and r does not fall by itself.
         r_step: by how much: the r, without what is excused, that ``at_risk_windows`` windows reached.
+        r_middle: what half of the I/Os of the newest window took, as a share of the threshold, likewise.
         excused_ratio: share of the I/Os that is excused.
         stalled: windows in which nothing completed though I/O was outstanding, or one stream hung.
         stall_us: for how long at least, as the newest of them says.
         is_partial: other I/O completed in that one.
         failed_ratio: share of the I/Os that failed, and count as missed because of it.
         near_u: the u from which it is at risk.
+        r_alone: r of I/Os that waited for no other, or for few: the least tenth.
     """
 
     windows: int
@@ -74,6 +80,7 @@ class Signal:
     of_over: Figures = NO_FIGURES
     at_risk: bool = False
     r_step: float = 0.0
+    r_middle: float = 0.0
     excused_ratio: float = 0.0
     stalled: int = 0
     stall_us: float = 0.0
@@ -81,6 +88,7 @@ class Signal:
     failed_ratio: float = 0.0
     excuse: str = ""
     near_u: float = 0.7
+    r_alone: float = 0.0
 
 
 NOTHING: Final = Signal(0, 0.0, None, 0.0, 0.0, 0.0, 0, 0, False)
@@ -258,6 +266,7 @@ def _signal(windows: WindowTable, found: Verdict, row: int, at: int) -> Signal:
         u=together.u,
         r=together.latency_us / threshold_us,
         near_u=float(windows.terms.near_u[row]),
+        r_alone=together.alone_us / threshold_us,
         latency_us=together.latency_us,
         risky=int(found.risky[:, at].sum()),
         over=len(over),
@@ -265,6 +274,7 @@ def _signal(windows: WindowTable, found: Verdict, row: int, at: int) -> Signal:
         of_over=of_over,
         at_risk=bool(found.at_risk[at]),
         r_step=float(np.sort(found.sure_r[:count, at])[-least]) if count >= least else 0.0,
+        r_middle=_r_middle(windows, found, at, count) if found.at_risk[at] else 0.0,
         excused_ratio=float(windows.w_excused[slots].sum() / counted) if is_flawed else 0.0,
         stalled=len(newest_stalled) and int(found.stalled[:, at].sum()),
         stall_us=float(windows.w_stall_us[newest_stalled].sum()) if is_flawed else 0.0,
@@ -274,10 +284,20 @@ def _signal(windows: WindowTable, found: Verdict, row: int, at: int) -> Signal:
     )
 
 
+def _r_middle(windows: WindowTable, found: Verdict, at: int, count: int) -> float:
+    newest = found.slots[count - 1, at]
+    if windows.w_failed[newest] or found.stalled[count - 1, at]:
+        return 0.0
+    excused = windows.w_excused[newest] / max(windows.w_done[newest], 1)
+    middle = np.array([MIDDLE_PERCENTILE * (1 - excused)])
+    middle_us = percentiles_us(windows.w_hist[newest][None], middle, windows.used)
+    return float(middle_us[0] / found.threshold_us[at])
+
+
 def _figures(windows: WindowTable, found: Verdict, at: int, ages: Ints) -> Figures:
     """What the windows of these ages say together, of the row that a verdict has at ``at``."""
     slots = found.slots[:, at]
-    hist = windows.w_hist[slots[ages]].sum(axis=0)[None]
+    hist = windows.w_hist[slots[ages]].sum(axis=0)
     percentile = windows.terms.percentile[slots[:1] % len(windows.pos)]
     counted = found.counted[ages, at].sum()
     stalled = found.stalled[ages, at] & (windows.w_done[slots[ages]] == 0)
@@ -285,9 +305,10 @@ def _figures(windows: WindowTable, found: Verdict, at: int, ages: Ints) -> Figur
     ratio = missed / counted if counted else max(float(missed), float(stalled.any()))
     offered = windows.w_iops[slots[ages]].sum() / len(ages)
     u = float(ratio / found.allowed[at])
-    latency_us = float(percentiles_us(hist, percentile, windows.used)[0])
+    asked = np.array([percentile[0], ALONE_PERCENTILE])
+    latency_us, alone_us = map(float, percentiles_us(np.array([hist, hist]), asked, windows.used))
     if not percentile[0]:  # a mean is counted in thresholds, a rate in I/Os
         latency_us = u * float(found.threshold_us[at]) if found.allowed[at] == 1 else 0.0
     if stalled.any():  # what is outstanding is at least as slow as that
         latency_us = max(latency_us, float(windows.w_stall_us[slots[ages[stalled]]].max()))
-    return Figures(u, latency_us, float(offered))
+    return Figures(u, latency_us, float(offered), alone_us)

@@ -1,6 +1,6 @@
 """Windows of promises: pieces merged, the last few kept, in arrays.
 
-A *window* merges pieces (``pieces``) until it holds ``window_min_ios`` I/Os and every gateway in scope that
+A *window* merges pieces (``pieces``) until it holds enough I/Os (``enough``) and every gateway in scope that
 still reports has spoken, or until one of them has covered ``window_max_s``. The last three windows are kept.
 For control they are emptied when caps change and fed again only with cuts that began under them, so that what
 they say is always about the caps in force (SLA-MODEL.md 3, "Signal").
@@ -54,6 +54,7 @@ from typing import Final
 
 import numpy as np
 
+from sla_server.services.control.enough import has_enough, late_in_runs, sums_have_enough
 from sla_server.services.control.pieces import (
     MIX,
     Bools,
@@ -352,7 +353,6 @@ class WindowTable:
 
     def _add_alone(self, members: Ints, rows: Ints, pick: Pick, pieces: Pieces) -> None:
         """Rows with one member, each with one piece."""
-        s = self.settings
         opened = np.flatnonzero(self.m_covered[evenly(members)])
         covered, offered = pieces.covered_us[pick], pieces.offered[pick] + pieces.carried[pick]
         if len(opened):
@@ -373,8 +373,8 @@ class WindowTable:
         if len(opened):
             sums = sums.copied() if isinstance(pick, slice) else sums
             self._add_open(sums, opened, rows[opened])
-        closes = (sums.counted[:, 0] >= s.window_min_ios) | (covered >= s.window_max_s * 1e6)
-        closes |= is_long
+        closes = sums_have_enough(self, rows, covered, sums)
+        closes |= is_long | (covered >= self.settings.window_max_s * 1e6)
         if len(opened) and sums.stall_us.any():
             hung_us = self.terms.hung_us[rows]
             was_hung = (self.m_covered[members] > 0) & (self.o_stall_us[rows] >= hung_us)
@@ -431,7 +431,8 @@ class WindowTable:
         if is_hung.any():
             was_hung = opened & (self.o_stall_us[rows] >= self.terms.hung_us[rows])
             hangs |= is_hung & (running_sums(is_hung, first, run) + was_hung[run] > 1)
-        enough = (counted >= s.window_min_ios) | hangs
+        late, failed = late_in_runs(self, rows, pick, first, run, opened, pieces)
+        enough = has_enough(self, rows[run], covered, counted, late, failed) | hangs
         full = (enough & (awaited <= 0)) | (covered >= s.window_max_s * 1e6)
         end = np.minimum.reduceat(np.where(full, at, len(at)), first)
         closes = end < len(at)

@@ -13,6 +13,7 @@ from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.clock import boot_ns
 from pmdaemon.runtime.stop import Stop
 from sla_server import config as configuration
+from sla_server.acting_file import ActingFile, ActingParts
 from sla_server.db.errors import ServerStandsBy
 from sla_server.db.fence import Fence, acting_fence
 from sla_server.db.process import own_fence
@@ -94,6 +95,36 @@ def test_parts_that_act_run_while_the_lease_is_held_and_with_its_fence(tmp_path:
     _publish(tmp_path, "n1", 10, boot_ns() + LONG_NS)
     supervisor._follow_lease()  # the port of agents is free, and nobody else writes the documents, before
     assert supervisor.done == [f"stop {STANDBY}", *(f"start {name}" for name in ACTING)]
+    supervisor._pipe.close()
+
+
+def test_it_says_when_the_parts_that_act_have_ended_and_which_end_again_and_again(tmp_path: Path) -> None:
+    supervisor, said = Watched(_config(tmp_path), None, Stop()), ActingFile(tmp_path)
+    _publish(tmp_path, "n1", 8, boot_ns() + LONG_NS)
+    supervisor._follow_lease()
+    assert said.read() == ActingParts(8)
+    for name in ("services", "services", "services", "delivery", "delivery", "delivery"):
+        part = supervisor.parts.get(name) or supervisor.add(name, [])
+        part._started_ns = supervisor.clock.monotonic_ns()  # as of a process that ended at once
+        supervisor._plan_restart(part, "exit status 1", 1)
+    supervisor._publish_acting()
+    parts = said.read()
+    assert parts is not None
+    assert [(part.name, part.ends, part.reason) for part in parts.failing] == [
+        ("services", 3, "exit status 1")
+    ]
+    seen: list[ActingParts | None] = []
+    stop_all = supervisor._stop_all
+
+    def stop(names: Any) -> dict[str, int]:
+        seen.append(said.read())
+        return stop_all(names)
+
+    supervisor._stop_all = stop  # type: ignore[method-assign]  # what is said as each of them begins
+    _publish(tmp_path, "n1", 8, 0)  # the node gives it up
+    supervisor._follow_lease()
+    assert [found.fence if found else None for found in seen] == [8, None]
+    assert said.read() == ActingParts()
     supervisor._pipe.close()
 
 

@@ -85,6 +85,10 @@ def test_health_and_the_live_view_say_which_server_acts(
     server = standing_by.get("/api/v1/live", base_url="http://127.0.0.1:8411").json["server"]
     assert (server["acting"], server["stands_by"]) == ("n2", N2_ACTS)
     assert (server["acting_page"], server["pages"]) == (PAGE, {"n2": PAGE})
+    for gave_up, more in (("n1", ": it gave the lease up, as it cannot act"), ("n3", "")):
+        LeaseState("n1", "n2", 7, 0, 6.0, boot_ns(), gave_up=gave_up, why="cannot act").write(tmp_path)
+        server = standing_by.get("/api/v1/live", base_url="http://127.0.0.1:8411").json["server"]
+        assert server["stands_by"] == N2_ACTS + more
     LeaseState("n1", "n1", 8, boot_ns() + LONG_NS).write(tmp_path)
     server = standing_by.get("/api/v1/live", base_url="http://127.0.0.1:8411").json["server"]
     assert (server["acting"], server["stands_by"]) == ("n1", "")

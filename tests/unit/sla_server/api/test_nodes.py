@@ -48,5 +48,10 @@ def test_nodes_say_who_acts_and_who_is_away(context: AppContext, clock: FakeCloc
     up = sum(row["state"] == "up" for row in context.source.gateways())
     assert (second["state"], second["gateways"], second["fence"], second["site"]) == ("acts", up, 7, "s")
     assert (third["state"], third["version"]) == ("away", None)
+    assert [row["why"] for row in (first, second, third)] == [None, None, None]
+    LeaseState("n1", "n2", 7, 0, 6.0, boot_ns(), gave_up="n1", why="has not reached the database").write(
+        tmp_path
+    )
+    assert [row["why"] for row in _nodes(context)] == ["has not reached the database", None, None]
     LeaseState("n1", "n2", 7, 0, 6.0, boot_ns() - 60 * 10**9).write(tmp_path)  # nothing new was heard since
     assert [row["state"] for row in _nodes(context)] == ["stands-by", "runs", "away"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import pytest
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from pmdaemon.runtime.clock import FakeClock
 from sla_server.cluster.errors import ClusterRefused
+from sla_server.cluster.giving_up import GivingUp, Offer, Situation
 from sla_server.cluster.leases import MARGIN_RATIO, ClusterLease, LeaseKeeper, LeaseRecord, LeaseTask
 
 LEASE_S: Final = 6.0
@@ -220,6 +221,10 @@ class Walker:
             record = self.lease.next_record(now_ns, 0)
             self.writing = None if record is None else (record, self.lease.revision, now_ns)
             self.answer = None
+        elif kind == "back":  # it gives it up, to any or to the next one
+            given_up = self.lease.given_up("n2" if self.name == "n1" else "", "cannot act")
+            self.writing = None if given_up is None else (given_up, self.lease.revision, now_ns)
+            self.answer = None
         elif kind == "store" and self.writing is not None:
             record, revision, _sent_ns = self.writing
             if revision == store.revision:
@@ -233,7 +238,20 @@ class Walker:
 
 
 ROUND: Final = ("read", "saw", "send", "store", "answer")
-PARTS: Final = (ROUND, ROUND, ROUND[:3], ROUND[3:], ROUND[:1], ROUND[1:], ROUND[:4], ROUND[4:], ("die",))
+BACK: Final = ("read", "saw", "back", "store", "answer")
+PARTS: Final = (
+    BACK,
+    BACK[:4],
+    ROUND,
+    ROUND,
+    ROUND[:3],
+    ROUND[3:],
+    ROUND[:1],
+    ROUND[1:],
+    ROUND[:4],
+    ROUND[4:],
+    ("die",),
+)
 STEPS: Final = st.tuples(
     st.integers(0, 2), st.sampled_from(PARTS), st.sampled_from([0, 0.1, 1, 3, 5.9, 7, 7.6])
 )
@@ -299,6 +317,8 @@ def test_what_keeps_a_server_from_its_lease_is_said_once_and_when_it_lasts(
 class _Rounds:
     """Instead of a keeper: how each round ends."""
 
+    is_due = False
+
     def __init__(self, *ends: Exception | None) -> None:
         self._ends = list(ends)
 
@@ -321,3 +341,82 @@ def test_what_keeps_a_server_from_its_lease_is_said_again_after_a_round_that_was
             with pytest.raises(ClusterRefused):
                 asyncio.run(task.run(client))
             assert len(said) == expected
+
+
+def _giving_up() -> tuple[GivingUp, Situation]:
+    return GivingUp(30.0), Situation(is_held=True, away_s=30.0, problem="connection refused")
+
+
+def test_a_server_that_gives_it_up_renews_until_its_parts_have_ended_and_only_the_successor_takes_it(
+    store: MemoryStore, clock: FakeClock
+) -> None:
+    first, second, third = (Server(name, store, clock) for name in ("n1", "n2", "n3"))
+    giving_up, away = _giving_up()
+    first.keeper._giving_up = giving_up  # what NodeProcess hands in
+    for server in (first, second, third):
+        server.round()
+    fence = _fence(store)
+    assert giving_up.decide(away, [Offer("n2", 60.0)], clock.monotonic_ns())
+    for _ in range(6):
+        clock.advance(LEASE_S / 3)
+        for server in (first, second, third):
+            server.round()
+        assert (first.holds, second.holds, third.holds) == (True, False, False)
+    giving_up.follow(replace(away, has_ended=True), clock.monotonic_ns())
+    assert first.keeper.is_due
+    first.round()
+    assert store.record is not None
+    assert (store.record.is_given_up, store.record.successor) == (True, "n2")
+    third.round()
+    first.round()
+    assert (first.holds, third.holds) == (False, False)
+    second.round()
+    assert second.holds
+    assert _fence(store) > fence
+    assert (store.record.gave_up, store.record.why) == (
+        "n1",
+        "has not reached the database for 30 s (limit 30 s): connection refused",
+    )
+    clock.advance(LEASE_S / 3)
+    second.round()  # a renewal says it, too
+    assert store.record.gave_up == "n1"
+    assert not giving_up.may_take
+    asyncio.run(second.keeper.give_up(store))  # it is stopped, and could act
+    assert (store.record.gave_up, store.record.why) == ("", "")
+    first.round()
+    assert not first.holds  # it rests, though the lease is free
+    third.round()
+    assert third.holds
+
+
+def test_what_its_successor_does_not_take_others_take_later(
+    first: Server, second: Server, store: MemoryStore, clock: FakeClock
+) -> None:
+    giving_up, away = _giving_up()
+    first.keeper._giving_up = giving_up
+    assert giving_up.decide(away, [Offer("n3", 60.0)], clock.monotonic_ns())
+    giving_up.follow(replace(away, has_ended=True), clock.monotonic_ns())
+    first.round()
+    second.round()
+    assert not second.holds
+    clock.advance(LEASE_S * (1 + MARGIN_RATIO))
+    second.round()
+    assert second.holds
+
+
+def test_a_lease_that_lapses_while_it_is_given_up_is_the_others(
+    first: Server, second: Server, store: MemoryStore, clock: FakeClock
+) -> None:
+    giving_up, away = _giving_up()
+    first.keeper._giving_up = giving_up
+    assert giving_up.decide(away, [Offer("n2", 60.0)], clock.monotonic_ns())
+    clock.advance(LEASE_S * (1 + MARGIN_RATIO))
+    second.round()
+    assert second.holds
+    giving_up.follow(replace(away, has_ended=True), clock.monotonic_ns())
+    first.round()
+    assert second.holds
+    assert (first.holds, giving_up.reason, giving_up.may_take) == (False, "", False)
+    clock.advance(LEASE_S * 2)
+    first.round()
+    assert not first.holds
