@@ -206,7 +206,7 @@ class Unavailable(ApiError):
     slug = "unavailable"
     title = "A part of the server does not answer"
     retryable = True
-    retry_after_s = 2
+    retry_after_s: int | None = 2
 
 
 class StandsBy(Unavailable):
@@ -216,7 +216,7 @@ class StandsBy(Unavailable):
     title = "This server stands by"
 
     def __init__(self, reason: str, acting: str, page: str = "", *, first: str = "") -> None:
-        """``first``: what to do before the change is made again, which no program should do by itself then."""
+        """``first``: what to do before the change is made again; no program should do that by itself then."""
         where = f"the server of {acting}{f', {page}' if page else ''}"
         fix = (
             f"Make the change at {where}; 'sla get nodes' lists the nodes"

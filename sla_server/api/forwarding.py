@@ -171,8 +171,9 @@ class RequestForwarder:
         _check_address(lease.page)
         asked = quote(request.query_string, safe=QUERY)
         address = f"{lease.page}{quote(request.path, safe=PATH)}{'?' if asked else ''}{asked}"
-        headers = {name: request.headers[name].encode("latin-1") for name in SENT if name in request.headers}
-        headers |= {MARK: lease.node.encode(), "Accept-Encoding": b"identity"}
+        given = {name: request.headers[name] for name in SENT if name in request.headers}
+        given |= {MARK: lease.node, "Accept-Encoding": "identity"}
+        headers = {name.encode(): value.encode("latin-1") for name, value in given.items()}
         deadline, body, size_bytes = Deadline(self._limit_s), [], 0
         with self._connection(lease.page).stream(
             request.method, address, headers=headers, content=request.get_data()
