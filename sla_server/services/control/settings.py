@@ -64,15 +64,15 @@ class ControlSettings(StrictModel):
     """A gateway kept waiting for less of a cut is not starved: every process waits a little."""
     starved_most_ratio: float = Field(default=0.5, ge=0, lt=1)
     """At most this share of a cut's I/Os is excused, however starved its gateway: control is never blind."""
-    at_risk_u: float = Field(default=0.7, gt=0)
+    at_risk_u: float = Field(default=0.7, gt=0, le=1)
     """70 % of the allowed misses used: acting only at 1 would always be late by a window."""
-    r_on: float = Field(default=0.95, gt=0)
+    r_on: float = Field(default=0.95, gt=0, le=1)
     """Entry threshold of r while the error budget is untouched."""
     r_on_urgency: float = Field(default=0.075, ge=0)
     """r_on falls by this for each unit of urgency, to 0.80 at urgency 2."""
-    clear_u: float = Field(default=0.3, ge=0)
+    clear_u: float = Field(default=0.3, ge=0, le=1)
     """At most this much of the allowance used before anything is given back."""
-    clear_r: float = Field(default=0.70, gt=0)
+    clear_r: float = Field(default=0.70, gt=0, le=1)
     """A quarter below the entry threshold: blk-iocost's 75 % hysteresis."""
 
     # The loop.
@@ -88,9 +88,9 @@ class ControlSettings(StrictModel):
     """How long the victim must be clear before a step up: giving back is less urgent than protecting."""
     hold_up_max_s: float = Field(default=60.0, ge=0)
     """Where the doubling of hold_up on oscillation ends."""
-    far_clear_r: float = Field(default=0.5, gt=0)
+    far_clear_r: float = Field(default=0.5, gt=0, le=1)
     """Below this (and far_clear_u) the last decrease overshot: recover after hold_up_far_s. See ADR 0002."""
-    far_clear_u: float = Field(default=0.15, ge=0)
+    far_clear_u: float = Field(default=0.15, ge=0, le=1)
     """Used with far_clear_r."""
     hold_up_far_s: float = Field(default=1.0, ge=0)
     """Two windows' worth of evidence; the first cut halves C, and half of that was not needed."""
@@ -106,7 +106,7 @@ class ControlSettings(StrictModel):
     """The same while the ceiling is what was used when nothing was throttled: that is known well."""
     park_ratio: float = Field(default=0.9, gt=0, le=1)
     """Park this far below the C at which risk was last met. See ADR 0002 and 0073."""
-    park_r: float = Field(default=0.6, gt=0)
+    park_r: float = Field(default=0.6, gt=0, le=1)
     """No step up from here on: near saturation 10 % more load doubles a latency percentile. See ADR 0002."""
     probe_after_s: float = Field(default=30.0, gt=0)
     """Parked and clear for so long, the ceiling may be old: probe upwards by one step."""

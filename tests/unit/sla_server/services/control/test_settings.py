@@ -29,3 +29,10 @@ def test_every_number_says_why():
 def test_numbers_that_contradict_each_other_are_refused(wrong):
     with pytest.raises(ValidationError):
         ControlSettings(**wrong)
+
+
+@pytest.mark.parametrize("name", ["at_risk_u", "r_on", "clear_u", "far_clear_r", "far_clear_u", "park_r"])
+def test_a_share_that_was_written_as_a_percentage_is_refused_by_name(name):
+    """Above 1 a promise is broken already: nothing would be done before."""
+    with pytest.raises(ValidationError, match=rf"{name}\n.*less than or equal to 1"):
+        ControlSettings(**{name: 70})
