@@ -120,6 +120,8 @@ async def _bare_produced(stream: JetStreamContext, messages: int) -> float:
 
 async def _bare_consumed(stream: JetStreamContext, messages: int) -> float:
     subscription = await stream.pull_subscribe("bare", "reader")
+    while not ((info := await subscription.consumer_info()).cluster and info.cluster.leader):
+        await asyncio.sleep(0.05)  # a consumer that was just made has no leader yet: it answers "unavailable"
     began_s, found = time.perf_counter(), 0
     while found < messages:
         group = await subscription.fetch(IN_FLIGHT, timeout=5)

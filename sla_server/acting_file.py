@@ -20,6 +20,10 @@ from pmdaemon.runtime.files import write_whole
 NAME: Final = "acting.json"
 LEAST_ENDS: Final = 3
 """A part that ended twice may have met one thing twice."""
+FORGET_S: Final = 1800.0
+"""Ends so far from each other are no series: a part that hangs once in a week has no life that is counted."""
+START_S: Final = 15.0
+"""The longest back-off, and a start: a part that runs for so much longer than in its series has recovered."""
 MOST_REASON: Final = 300
 
 
@@ -58,12 +62,15 @@ class RestartSeries:
         self._healthy_s = healthy_s
         self._series: dict[str, FailingPart] = {}
         self._newest_ns: dict[str, int] = {}
+        self._longest_ns: dict[str, int] = {}  # between two ends of the series
 
     def ended(self, name: str, life_s: float, reason: str, now_ns: int) -> None:
         """A part has ended, or could not be started (``life_s`` 0)."""
-        former = self._series.get(name)
-        if former is None or life_s >= self._healthy_s:
-            former = FailingPart(name, now_ns, 0, "")
+        former, gap_ns = self._series.get(name), now_ns - self._newest_ns.get(name, now_ns)
+        if former is None or life_s >= self._healthy_s or gap_ns >= FORGET_S * 1e9:
+            former, gap_ns = FailingPart(name, now_ns, 0, ""), 0
+            self._longest_ns[name] = 0
+        self._longest_ns[name] = max(self._longest_ns[name], gap_ns)
         self._series[name] = FailingPart(name, former.since_ns, former.ends + 1, reason[:MOST_REASON])
         self._newest_ns[name] = now_ns
 
@@ -72,12 +79,16 @@ class RestartSeries:
         return tuple(
             part
             for name, part in sorted(self._series.items())
-            if part.ends >= LEAST_ENDS and now_ns - self._newest_ns[name] < self._healthy_s * 1e9
+            if part.ends >= LEAST_ENDS
+            and now_ns - self._newest_ns[name]
+            < min(self._healthy_s * 1e9, self._longest_ns[name] + START_S * 1e9)
         )
 
     def clear(self) -> None:
         """All parts were stopped in order."""
         self._series.clear()
+        self._newest_ns.clear()
+        self._longest_ns.clear()
 
 
 class ActingFile:

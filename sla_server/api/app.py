@@ -127,7 +127,8 @@ def _make_view(route: ApiRoute, context: AppContext) -> Callable[..., Response]:
     known = {query.name for query in route.query}
 
     def answer(**path: Any) -> Response:
-        if context.forwarder is not None:
+        # What this server was asked for while it acted is known here alone.
+        if context.forwarder is not None and not context.operations.knows(path.get("operation_id", "")):
             forwarded = context.forwarder.forward(request, route)
             if forwarded is not None:
                 return forwarded

@@ -167,6 +167,11 @@ class Operations:
         operation.complete(response.code, response.body)
         return True
 
+    def knows(self, req: str) -> bool:
+        """Whether ``find`` finds it."""
+        with self._lock:
+            return req in self._operations
+
     def find(self, req: str) -> Operation:
         """The operation of that id.
 

@@ -55,6 +55,8 @@ ACTING: Final = "gateways"
 """Name of the lease whose holder polls all gateways, judges, controls and writes (``db.fence``)."""
 MARGIN_RATIO: Final = 0.25
 """Of ``lease_s``: what others wait beyond it. Clocks of machines differ by some 0.01 %."""
+FORSAKEN_LEASES: Final = 10
+"""What nobody has taken for so many of ``lease_s``, a server that rests takes: better than none that acts."""
 RENEWALS: Final = 3  # in ``lease_s``: two may fail
 LOOKS: Final = 6  # in ``lease_s``, of those that wait
 STEP_S: Final = 0.2
@@ -155,15 +157,21 @@ class ClusterLease:
             self._until_ns = 0
 
     def next_record(self, now_ns: int, unix_s: int, *, may_take: bool = True) -> LeaseRecord | None:
-        """What to store in place of ``record``; None: nothing now. Without ``may_take`` only its own is."""
+        """What to store in place of ``record``; None: nothing now.
+
+        Args:
+            now_ns: of the machine's clock since boot.
+            unix_s: the first fence of a cluster.
+            may_take: whether the server does not rest; else it takes what nobody else has taken for long.
+        """
         record = self.record
         if record is not None and record.holder == self._holder and not record.is_given_up:
             return replace(record, lease_s=self._lease_s, page=self._page, links=self._links)
-        if not may_take:
-            return None
         if record is None:
-            return self._own(unix_s)
+            return self._own(unix_s) if may_take else None
         waited_ns = now_ns - self._seen_ns
+        if not may_take and waited_ns < FORSAKEN_LEASES * record.lease_s * 1e9:
+            return None
         is_offered = record.is_given_up and record.successor in ("", self._holder)
         if is_offered or waited_ns >= record.lease_s * (1 + MARGIN_RATIO) * 1e9:
             own = self._own(max(record.fence + 1, unix_s))

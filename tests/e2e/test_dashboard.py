@@ -537,6 +537,7 @@ class Config:
 
     def __init__(self, folder: Path) -> None:
         self.data_dir = api.data_dir(folder)
+        self.ca_dir = self.data_dir / "ca"
         self.runtime_dir = folder / "run"
         self.runtime_dir.mkdir(mode=0o700)
         self.database = DatabaseConfig()

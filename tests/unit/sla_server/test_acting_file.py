@@ -32,7 +32,7 @@ def test_a_life_that_is_long_enough_ends_the_series() -> None:
     series = RestartSeries(HEALTHY_S)
     for at_s in (0, 1, 2):
         series.ended("services", 0.3, "exit status 1", ns(at_s))
-    assert len(series.failing(ns(2 + HEALTHY_S - 1))) == 1
+    assert len(series.failing(ns(2 + 15))) == 1  # its back-off, and a start
     assert series.failing(ns(2 + HEALTHY_S)) == ()  # it runs
     series.ended("services", HEALTHY_S, "exit status 1", ns(100))
     assert series.failing(ns(100)) == ()
@@ -41,6 +41,23 @@ def test_a_life_that_is_long_enough_ends_the_series() -> None:
     assert [part.since_ns for part in series.failing(ns(102))] == [ns(100)]
     series.clear()
     assert series.failing(ns(102)) == ()
+
+
+def test_hangs_that_are_far_from_each_other_are_no_series() -> None:
+    series = RestartSeries(HEALTHY_S)
+    for day in (0, 20, 40):
+        series.ended("services", 0.0, "it made no progress for 60 s and was killed", ns(day * 86_400))
+    assert series.failing(ns(40 * 86_400 + 1)) == ()
+
+
+def test_a_part_that_runs_longer_than_ever_in_its_series_does_not_fail_any_more() -> None:
+    series = RestartSeries(HEALTHY_S)
+    for at_s in (0, 2, 5, 10, 20, 30, 40):
+        series.ended("services", 1.0, "exit status 75", ns(at_s))
+    assert len(series.failing(ns(60))) == 1  # the next end may be under way
+    assert series.failing(ns(70)) == ()
+    series.ended("services", 40.0, "exit status 75", ns(85))  # all the same
+    assert [part.since_ns for part in series.failing(ns(86))] == [0]
 
 
 def test_the_file_says_what_was_published_and_nothing_when_it_cannot_be_read(tmp_path: Path) -> None:

@@ -22,11 +22,11 @@ from sla_server.api.access import Access
 from sla_server.api.accounts import digest_of, new_token
 from sla_server.api.acting import ActingServer
 from sla_server.api.context import AppContext
-from sla_server.api.forwarding import AT_ONCE, HERE, LIVE, MARK, RequestForwarder
+from sla_server.api.forwarding import AT_ONCE, AT_ONCE_LOCAL, HERE, LIVE, MARK, RequestForwarder
 from sla_server.api.mailbox_thread import MailboxThread
 from sla_server.api.operations import Operations
 from sla_server.api.routes import ROUTES
-from sla_server.api.security import Guard
+from sla_server.api.security import PEER_UID, Guard
 from sla_server.lease_file import LeaseState
 from tests.support import api
 from tests.support.agreements import FULL
@@ -319,6 +319,11 @@ def test_what_is_no_answer_of_a_server_is_not_passed_back(
     pair.wire.instead = lambda _request: httpx.Response(200, json={"much": "x" * 20})
     answer = pair.ask("n1", "DELETE", "/silences/x", pair.tokens["operator"])
     assert "its answer has more than" in answer.json["detail"]
+    monkeypatch.undo()
+    packed = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    pair.wire.instead = lambda _request: httpx.Response(200, headers=packed, stream=httpx.ByteStream(b"x"))
+    answer = pair.ask("n1", "DELETE", "/silences/x", pair.tokens["operator"])
+    assert "its answer is compressed" in answer.json["detail"]
     assert pair.ask("n1", "GET", "/volumes").json["server"]["stands_by"] == N2_ACTS
 
 
@@ -413,3 +418,87 @@ def test_health_and_readiness_are_those_of_the_server_that_is_asked(pair: Pair) 
     assert pair.ask("n1", "GET", "/health").json["stands_by"] == N2_ACTS
     assert pair.ask("n1", "POST", "/logins", OTHER_TOKEN).json["address"].startswith(N1)
     assert pair.wire.seen == []
+
+
+def _refuse_to_connect(request: httpx.Request) -> httpx.Response:
+    raise httpx.ConnectError("Connection refused", request=request)
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+def test_a_name_of_points_is_no_way_to_another_operation(pair: Pair, name: str) -> None:
+    """httpx resolves such a part of a path: the end of one session would be that of all of an account."""
+    for path in (f"/sessions/{name}?account=ann", f"/throttles/{name}?volume=erp-db"):
+        direct, forwarded = (pair.ask(node, "DELETE", path, api.TOKEN) for node in ("n2", "n1"))
+        assert _said(direct) == _said(forwarded)
+        assert forwarded.status_code in (400, 404)
+    assert pair.mailbox.posted == []
+
+
+def test_who_has_no_good_token_learns_nothing_of_a_server_that_cannot_be_reached(pair: Pair) -> None:
+    pair.wire.instead = _refuse_to_connect
+    for token in ("x", "sla_nobody-knows-it"):
+        answer = pair.ask("n1", "DELETE", "/silences/x", token)
+        assert answer.status_code == 401
+        assert "sla-2" not in answer.text
+    assert pair.ask("n1", "DELETE", "/silences/x", pair.tokens["viewer"]).status_code == 403
+
+
+def test_what_is_no_bearer_token_is_not_sent_to_another_server(pair: Pair) -> None:
+    assert pair.ask("n1", "GET", "/mode", headers={"Authorization": "Basic YTpi"}).status_code == 200
+    (request,) = pair.wire.seen
+    assert "Authorization" not in request.headers
+
+
+def test_an_acting_server_that_is_not_called_as_its_page_is_or_fails_leaves_reads_here(pair: Pair) -> None:
+    _acts(pair.folder / "n1", "n1", "n2", "https://other.example.org")
+    assert pair.ask("n1", "GET", "/volumes").json["server"]["stands_by"] == N2_ACTS
+    answer = pair.ask("n1", "DELETE", "/silences/x", pair.tokens["operator"])
+    assert (answer.status_code, answer.headers.get("Retry-After")) == (503, "2")
+    assert "api.allowed_hosts" in answer.json["detail"]
+    pair.wire.instead = lambda _request: httpx.Response(503, json={})
+    assert pair.ask("n1", "GET", "/volumes").json["server"]["stands_by"] == N2_ACTS
+
+
+def test_a_change_that_this_server_made_before_it_stood_by_is_answered_here(pair: Pair) -> None:
+    _acts(pair.folder / "n1", "n1", "n1")
+    mailbox = api.AnsweringMailbox(answer=lambda _header: None)  # later
+    own = Operations(lambda message: mailbox.post("services", message), FakeClock(), wait_s=0.01)
+    pair.contexts["n1"] = replace(pair.contexts["n1"], operations=own)
+    answer = pair.ask("n1", "PUT", "/mode", pair.tokens["operator"], json={"mode": "observe"})
+    assert answer.status_code == 202
+    where = answer.headers["Location"].removeprefix("/api/v1")
+    _acts(pair.folder / "n1", "n1", "n2")
+    assert pair.ask("n1", "GET", where).status_code == 200
+    pair.wire.instead = _refuse_to_connect
+    unknown = pair.ask("n1", "GET", "/operations/nobody-knows-it")
+    assert unknown.status_code == 503, "the other one may know it"
+
+
+def test_the_unix_socket_keeps_threads_for_others_than_those_that_wait_for_the_acting_server(
+    pair: Pair,
+) -> None:
+    come, go = threading.Semaphore(0), threading.Event()
+
+    def wait(_request: httpx.Request) -> httpx.Response:
+        come.release()
+        go.wait(60)
+        return httpx.Response(200, json={})
+
+    def ask(environ: dict[str, str]) -> int:
+        token = pair.tokens["operator"]
+        return pair.ask("n1", "DELETE", "/silences/x", token, environ_overrides=environ).status_code
+
+    pair.wire.instead = wait
+    local = {PEER_UID: "0"}
+    waiting = [
+        threading.Thread(target=ask, args=(environ,))
+        for environ in (*[local] * AT_ONCE_LOCAL, *[{}] * AT_ONCE)
+    ]
+    for thread in waiting:
+        thread.start()
+    assert all(come.acquire(timeout=60) for _ in waiting)
+    assert (ask(local), ask({})) == (503, 503)
+    go.set()
+    for thread in waiting:
+        thread.join()
+    assert len(pair.wire.seen) == AT_ONCE + AT_ONCE_LOCAL

@@ -404,6 +404,24 @@ def test_what_its_successor_does_not_take_others_take_later(
     assert second.holds
 
 
+def test_what_nobody_takes_for_ten_leases_is_taken_by_the_server_that_rests(
+    first: Server, store: MemoryStore, clock: FakeClock
+) -> None:
+    giving_up, away = _giving_up()
+    first.keeper._giving_up = giving_up
+    assert giving_up.decide(away, [Offer("n2", 60.0)], clock.monotonic_ns())
+    giving_up.follow(replace(away, has_ended=True), clock.monotonic_ns())
+    first.round()  # n2 dies before it takes it
+    for _ in range(9):
+        clock.advance(LEASE_S)
+        first.round()
+        assert not first.holds
+    clock.advance(LEASE_S)
+    first.round()
+    assert first.holds
+    assert not giving_up.may_take
+
+
 def test_a_lease_that_lapses_while_it_is_given_up_is_the_others(
     first: Server, second: Server, store: MemoryStore, clock: FakeClock
 ) -> None:
