@@ -13,6 +13,7 @@ ClusterError (sla_server.cluster.errors)
     ├── SubscriberRefused         there is no such subscriber, or it cannot be ended now
     ├── DestinationFull           it refuses more until some is consumed (retryable)
     ├── PayloadTooLarge           it does not fit into one message of the engine
+    ├── SourceTooSlow             a large message takes half a day to send: its fragments would not last
     ├── FragmentsDamaged          fragments are missing, or not what was sent
     ├── NotConfirmed              no answer in time: it may have happened (retryable, with the same identity)
     │   └── TransactionInDoubt    the same of a commit
@@ -143,6 +144,19 @@ class PayloadTooLarge(MessagesError):
         self.size_bytes = size_bytes
         self.limit_bytes = limit_bytes
         super().__init__(f"a message of {size_bytes} bytes exceeds {limit_bytes} bytes. Use send_large")
+
+
+class SourceTooSlow(MessagesError):
+    """The first fragments of a message would be removed before its consumers have had time for them."""
+
+    exit_status = 65
+
+    def __init__(self, identity: str, limit_s: float) -> None:
+        self.identity = identity
+        super().__init__(
+            f"message {identity} was not sent: its source takes more than {limit_s / 3600:g} h. Gather it in "
+            "a file first, or send it in parts"
+        )
 
 
 class FragmentsDamaged(MessagesError):

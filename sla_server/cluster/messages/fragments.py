@@ -22,8 +22,11 @@ A reader waits at the fragment that has not come, for ``STALLED_S`` at most: a s
 nothing. What was read of such a message is not used, as ever before its end. The record is stored once, so a
 sender that had no answer to "complete" does not make it "failed".
 
-What a crash leaves: fragments without a manifest, or whose manifest was acknowledged. The engine removes each
-``ORPHANS_S`` after it was stored; so a manifest must be consumed within this time, too.
+What a crash leaves are fragments without a manifest (*orphans*), or whose manifest was acknowledged. A
+program removes its own orphans as it starts again (``unfinished``), which knows without a guess that their
+sender is dead. The engine removes every fragment ``ORPHANS_S`` after it was stored. That is no measure of its
+sender's life, so a sender gives up after half of it (``SENDING_S``): a manifest is never sent whose first
+fragments may be gone, and its consumers have the other half at least.
 
 Thread: the caller's; each fragment is stored and read in the link's.
 """
@@ -31,10 +34,12 @@ Thread: the caller's; each fragment is stored and read in the link's.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
 import nats.errors
@@ -42,13 +47,14 @@ import nats.js.api
 import nats.js.errors
 import structlog
 
-from pmdaemon.runtime.clock import Deadline
+from pmdaemon.runtime.clock import Deadline, boot_ns
 from sla_server.cluster.errors import ClusterError, ClusterRefused
 from sla_server.cluster.messages import names
-from sla_server.cluster.messages.errors import DestinationFull, FragmentsDamaged
+from sla_server.cluster.messages.errors import DestinationFull, FragmentsDamaged, SourceTooSlow
 from sla_server.cluster.messages.feed import Received
 from sla_server.cluster.messages.link import EngineLink, Trouble, classify
 from sla_server.cluster.messages.producer import IDENTITY, MOST_DIGITS, SEND_LIMIT_S
+from sla_server.cluster.messages.unfinished import UnfinishedSends
 
 log = structlog.get_logger("messages")
 STREAM: Final = names.stream_name(names.FRAGMENTS)
@@ -63,6 +69,7 @@ FRAGMENT_BYTES: Final = 256 << 10
 FRAGMENTS_AT_ONCE: Final = 16
 """4 MiB of memory on either side."""
 ORPHANS_S: Final = 86_400.0
+SENDING_S: Final = ORPHANS_S / 2
 STALLED_S: Final = 2 * SEND_LIMIT_S
 """A sender gives a fragment up in half of it, and says so."""
 AGAIN_S: Final = 0.1
@@ -159,10 +166,14 @@ class FragmentStore:
     Args:
         link: of the session.
         replicas, max_bytes: of the stream of all fragments, if it is made here.
+        directory: of the session, whose lock it has; None: orphans are left to their age.
     """
 
-    def __init__(self, link: EngineLink, replicas: int, max_bytes: int) -> None:
+    def __init__(
+        self, link: EngineLink, replicas: int, max_bytes: int, directory: Path | None = None
+    ) -> None:
         self._link = link
+        self._unfinished = UnfinishedSends(directory)
         self._config = nats.js.api.StreamConfig(
             name=STREAM,
             subjects=["sla.f.>"],
@@ -178,13 +189,18 @@ class FragmentStore:
 
         Raises:
             DestinationFull: there is no room for fragments.
+            SourceTooSlow: ``source`` took longer than ``SENDING_S``.
             NotConfirmed: perhaps some are stored; begin again with another identity.
-            OSError: of ``source``.
+            OSError: of ``source``, or of the session's directory.
 
-        Fragments of a failed call are removed at once where that can be, else after ``ORPHANS_S``.
+        Fragments of a failed call are removed at once where that can be, else by the next start of the
+        program, else after ``ORPHANS_S``.
         """
+        self._unfinished.begin(identity)
         try:
-            return self._store(identity, source)
+            manifest = self._store(identity, source)
+            self._unfinished.end(identity)
+            return manifest
         except BaseException:
             self.discard(identity)
             raise
@@ -193,7 +209,8 @@ class FragmentStore:
         """Store all of ``source``; ``announce`` sends ``EARLY``, once the first of it is stored.
 
         Raises:
-            DestinationFull, NotConfirmed, OSError: as of ``store``; consumers find that it has failed.
+            DestinationFull, SourceTooSlow, NotConfirmed, OSError: as of ``store``; consumers find that it has
+                failed.
             ClusterError: of ``announce``.
         """
         is_announced = False
@@ -204,9 +221,11 @@ class FragmentStore:
                 is_announced = True  # whatever becomes of it, a consumer may have it
                 announce()
 
+        self._unfinished.begin(identity, is_early=True)
         try:
             manifest = self._store(identity, source, announce_once)
             announce_once()
+            self._unfinished.end(identity)
             self._store_end(identity, manifest.encode().encode(), SEND_LIMIT_S)
         except BaseException:
             if is_announced:
@@ -215,14 +234,14 @@ class FragmentStore:
                 self.discard(identity)
             raise
 
-    def _store_end(self, identity: str, data: bytes, limit_s: float) -> None:
+    async def _end(self, identity: str, data: bytes, limit_s: float) -> None:
         subject = fragment_subject(identity, END)
         what = f"the end of {identity}"
-        stored = self._link.store(
-            subject, data, {IDENTITY: subject}, stream=STREAM, what=what, limit_s=limit_s
-        )
+        await self._link.store(subject, data, {IDENTITY: subject}, stream=STREAM, what=what, limit_s=limit_s)
+
+    def _store_end(self, identity: str, data: bytes, limit_s: float) -> None:
         try:
-            self._link.run(stored)
+            self._link.run(self._end(identity, data, limit_s))
         except ClusterRefused as exc:
             if isinstance(exc.__cause__, nats.errors.Error) and classify(exc.__cause__) is Trouble.FULL:
                 raise DestinationFull(STREAM, str(exc.__cause__)) from exc
@@ -235,6 +254,7 @@ class FragmentStore:
         """
         try:
             self._store_end(identity, FAILED, DISCARD_S)
+            self._unfinished.end(identity)
         except (ClusterError, OSError) as exc:
             log.info("fragments-left", identity=identity, until_s=ORPHANS_S, problem=str(exc))
 
@@ -243,13 +263,17 @@ class FragmentStore:
     ) -> Manifest:
         self._link.run(self._link.retry(self._make_stream, "the stream of fragments", SEND_LIMIT_S))
         digest, size_bytes, place, last_sequence = hashlib.sha256(), 0, 0, 0
+        begun_ns = 0
         while group := _read_group(source):
+            begun_ns = begun_ns or boot_ns()  # of the first that is stored, not of what is waited for before
+            _check_pace(identity, begun_ns)
             for fragment in group:
                 digest.update(fragment)
                 size_bytes += len(fragment)
             last_sequence = max(last_sequence, self._link.run(self._store_group(identity, place, group)))
             place += len(group)
             announce()
+        _check_pace(identity, begun_ns or boot_ns())  # the end of the source may have been long in coming
         return Manifest(place, size_bytes, digest.hexdigest(), last_sequence)
 
     def read(self, received: Received) -> Iterator[bytes]:
@@ -324,18 +348,35 @@ class FragmentStore:
 
     def remove(self, identity: str, limit_s: float = SEND_LIMIT_S) -> None:
         """Remove a message's fragments at once; else they go after ``ORPHANS_S``."""
+        self._link.run(self._purge(identity, limit_s))
 
+    async def _purge(self, identity: str, limit_s: float) -> None:
         async def attempt() -> Any:
             return await self._link.stream.purge_stream(STREAM, subject=f"sla.f.{identity}.*")
 
-        self._link.run(self._link.retry(attempt, f"removal of fragments of {identity}", limit_s))
+        await self._link.retry(attempt, f"removal of fragments of {identity}", limit_s)
 
     def discard(self, identity: str) -> None:
         """``remove`` for fragments that no one will read: as well as it can be done in ``DISCARD_S``."""
         try:
             self.remove(identity, DISCARD_S)
+            self._unfinished.end(identity)
         except (ClusterError, OSError) as exc:
             log.info("fragments-left", identity=identity, until_s=ORPHANS_S, problem=str(exc))
+
+    async def collect(self) -> None:
+        """Remove what a process has left that had this session's directory and has died; never fails."""
+        for identity, is_early in list(self._unfinished.left.items()):
+            try:
+                with contextlib.suppress(nats.js.errors.NotFoundError):  # the stream has gone, too
+                    await self._purge(identity, SEND_LIMIT_S)
+                    if is_early:  # whoever waits for the next fragment need not wait for ``STALLED_S``
+                        await self._end(identity, FAILED, SEND_LIMIT_S)
+                self._unfinished.end(identity)
+            except (ClusterError, OSError, nats.errors.Error) as exc:
+                log.info("fragments-left", identity=identity, until_s=ORPHANS_S, problem=str(exc))
+            else:
+                log.info("fragments-collected", identity=identity)
 
     async def _make_stream(self) -> None:
         await self._link.make_stream(self._config)
@@ -388,6 +429,11 @@ class FragmentStore:
             return await self._link.retry(attempt, f"fragment {place} of {identity}", SEND_LIMIT_S)
 
         return list(await asyncio.gather(*(read(place) for place in places)))
+
+
+def _check_pace(identity: str, begun_ns: int) -> None:
+    if boot_ns() - begun_ns > SENDING_S * 1e9:
+        raise SourceTooSlow(identity, SENDING_S)
 
 
 def _read_group(source: BinaryIO) -> list[bytes]:

@@ -77,7 +77,8 @@ class MessageSession:
         urls: of nodes of the cluster.
         name: of the session.
         node: number of this program's node, unlike all others in the cluster (``identifiers``).
-        directory: for the state of identifiers, of this session alone.
+        directory: for the state of identifiers, and which large messages are being sent; of this session
+            alone.
         replicas: of the catalogue and of ``_DMQ``, if this session is the first to need them.
         workers: threads that run handlers.
         window_messages, window_bytes: what may be unconfirmed at once.
@@ -125,12 +126,13 @@ class MessageSession:
             self.link = EngineLink(urls, name, tls)
             try:
                 self.catalogue = Catalogue(self.link, replicas)
-                self._fragments = FragmentStore(self.link, replicas, fragments_bytes)
+                self._fragments = FragmentStore(self.link, replicas, fragments_bytes, directory)
                 self._register = TransactionRegister(
                     self.link, self.catalogue, name, replicas, transactions_bytes
                 )
                 self._recovery = TransactionRecovery(self.link, self._register)
                 self.link.run(self.catalogue.open())
+                self.link.start(self._fragments.collect())
             except BaseException:
                 self.link.close()
                 raise
@@ -348,6 +350,7 @@ class MessageSession:
 
         Raises:
             DestinationFull: there is no room for its fragments, or for the message at the destination.
+            SourceTooSlow: ``source`` took half a day; not stored.
             NotConfirmed: perhaps stored.
             OSError: of ``source``; no consumer sees anything of it, or with ``early`` that it has failed.
         """

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
+import shutil
 from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO, cast
 
@@ -14,8 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sla_server.cluster.messages import fragments
-from sla_server.cluster.messages.errors import DestinationFull, FragmentsDamaged, NotConfirmed
+from sla_server.cluster.messages import fragments, unfinished
+from sla_server.cluster.messages.errors import (
+    DestinationFull,
+    FragmentsDamaged,
+    NotConfirmed,
+    SourceTooSlow,
+)
 from sla_server.cluster.messages.feed import Received
 from sla_server.cluster.messages.fragments import (
     EARLY,
@@ -27,6 +34,7 @@ from sla_server.cluster.messages.fragments import (
     fragment_subject,
     fragments_identity,
 )
+from sla_server.cluster.messages.identifiers import Identifier
 from sla_server.cluster.messages.link import EngineLink
 
 
@@ -231,4 +239,173 @@ def test_an_early_message_that_no_consumer_may_have_leaves_no_fragments() -> Non
     store = FragmentStore(cast(EngineLink, link), 3, 1 << 20)
     with pytest.raises(DestinationFull):
         store.store_early("abc", io.BytesIO(FILM), lambda: None)
+    assert link.fragments == {}
+
+
+def test_a_source_that_is_slower_than_fragments_are_kept_makes_no_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first fragments would be gone, and the sender would be told that all is well."""
+    now_ns = [0]
+    monkeypatch.setattr(fragments, "boot_ns", lambda: now_ns[0])  # hours must not pass
+    link, told = FakeLink(), list[str]()
+    store = FragmentStore(cast(EngineLink, link), 3, 1 << 20)
+
+    def source(hours: list[float]) -> BinaryIO:
+        """A piece after each of these waits, and the end after the last."""
+        left = list(hours)
+
+        def read(_size: int) -> bytes:
+            now_ns[0] += round(left.pop(0) * 3600e9) if left else 0
+            return b"1" if left else b""
+
+        return cast(BinaryIO, SimpleNamespace(read=read))
+
+    quick = [0.0] * FRAGMENTS_AT_ONCE
+    assert store.store("waits", source([30.0, 11.9])).fragments == 1, "nothing of it was stored meanwhile"
+    for hours in ([*quick, 12.1], [*quick, 12.1, 0.0]):  # for its end, and for a piece
+        with pytest.raises(SourceTooSlow, match=r"its source takes more than 12 h\. Gather it in a file"):
+            store.store("slow", source(hours))
+        assert list(link.fragments) == ["sla.f.waits.0"]
+    with pytest.raises(SourceTooSlow):
+        store.store_early("abc", source([*quick, 12.1, 0.0]), lambda: told.append("abc"))
+    assert told == ["abc"]
+    with pytest.raises(FragmentsDamaged, match="its sender has failed"):
+        list(store.read(EARLY_ONE))
+
+
+class Death(BaseException):
+    """Of the process, which does nothing more."""
+
+
+class MortalLink(FakeLink):
+    """With a process that dies as it stores the record or fragment of that name."""
+
+    dies_at = ""
+
+    async def store(self, subject: str, data: bytes, *more: object, **options: object) -> int:
+        self.die(subject)
+        return await super().store(subject, data, *more, **options)
+
+    async def purge_stream(self, stream: str, subject: str) -> None:
+        self.die(subject)
+        await super().purge_stream(stream, subject)
+
+    def die(self, subject: str) -> None:
+        if self.dies_at and self.dies_at in subject:
+            self.dies_at = "sla.f"  # nor does it clean up
+            raise Death
+
+
+IDENTITY = str(Identifier(1, 2, 3))
+EARLY_OF_IT = cast(Received, SimpleNamespace(identity=IDENTITY, headers={"Sla-Fragments": EARLY}))
+
+
+def _restarted(link: MortalLink, directory: Path) -> FragmentStore:
+    link.dies_at = ""
+    store = FragmentStore(cast(EngineLink, link), 3, 1 << 20, directory)
+    asyncio.run(store.collect())
+    return store
+
+
+def test_the_next_start_removes_what_the_death_of_the_sender_has_left(tmp_path: Path) -> None:
+    link = MortalLink()
+    store = FragmentStore(cast(EngineLink, link), 3, 1 << 20, tmp_path)
+    store.store(str(Identifier(1, 2, 2)), io.BytesIO(b"whole"))
+    whole = dict(link.fragments)
+    link.dies_at = f"{IDENTITY}.{FRAGMENTS_AT_ONCE}"
+    with pytest.raises(Death):
+        store.store(IDENTITY, io.BytesIO(FILM))
+    assert len(link.fragments) >= len(whole) + FRAGMENTS_AT_ONCE
+    _restarted(link, tmp_path)
+    assert link.fragments == whole, "its own orphans alone"
+    assert list((tmp_path / "sending").iterdir()) == []
+
+
+def test_a_message_whose_sender_died_behind_its_last_fragment_stays(tmp_path: Path) -> None:
+    """Perhaps its manifest is stored; its fragments go by their age."""
+    link = MortalLink()
+    store = FragmentStore(cast(EngineLink, link), 3, 1 << 20, tmp_path)
+    manifest = store.store(IDENTITY, io.BytesIO(FILM))
+    received = SimpleNamespace(identity=IDENTITY, headers={"Sla-Fragments": manifest.encode()})
+    assert b"".join(_restarted(link, tmp_path).read(cast(Received, received))) == FILM
+    link.dies_at = f"{Identifier(1, 2, 4)}.end"
+    with pytest.raises(Death):
+        store.store_early(str(Identifier(1, 2, 4)), io.BytesIO(b"film"), lambda: None)
+    before = dict(link.fragments)
+    _restarted(link, tmp_path)
+    assert link.fragments == before
+
+
+def test_readers_of_an_early_message_are_told_by_the_next_start_of_its_sender(tmp_path: Path) -> None:
+    link = MortalLink()
+    store = FragmentStore(cast(EngineLink, link), 3, 1 << 20, tmp_path)
+    link.dies_at = f"{IDENTITY}.{FRAGMENTS_AT_ONCE}"
+    with pytest.raises(Death):
+        store.store_early(IDENTITY, io.BytesIO(FILM), lambda: None)
+    restarted = _restarted(link, tmp_path)
+    with pytest.raises(FragmentsDamaged, match="its sender has failed"):
+        list(restarted.read(EARLY_OF_IT))
+    assert list(link.fragments) == [f"sla.f.{IDENTITY}.end"]
+
+
+@pytest.mark.parametrize("how", ["copied", "after a boot", "with another name"])
+def test_what_is_written_of_another_time_or_place_removes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The sender may live, or its message may be whole by now: a copied machine, a disk of yesterday."""
+    link = MortalLink()
+    store = FragmentStore(cast(EngineLink, link), 3, 1 << 20, tmp_path / "one")
+    link.dies_at = f"{IDENTITY}.{FRAGMENTS_AT_ONCE}"
+    with pytest.raises(Death):
+        store.store(IDENTITY, io.BytesIO(FILM))
+    before, directory = dict(link.fragments), tmp_path / "one"
+    if how == "copied":
+        directory = shutil.copytree(directory, tmp_path / "two")
+    elif how == "after a boot":
+        monkeypatch.setattr(unfinished, "boot_id", lambda: "another")
+    else:
+        (directory / "sending" / IDENTITY).rename(directory / "sending" / "*")
+    _restarted(link, directory)
+    assert link.fragments == before
+
+
+def test_orphans_of_a_stream_that_is_gone_and_of_one_that_does_not_answer(tmp_path: Path) -> None:
+    link = MortalLink()
+    store = FragmentStore(cast(EngineLink, link), 3, 1 << 20, tmp_path)
+    link.dies_at = f"{IDENTITY}.0"
+    with pytest.raises(Death):
+        store.store(IDENTITY, io.BytesIO(FILM))
+
+    async def silent(*_what: object, **_how: object) -> None:
+        raise NotConfirmed("removal", 60, "no answer")
+
+    link.retry = silent  # type: ignore[assignment,method-assign]  # a cluster without a majority
+    _restarted(link, tmp_path)
+    assert [path.name for path in (tmp_path / "sending").iterdir()] == [IDENTITY], (
+        "the next start tries again"
+    )
+
+    async def gone(*_what: object, **_how: object) -> None:
+        raise nats.js.errors.NotFoundError(code=404, err_code=10059, description="stream not found")
+
+    link.retry = gone  # type: ignore[assignment,method-assign]
+    _restarted(link, tmp_path)
+    assert list((tmp_path / "sending").iterdir()) == []
+
+
+def test_a_record_that_cannot_be_removed_makes_no_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next start would take the fragments of a whole message for orphans."""
+    link = MortalLink()
+    store = FragmentStore(cast(EngineLink, link), 3, 1 << 20, tmp_path)
+
+    def refuse(_path: Path, missing_ok: bool = False) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:  # of the file system: this disk has no faults
+        patched.setattr(Path, "unlink", refuse)
+        with pytest.raises(OSError, match="Input/output"):
+            store.store(IDENTITY, io.BytesIO(FILM))
     assert link.fragments == {}
